@@ -1,0 +1,138 @@
+"""The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.local import OptimizerState
+from lit_fed.core.reduce import server_average
+from lit_fed.core.types import (
+    Batch,
+    ClientData,
+    ClientResult,
+    Context,
+    LocalWork,
+    Message,
+    ModelState,
+    Phase,
+    Reduced,
+    Tree,
+)
+
+__all__ = ["Algorithm", "GlobalModels", "LocalRun"]
+
+Shared = TypeVar("Shared", bound=Any)
+State = TypeVar("State", bound=Any)
+Work = TypeVar("Work", bound=Any)
+
+
+class GlobalModels(NamedTuple):
+    """Shared state of an algorithm with broadcast models."""
+
+    models: ModelState  # leaves [M, ...]
+
+
+class LocalRun(NamedTuple):
+    """Work of a client that trains a copy of the broadcast models."""
+
+    models: ModelState  # leaves [M, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+
+
+class Algorithm(ABC, Generic[Shared, State, Work]):
+    """A federated algorithm.
+
+    Subclasses are frozen dataclasses of hyper-parameters. Every method is pure: state goes in and comes out, `self` is
+    never assigned, no input is changed in place. All functions of a client see one client, without a client axis; they
+    must run under `torch.func.vmap`, so no value may steer Python control flow.
+
+    A work tuple has a field `optimizer`, made by `ctx.solver.init`; the client trainer puts the stored state there if
+    `solver.persist_optimizer`.
+    """
+
+    reduce: ClassVar[Literal["sum", "stack"]] = "sum"
+    """What reaches the server: the weighted mean of the messages (one all-reduce) or all of them (an all-gather)."""
+
+    conformance_exempt: ClassVar[dict[str, str]] = {}
+    """Conformance checks that the algorithm cannot satisfy by its nature, with the reason."""
+
+    num_models: ClassVar[int] = 1
+    """M, the broadcast models; a hyper-parameter where the algorithm has several."""
+
+    # ------------------------------------------------------------------ start
+    def shared_init(self, ctx: Context) -> Shared:
+        """What the server knows before the first round."""
+        return GlobalModels(ctx.task.init(self.num_models, ctx.seed))  # type: ignore[return-value]
+
+    def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
+        """What one client keeps between rounds; () if nothing."""
+        return ()  # type: ignore[return-value]
+
+    # ------------------------------------------------------------------ one round
+    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
+        """The exchanges of one round with the sampled clients [C]."""
+        return (Phase("train", client_ids, ctx.solver.work),)
+
+    def shared_losses(self, ctx: Context, shared: Shared, batch: Batch) -> Tensor | None:
+        """Losses [B, M] of samples that depend on the shared state only, for `client_init`; None if it needs none."""
+        return None
+
+    def client_init(self, ctx: Context, shared: Shared, state: State, data: ClientData, losses: Tensor | None) -> Work:
+        """The start of a client's phase.
+
+        Args:
+            ctx: what every client knows.
+            shared: what the server sent.
+            state: what the client kept.
+            data: its samples.
+            losses: `shared_losses` of its samples, [N, M], or None.
+        """
+        return local_run(ctx, shared.models)  # type: ignore[return-value]
+
+    def client_step(self, ctx: Context, shared: Shared, work: Work, batch: Batch) -> Work:
+        """One local step."""
+        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr)
+        work = work._replace(models=models, optimizer=optimizer)
+        return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)  # type: ignore[no-any-return]
+
+    def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
+        """The end of a client's phase: its message, its new state and its metrics.
+
+        The metric `loss` is logged as `train/seen/loss`, weighted by samples.
+        """
+        message = Message(work.models, ctx.client_weight(data))
+        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def server_step(self, ctx: Context, shared: Shared, reduced: Reduced, client_ids: Tensor) -> Shared:
+        """The new shared state after a phase."""
+        return shared._replace(models=server_average(ctx, shared.models, reduced))  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ serving a client
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Local work before a client is served, in a phase named `adapt` whose state is thrown away; None: no phase."""
+        return None
+
+    def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> Tree | None:
+        """Predictions of samples [B, ...] that depend on the shared state only, e.g. [B, M, K]; None if there are none."""
+        return ctx.task.outputs(shared.models, x)
+
+    def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: Tree | None) -> Tensor:
+        """Personalised prediction for samples [B, ...].
+
+        Returns:
+            Log-probabilities [B, C] (binary C = 2; sequences [B, L, C]), or the mean [B, 1] for regression.
+        """
+        return ctx.task.mix(outputs.new_ones(1), outputs)
+
+
+def local_run(ctx: Context, models: ModelState) -> LocalRun:
+    """Work that starts from these models with a fresh optimizer."""
+    zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
+    return LocalRun(models, ctx.solver.init(models), zero, zero.clone())

@@ -1,0 +1,69 @@
+"""FedAvg+: FedAvg, then every client fine-tunes a copy before it is served.
+
+Jiang, Konečný, Rush, Kannan. "Improving Federated Learning Personalization via Model Agnostic Meta Learning". 2019.
+https://arxiv.org/abs/1909.12488, Algorithm 2's personalised evaluation; named FedAvg+ in the FedEM paper (NeurIPS 2021).
+
+Symbols:
+    w   -> shared.models  the global model, leaves [1, ...]
+    φ_i -> state.models   the tuned copy of client i, leaves [1, ...]; lives only while the client is served
+Deviations:
+    The copy is tuned with a fresh optimizer at the initial learning rate. The official FedEM code carries momentum and a
+    schedule of its own from one evaluation to the next; that leak is not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Tree
+
+__all__ = ["FedAvgPlus"]
+
+
+@dataclass(frozen=True)
+class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
+    """FedAvg with local fine-tuning: a client is served by a copy of the global model tuned on its own samples.
+
+    Args:
+        fine_tune_epochs: passes over the local training samples.
+        fine_tune_lr: learning rate of the tuning; null takes the solver's initial one. With the decayed rate the tuning
+            does nothing at the end of a schedule.
+    """
+
+    fine_tune_epochs: int = 1
+    fine_tune_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        if self.fine_tune_epochs < 0:
+            raise ConfigError(f"--model.algorithm.fine_tune_epochs is {self.fine_tune_epochs}; give a number >= 0")
+        if self.fine_tune_lr is not None and self.fine_tune_lr < 0:
+            raise ConfigError(f"--model.algorithm.fine_tune_lr is {self.fine_tune_lr}; give a number >= 0, or null")
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
+        """Every client is tuned before it is served, seen or not."""
+        return LocalWork(epochs=self.fine_tune_epochs)
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
+        """A step of FedAvg; while tuning, at the tuning's learning rate."""
+        if ctx.phase == "adapt":
+            lr = ctx.solver.lr if self.fine_tune_lr is None else self.fine_tune_lr
+            ctx = ctx._replace(lr=torch.full_like(ctx.lr, lr))
+        return super().client_step(ctx, shared, work, batch)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
+        """FedAvg's message; the tuned copy is the state of an adapted client."""
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(state=work.models) if ctx.phase == "adapt" else result
+
+    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
+        """Nothing is shared: each client is served by its own copy."""
+
+    def log_prob(self, ctx: Context, shared: GlobalModels, state: ModelState, x: Tensor, outputs: None) -> Tensor:
+        """Prediction of the tuned copy, [B, C]."""
+        return super().log_prob(ctx, shared, (), x, ctx.task.outputs(state, x))

@@ -1,0 +1,151 @@
+"""FedEM: clients as mixtures of M shared distributions, learned by federated expectation-maximisation.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021.
+https://arxiv.org/abs/2108.10252, Algorithm 1 (in detail Algorithm 2).
+
+Symbols:
+    θ_m   -> shared.models        component m, leaves [M, ...]
+    π_t   -> state.mixture        mixture weights of client t, [M], sum to 1; never leave the client
+    q_t   -> work.responsibility  posterior of the component of each local sample, [N, M], rows sum to 1
+    θ_m,t -> work.models          component m after client t's local steps, leaves [M, ...]
+    n_t   -> message.weight       samples of client t
+Deviations:
+    The components see the same batches in a local step; the authors' code shuffles for each (`shuffle_per_component`).
+    The authors' code keeps momentum from round to round (`solver.persist_optimizer`), fills in clients that were not
+    sampled (`model.aggregation: stale_fill`) and updates an unseen client's weights at every evaluation; here an unseen
+    client takes `em_steps` E-steps from uniform weights (the paper: one) each time it is served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm, GlobalModels
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import OptimizerState
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase
+
+__all__ = ["FedEM", "MixtureState", "MixtureWork"]
+
+
+class MixtureState(NamedTuple):
+    """What a client keeps."""
+
+    mixture: Tensor  # π_t, [M]
+
+
+class MixtureWork(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # θ_m,t, leaves [M, ...]
+    optimizer: OptimizerState
+    mixture: Tensor  # π_t, [M]
+    responsibility: Tensor  # q_t, [N, M]; 0 in padded rows
+    loss: Tensor  # [] mean negative log-likelihood of the local samples under the received models and the old π_t
+
+
+@dataclass(frozen=True)
+class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
+    """M component models learned by all clients together; each client learns its own mixture of them.
+
+    Args:
+        num_components: M.
+        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one.
+        refresh_mixture_at_eval: let a client of the training take one more E-step before it is served, since its
+            weights were fitted to the models of its last round.
+        shuffle_per_component: give each component its own order of batches, as the official code does.
+    """
+
+    num_components: int = 3
+    em_steps: int = 1
+    refresh_mixture_at_eval: bool = False
+    shuffle_per_component: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        for name in ("num_components", "em_steps"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--model.algorithm.{name} is {getattr(self, name)}; give a whole number >= 1")
+
+    @property
+    def num_models(self) -> int:  # type: ignore[override]
+        """M."""
+        return self.num_components
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState:
+        """π_t starts uniform."""
+        return MixtureState(torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype))
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+        """One phase; each component gets batches of its own if asked for."""
+        streams = self.num_components if self.shuffle_per_component else 1
+        return (Phase("train", client_ids, ctx.solver.work._replace(batches_per_step=streams)),)
+
+    def shared_losses(self, ctx: Context, shared: GlobalModels, batch: Batch) -> Tensor:
+        """ℓ(θ_m; s) of each sample s under each received component, [B, M] (evaluation mode)."""
+        return ctx.task.losses(ctx.task.outputs(shared.models, batch.x), batch.y)
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
+    ) -> MixtureWork:
+        """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
+        steps = self.em_steps if ctx.phase == "adapt" else 1
+        pi, q, negative_log_likelihood = expectation(state.mixture, losses, data.mask)
+        for _ in range(steps - 1):
+            pi, q, _ = expectation(pi, losses, data.mask)
+        return MixtureWork(shared.models, ctx.solver.init(shared.models), pi, q, negative_log_likelihood)
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
+        """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
+        q = work.responsibility
+        if self.shuffle_per_component:  # batch.index is [M, B]
+            weight = torch.gather(q, 0, batch.index.T)
+        else:
+            weight = q.index_select(0, batch.index)
+        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
+        return work._replace(models=models, optimizer=optimizer)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
+        """All components go to the server with the same weight n_t (Alg. 1, line 8); π_t stays."""
+        message = Message(work.models, ctx.client_weight(data))
+        return ClientResult(message, MixtureState(work.mixture), {"loss": work.loss})
+
+    # server_step: θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10) is the default
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """An E-step and no local steps: for unseen clients, and for seen ones if asked for."""
+        return LocalWork() if self.refresh_mixture_at_eval or not seen else None
+
+    def log_prob(self, ctx: Context, shared: GlobalModels, state: MixtureState, x: Tensor, outputs: Tensor) -> Tensor:
+        """Log Σ_m π_tm p(y | x, θ_m), [B, C]: probabilities are mixed, not logits."""
+        return ctx.task.mix(state.mixture, outputs)
+
+
+def expectation(mixture: Tensor, losses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One E-step and its M-step for the mixture weights (Alg. 1, lines 5-6), in log space.
+
+    Args:
+        mixture: π, [M]; a weight of 0 stays 0.
+        losses: ℓ(θ_m; s), [N, M], in nats.
+        mask: 1 for a sample, 0 for padding, [N].
+
+    Returns:
+        The new π [M] (unchanged without samples), q [N, M] (0 in padded rows) and the mean negative log-likelihood []
+        under the old π.
+
+    Example:
+        >>> pi, q, nll = expectation(torch.tensor([0.5, 0.5]), torch.tensor([[0.1, 2.3], [1.2, 0.4]]), torch.ones(2))
+        >>> [round(value, 6) for value in pi.tolist()]
+        [0.605138, 0.394862]
+    """
+    joint = mixture.log() - losses
+    log_likelihood = torch.logsumexp(joint, dim=1, keepdim=True)
+    q = torch.exp(joint - log_likelihood) * mask.unsqueeze(1)
+    num_samples = mask.sum(dtype=torch.float64)
+    pi = (q.sum(0, dtype=torch.float64) / num_samples.clamp(min=1)).to(mixture.dtype)
+    pi = torch.where(num_samples > 0, pi, mixture)
+    return pi, q, -(log_likelihood[:, 0] * mask).sum() / num_samples.clamp(min=1)

@@ -1,0 +1,81 @@
+"""Local: every client trains alone.
+
+The baseline without collaboration of all papers here, e.g. Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated
+Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021. https://arxiv.org/abs/2108.10252, Section 4.
+
+Symbols:
+    θ_i -> state.models   the client's own model, leaves [1, ...]
+    θ⁰  -> shared.models  the common initial model, never changed
+Deviations:
+    An unseen client has no model in the papers. Ours: it trains `unseen_epochs` passes from θ⁰.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced
+
+__all__ = ["Local", "OwnModel"]
+
+
+class OwnModel(NamedTuple):
+    """What a client keeps."""
+
+    models: ModelState  # leaves [1, ...]
+
+
+@dataclass(frozen=True)
+class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
+    """No collaboration: each client trains its own model from a common start; nothing is sent.
+
+    Args:
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    unseen_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        if self.unseen_epochs < 0:
+            raise ConfigError(f"--model.algorithm.unseen_epochs is {self.unseen_epochs}; give a whole number >= 0")
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
+        """The common initial model."""
+        return OwnModel(shared.models)
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
+    ) -> LocalRun:
+        """Training goes on from the client's own model."""
+        return local_run(ctx, state.models)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
+        """The model stays with the client: an empty message, no bits in either direction."""
+        nothing = torch.zeros((), dtype=torch.float64, device=data.mask.device)
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(
+            message=Message((), ctx.client_weight(data), bits_up=nothing, bits_down=nothing),
+            state=OwnModel(work.models),
+        )
+
+    def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
+        """There is no server."""
+        return shared
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Only a client that has no model yet trains before it is served."""
+        return None if seen else LocalWork(epochs=self.unseen_epochs)
+
+    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
+        """Nothing is shared."""
+
+    def log_prob(self, ctx: Context, shared: GlobalModels, state: OwnModel, x: Tensor, outputs: None) -> Tensor:
+        """Prediction of the client's own model, [B, C]."""
+        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(state.models, x))

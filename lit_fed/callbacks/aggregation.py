@@ -1,0 +1,27 @@
+"""The server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Trainer
+
+from lit_fed.callbacks.base import FederatedCallback
+
+if TYPE_CHECKING:
+    from lit_fed.training.module import FederatedModule
+
+__all__ = ["ServerAggregation"]
+
+
+class ServerAggregation(FederatedCallback):
+    """Reduces the messages of a phase over blocks and ranks and takes the algorithm's server step.
+
+    A fit without it is refused. The new shared state is staged: the next phase sees it, the round's end commits it.
+    """
+
+    def on_phase_reduce(self, trainer: Trainer, module: FederatedModule) -> None:
+        """Reduce, exchange client states between ranks, take the server step."""
+        reduced = module.reduce_messages()
+        module.exchange_states()
+        module.server_step(reduced)

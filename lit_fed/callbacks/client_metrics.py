@@ -1,0 +1,71 @@
+"""From the per-client table to the numbers that papers report."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_fed.metrics import summarise
+
+if TYPE_CHECKING:
+    from lit_fed.training.module import FederatedModule
+
+__all__ = ["ClientMetrics", "report_population"]
+
+
+def report_population(module: FederatedModule, population: str, split: str) -> None:
+    """Log the statistics of one population's table under `{split}/{population}/…` and keep its rows.
+
+    The table is the same on every rank after `compute`, and so is what is logged.
+    """
+    table: Any = module.tables[population]
+    rows = table.compute()
+    table.reset()
+    results = summarise(rows, module.target.kind == "regression")
+    named = {f"{split}/{population}/{key}": value for key, value in results.items()}
+    module.client_rows[population] = rows
+    module.results.update(named)
+    for key, value in named.items():
+        module.log(key, value, sync_dist=True, batch_size=1)
+
+
+class ClientMetrics(Callback):
+    """Logs each round's training loss and time, and after each evaluation the statistics over seen clients.
+
+    Keys: `train/seen/loss`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
+    `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise.
+    """
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Start the round's clock."""
+        if self._started is None:
+            self._started = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log the round's numbers after its last block, so that they precede its checkpoint."""
+        module: Any = pl_module
+        if not batch.ends_round:
+            return
+        assert self._started is not None
+        seconds, self._started = time.perf_counter() - self._started, None
+        results = {key: value for key, value in module.round_results.items() if key.startswith("train/")}
+        module.results.update(results)
+        module.log_dict({**results, "time/round_seconds": seconds}, on_step=True, on_epoch=False, batch_size=1)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the statistics of the evaluation."""
+        module: Any = pl_module
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        report_population(module, "seen", datamodule.evaluation_split)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the statistics of the test."""
+        module: Any = pl_module
+        report_population(module, "seen", "test")

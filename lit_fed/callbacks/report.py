@@ -1,0 +1,151 @@
+"""What a run leaves behind: summary.json, clients.csv, pictures, and a table on the terminal."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["RunReport", "client_table", "write_atomically"]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file beside its place and move it there."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    os.replace(partial, path)
+
+
+def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
+    """One row per client with the results of the last measurement; `pi_m` are the weights it was served with."""
+    import pandas as pd
+
+    tables = []
+    for name in ("seen", "unseen"):
+        population, rows = getattr(datamodule, name), module.client_rows.get(name)
+        if population is None or rows is None:
+            continue
+        count = rows[:, 0]
+        each = rows[:, 1:3] / count.clamp(min=1)[:, None]
+        hit = "mse" if module.target.kind == "regression" else "accuracy"
+        columns = {
+            "client_id": population.names,
+            "population": name,
+            "num_train": population.train.sizes.tolist(),
+            "num_test": count.long().tolist(),
+            hit: each[:, 1].masked_fill(count == 0, float("nan")).tolist(),
+            "loss": each[:, 0].masked_fill(count == 0, float("nan")).tolist(),
+        }
+        weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
+        tables.append(pd.DataFrame(columns | weights))
+    return pd.concat(tables, ignore_index=True)
+
+
+class RunReport(Callback):
+    """Writes the run's results into its folder when the test is done, and prints them.
+
+    Args:
+        pictures: draw `plots/*.png` too.
+    """
+
+    def __init__(self, pictures: bool = True) -> None:
+        self.pictures = pictures
+        self.seconds = 0.0
+        self._started: float | None = None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Bring the clock up to date before it is saved."""
+        self._stop_clock()
+        self._started = time.perf_counter()
+
+    def state_dict(self) -> dict[str, float]:
+        """Seconds of training so far."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        """Go on from a checkpoint's clock."""
+        self.seconds = state_dict["seconds"]
+
+    def _stop_clock(self) -> None:
+        if self._started is not None:
+            self.seconds += time.perf_counter() - self._started
+            self._started = None
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop the clock."""
+        self._stop_clock()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write everything, summary.json last."""
+        module: Any = pl_module
+        if not trainer.is_global_zero:
+            return
+        _print_table(module.results, module.target.kind == "regression")
+        folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
+        if folder is None or not folder.is_dir():
+            return
+        table = client_table(trainer.datamodule, module)  # type: ignore[attr-defined]
+        write_atomically(folder / "clients.csv", table.to_csv(index=False))
+        if self.pictures:
+            from lit_fed.callbacks.pictures import draw
+
+            draw(folder, table)
+        summary = {**module.results, **self._facts(module)}
+        write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
+        sys.stdout.write(f"results: {folder}\n")
+
+    def _facts(self, module: Any) -> dict[str, Any]:
+        packages = {"torch": torch.__version__, "lightning": lightning.__version__}
+        return {
+            "rounds": module.num_rounds_done,
+            "seconds": round(self.seconds, 3),
+            "algorithm": type(module.algorithm).__name__,
+            "client_trainer": module.client_trainer.name,
+            "device": str(module.device),
+            "versions/python": sys.version.split()[0],
+            "versions/lit_fed": importlib.metadata.version("lit-fed"),
+            **{f"versions/{name}": version for name, version in packages.items()},
+            "git_commit": _git_commit(),
+        }
+
+
+def _git_commit() -> str | None:
+    """Commit of the working directory, if it is under git."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _print_table(results: dict[str, float], regression: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    hit = "mse" if regression else "accuracy"
+    shown = {hit: hit, "worst decile": f"{hit}_decile", "worst client": f"{hit}_worst", "loss": "loss"}
+    table = Table(title="test")
+    table.add_column("clients")
+    for name in shown:
+        table.add_column(name, justify="right")
+    for population in ("seen", "unseen"):
+        cells = [results.get(f"test/{population}/{key}") for key in shown.values()]
+        if cells[0] is not None:
+            table.add_row(population, *("" if cell is None else f"{cell:.4f}" for cell in cells))
+    Console(width=None if sys.stdout.isatty() else 100).print(table)

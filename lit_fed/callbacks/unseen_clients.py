@@ -1,0 +1,51 @@
+"""How well clients are served that were never trained on."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_fed.callbacks.client_metrics import report_population
+from lit_fed.core.errors import ConfigError
+
+__all__ = ["UnseenClientEvaluation"]
+
+
+class UnseenClientEvaluation(Callback):
+    """Lets the clients kept out of training adapt on their training split and measures them on the other.
+
+    Keys are those of `ClientMetrics` with `unseen` for `seen`. Nothing that they learn is kept.
+
+    Args:
+        every_n_evaluations: take part in every n-th periodic evaluation; the test always counts.
+    """
+
+    def __init__(self, every_n_evaluations: int = 1) -> None:
+        if every_n_evaluations < 1:
+            raise ConfigError(
+                f"UnseenClientEvaluation.every_n_evaluations is {every_n_evaluations}; give a number >= 1"
+            )
+        self.every_n_evaluations = every_n_evaluations
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure in every n-th evaluation, counted in rounds so that a resumed run keeps the beat."""
+        every = self.every_n_evaluations * (trainer.check_val_every_n_epoch or 1)
+        if not trainer.training and trainer.state.fn == "fit" and int(pl_module.rounds) % every:  # type: ignore
+            return
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self._measure(trainer, pl_module, datamodule.evaluation_split)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure on the test split."""
+        self._measure(trainer, pl_module, "test")
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, split: Literal["val", "test"]) -> None:
+        module: Any = pl_module
+        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if datamodule.unseen is None:
+            return
+        with trainer.precision_plugin.val_step_context():
+            for block in datamodule.serving("unseen", split):
+                module.measure(trainer.strategy.batch_to_device(block), "unseen")
+        report_population(module, "unseen", split)

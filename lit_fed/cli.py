@@ -1,0 +1,268 @@
+"""The command line: Lightning's CLI with the names, folders and errors of federated runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from jsonargparse import Namespace
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lit_fed.algorithms import Algorithm
+from lit_fed.callbacks import with_defaults
+from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.data import DataSet, Partition
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.models import Network
+from lit_fed.training.module import CHECKPOINT_KEY, FederatedModule
+from lit_fed.training.round_logger import RoundLogger, newest_version
+from lit_fed.training.trainer import FederatedTrainer
+
+__all__ = ["FederatedCLI", "main"]
+
+
+class FederatedParser(LightningArgumentParser):
+    """A parser whose errors are a message, not a usage page."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Stop with a message that says what is known.
+
+        Raises:
+            ConfigError: always.
+        """
+        hints = [
+            f"{option} takes {', '.join(sorted(_names(base)))}, or the path of a class of your own"
+            for option, base in (
+                ("--model.algorithm", Algorithm),
+                ("--model.network", Network),
+                ("--data.dataset", DataSet),
+                ("--data.partition", Partition),
+            )  # fmt: skip
+            if f'"{option[2:]}"' in message or f"'{option[2:]}'" in message
+        ]
+        lines = [line for line in str(message).splitlines() if line.strip()]
+        raise ConfigError("\n".join([*lines[:12], *hints])) from ex
+
+
+def _names(base: type) -> list[str]:
+    return [name for one in base.__subclasses__() for name in ([] if _is_base(one) else [one.__name__]) + _names(one)]
+
+
+def _is_base(one: type) -> bool:
+    return bool(getattr(one, "__abstractmethods__", None))
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes config.yaml into the run's folder: complete, and without the checkpoint, so that it runs again as it is."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write at the start of a fit, on rank zero."""
+        if stage == "fit" and trainer.is_global_zero and trainer.log_dir is not None:
+            config = copy.deepcopy(self.config)
+            config["ckpt_path"] = None
+            folder = Path(trainer.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / self.config_filename
+            self.parser.save(config, path, skip_none=False, overwrite=True, multifile=False)
+
+
+class FederatedCLI(LightningCLI):
+    """`fit`, `validate` and `test` of federated runs."""
+
+    def __init__(self, args: ArgsType = None) -> None:
+        self._keep_rounds: int | None = None
+        self._resume_version: int | None = None
+        super().__init__(
+            FederatedModule,
+            FederatedDataModule,
+            save_config_callback=SaveConfig,
+            trainer_class=FederatedTrainer,
+            trainer_defaults={"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True},
+            seed_everything_default=0,
+            parser_class=FederatedParser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The commands, and the arguments of their methods that are not for the command line."""
+        hidden = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
+        return dict.fromkeys(("fit", "validate", "test"), hidden)
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the run's name."""
+        parser.add_argument(
+            "--name", type=str | None, default=None,
+            help="Name of the run's folder; by default the last config's file name, else the algorithm's class.",
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------ arguments
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse; a checkpoint is found, compared and, for `validate` and `test`, brings its own arguments."""
+        given = list(sys.argv[1:] if args is None else args)
+        stored = _stored_arguments(given)
+        if stored is not None and given[0] != "fit":
+            given = [given[0], "--config", json.dumps(stored), *given[1:]]
+        super().parse_arguments(parser, given if args is not None or stored is not None else None)
+        config = self.config[self.config.subcommand]
+        config.name = config.name or _default_name(given, config)
+        self._find_checkpoint(config)
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a checkpoint's arguments never override those of the command line in silence."""
+
+    def _find_checkpoint(self, config: Namespace) -> None:
+        if config.get("ckpt_path") is None:
+            return
+        folder = Path(config.trainer.default_root_dir) / config.name
+        if config.ckpt_path == "last":
+            path, self._resume_version = _newest_checkpoint(folder)
+            config.ckpt_path = str(path)
+        elif not Path(config.ckpt_path).is_file():
+            raise ConfigError(f"--ckpt_path {config.ckpt_path}: no such file; give a .ckpt file, or last")
+        if self._resume_version is not None and self.config.subcommand == "fit":
+            self._keep_rounds = load_checkpoint(Path(config.ckpt_path))["global_step"]
+
+    # ------------------------------------------------------------------ objects
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Add the callbacks and the logger of every run."""
+        config = self.config_init[self.subcommand]
+        callbacks = list(config.trainer.callbacks or [])
+        fit = self.subcommand == "fit"
+        checkpoint = fit and config.trainer.enable_checkpointing is not False
+        progress = config.trainer.enable_progress_bar is not False
+        config.trainer.callbacks = with_defaults(callbacks, checkpoint=checkpoint, progress=progress)
+        if not progress:
+            config.trainer.enable_progress_bar = False
+        config.trainer.enable_model_summary = config.trainer.enable_model_summary or False
+        kwargs["logger"] = self._loggers(config) if fit else False
+        trainer = super().instantiate_trainer(**kwargs)
+        self.model.arguments = self._arguments()
+        return trainer
+
+    def _loggers(self, config: Namespace) -> Any:
+        given = config.trainer.logger
+        if given is False:
+            return False
+        extra = [] if given in (True, None) else given if isinstance(given, list) else [given]
+        own = RoundLogger(
+            config.trainer.default_root_dir, config.name, self._resume_version, keep_rounds=self._keep_rounds or 0
+        )
+        return [own, *extra]
+
+    def _arguments(self) -> dict[str, Any]:
+        """What a resumed run must share with its checkpoint, as plain types."""
+        config = self._parser(self.subcommand)
+        dumped = json.loads(config.dump(self.config[self.subcommand], skip_none=False, format="json"))
+        precision = dumped["trainer"].get("precision") or "32-true"
+        return {
+            "seed_everything": dumped["seed_everything"],
+            "model": dumped["model"],
+            "data": dumped["data"],
+            "trainer": {"precision": str(precision)},
+        }
+
+    def before_fit(self) -> None:
+        """Find out now whether the run's folder can be written."""
+        if self.trainer.is_global_zero and self.trainer.loggers:
+            check_writable(Path(self.config.fit.trainer.default_root_dir))
+
+    def after_fit(self) -> None:
+        """End with a pass over the test split."""
+        if not self.trainer.interrupted:
+            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+
+
+def _default_name(given: list[str], config: Namespace) -> str:
+    """The last config's stem, else the algorithm's class."""
+    files = [after for before, after in zip(given, given[1:], strict=False) if before in ("-c", "--config")]
+    files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
+    stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
+    return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
+
+
+def _newest_checkpoint(folder: Path) -> tuple[Path, int]:
+    for version in range(newest_version(folder), -1, -1):
+        path = folder / f"version_{version}" / "checkpoints" / "last.ckpt"
+        if path.is_file():
+            return path, version
+    raise ConfigError(
+        f"--ckpt_path last: no checkpoint under {folder}/version_*/checkpoints; give its path, set "
+        "--trainer.default_root_dir and --name as in the run to be continued, or start without --ckpt_path"
+    )
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint's content.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); give another file") from error
+    return content
+
+
+def _stored_arguments(given: list[str]) -> dict[str, Any] | None:
+    """The arguments in the checkpoint that the command line names, if it names a file."""
+    pairs = [one.partition("=")[2] for one in given if one.startswith("--ckpt_path=")]
+    pairs += [after for before, after in zip(given, given[1:], strict=False) if before == "--ckpt_path"]
+    if not pairs or not Path(pairs[-1]).is_file() or given[:1] == ["fit"]:
+        return None
+    stored = load_checkpoint(Path(pairs[-1])).get(CHECKPOINT_KEY, {}).get("arguments")
+    return stored or None
+
+
+def check_writable(folder: Path) -> None:
+    """Find out whether a folder can be written before anything is computed.
+
+    Raises:
+        ConfigError: naming the folder and the fix.
+    """
+    probe = folder / f".lit_fed_{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(
+            f"--trainer.default_root_dir {folder}: {reason}; choose a folder that can be written"
+        ) from error
+
+
+def main(args: ArgsType = None) -> None:
+    """Run the command line; expected failures end with a message and a non-zero status, without a traceback."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    # The progress bar and the final table say what a run does; Lightning's notices of devices and tips are kept out.
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    if os.environ.get("LIT_FED_DEBUG") == "1":
+        FederatedCLI(args)
+        return
+    try:
+        FederatedCLI(args)
+    except (ConfigError, ClientError, MisconfigurationException) as error:
+        _stop(f"lit_fed: {error}", 2)
+    except KeyboardInterrupt:
+        _stop("lit_fed: interrupted; the last finished round is in last.ckpt, --ckpt_path last goes on from it", 130)
+
+
+def _stop(message: str, status: int) -> NoReturn:
+    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+        sys.stderr.write(message + "\n")
+    sys.stderr.flush()
+    raise SystemExit(status)

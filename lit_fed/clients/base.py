@@ -1,0 +1,132 @@
+"""What client trainers have in common: the protocol, its jobs, and checks of what clients return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.core import tree
+from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.types import ClientBlock, ClientResult, Context, Message, ModelState, Split, Tree
+
+__all__ = [
+    "ClientTrainer",
+    "PredictJob",
+    "Served",
+    "TrainJob",
+    "Trained",
+    "check_finite",
+    "complete",
+    "evaluate",
+]
+
+
+class TrainJob(NamedTuple):
+    """A phase's work for a block of clients."""
+
+    algorithm: Algorithm
+    ctx: Context
+    shared: Tree
+    block: ClientBlock
+    states: Tree  # leaves [C, ...]
+    optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones
+    batch_size: int
+
+
+class Trained(NamedTuple):
+    """What some clients of a block returned."""
+
+    rows: slice  # their places in the block
+    result: ClientResult  # leaves [c, ...]
+    optimizers: Tree  # leaves [c, ...]
+
+
+class PredictJob(NamedTuple):
+    """Serving some clients on one split."""
+
+    algorithm: Algorithm
+    ctx: Context
+    shared: Tree
+    data: Split
+    client_ids: Tensor  # [C]
+    states: Tree  # leaves [C, ...]
+
+
+class Served(NamedTuple):
+    """Predictions for some samples of some clients; streamed, so that they are never all held."""
+
+    rows: Tensor  # [c] places of the clients in the job
+    prediction: Tensor  # log_prob, [c, N, ...]
+    y: Tensor  # [c, N] or [c, N, L]
+    mask: Tensor  # [c, N]
+
+
+class ClientTrainer(Protocol):
+    """Runs an algorithm's functions for clients; all client trainers follow the same plan and give the same numbers."""
+
+    name: str
+
+    def check(self, network: nn.Module) -> None:
+        """Refuse a network that this client trainer cannot train.
+
+        Raises:
+            ConfigError: naming the layer and the client trainer to use instead.
+        """
+
+    def train(self, job: TrainJob) -> Iterator[Trained]:
+        """Run a phase; results come as they are ready and cover every client of the block once."""
+
+    def predict(self, job: PredictJob) -> Iterator[Served]:
+        """Predict every sample of every client once."""
+
+
+def complete(job: TrainJob, result: ClientResult) -> ClientResult:
+    """The result with the bits that the algorithm left to their default: the sizes of the payloads."""
+    message = result.message
+    like = message.weight.double()
+    up = torch.full_like(like, tree.bits(message.value)) if message.bits_up is None else message.bits_up
+    down = torch.full_like(like, _downlink_bits(job.shared)) if message.bits_down is None else message.bits_down
+    return result._replace(message=Message(message.value, like, up, down))
+
+
+def _downlink_bits(shared: Tree) -> int:
+    """Bits of all models in the shared state."""
+    if isinstance(shared, ModelState):
+        return tree.bits(shared)
+    children = shared.values() if isinstance(shared, dict) else shared if isinstance(shared, tuple | list) else ()
+    return sum(_downlink_bits(child) for child in children)
+
+
+def check_finite(result: ClientResult, client_ids: Tensor, round_idx: int) -> None:
+    """Stop at the first client whose message or state holds NaN or infinity.
+
+    Raises:
+        ClientError: naming the client and the round.
+    """
+    for place, leaf in (*tree.items(result.message.value, "message"), *tree.items(result.state, "state")):
+        if leaf.is_floating_point():
+            finite = leaf.flatten(1).sum(1, dtype=torch.float64).isfinite()
+            if not finite.all():
+                client_id = int(client_ids[int((~finite).nonzero()[0])])
+                reason = f"{place} is NaN or infinite; check this client's data, lower --model.solver.lr or set --model.solver.clip_norm"
+                raise ClientError(client_id, "client_final", round_idx, reason)
+
+
+def evaluate(client_trainer: ClientTrainer, job: PredictJob) -> Tensor:
+    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error)."""
+    sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
+    for served in client_trainer.predict(job):
+        loss, hit = job.ctx.task.score(served.prediction.flatten(0, 1), served.y.flatten(0, 1))
+        mask = served.mask.flatten()
+        parts = torch.stack([mask, loss * mask, hit * mask]).view(3, *served.mask.shape)
+        sums[served.rows] += parts.sum(2, dtype=torch.float64).T
+    return sums
+
+
+def refuse(found: str, name: str) -> ConfigError:
+    """The error for a network that only the sequential client trainer can train."""
+    return ConfigError(f"--model.client_trainer {name} cannot train a network with {found}; use sequential (or auto)")

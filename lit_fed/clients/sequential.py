@@ -1,0 +1,113 @@
+"""One client after another: the reference, and the fastest for big networks on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete
+from lit_fed.core import tree
+from lit_fed.core.errors import ClientError
+from lit_fed.core.plan import make_plan
+from lit_fed.core.seeds import seed_of
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, Tree
+
+__all__ = ["SequentialTrainer"]
+
+Value = TypeVar("Value")
+
+
+class SequentialTrainer:
+    """Clients one after another.
+
+    Args:
+        rows_per_pass: samples in one forward pass without gradient.
+    """
+
+    name = "sequential"
+
+    def __init__(self, rows_per_pass: int = 1024) -> None:
+        self.rows_per_pass = rows_per_pass
+
+    def check(self, network: nn.Module) -> None:
+        """Every network will do."""
+
+    def train(self, job: TrainJob) -> Iterator[Trained]:
+        """Run a phase, yielding after each client."""
+        for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
+            result, optimizer = self._one(job, row, client_id)
+            result = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), complete(job, result))
+            check_finite(result, job.block.phase.client_ids[row : row + 1], job.ctx.round_idx)
+            yield Trained(slice(row, row + 1), result, tree.map_leaves(lambda leaf: leaf.unsqueeze(0), optimizer))
+
+    def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
+        algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
+        data = job.block.data.client(client_id)
+
+        def call(function: Callable[..., Value], *arguments: Any) -> Value:
+            return self._call(client_id, ctx.round_idx, function, ctx, shared, *arguments)
+
+        with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
+            torch.manual_seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
+            losses = call(self.losses, algorithm, data)
+            work = call(algorithm.client_init, tree.index(job.states, row), data, losses)
+            if job.optimizers is not None:
+                work = work._replace(optimizer=tree.index(job.optimizers, row))
+            for batch in self._batches(job, row, client_id, data):
+                work = call(algorithm.client_step, work, batch)
+            return call(algorithm.client_final, work, data), work.optimizer
+
+    def _call(self, client_id: int, round_idx: int, function: Callable[..., Value], *arguments: Any) -> Value:
+        """Call a function of the algorithm; a failure names the client."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            stage = function.__name__.strip("_")
+            raise ClientError(client_id, stage, round_idx, f"{type(error).__name__}: {error}") from error
+
+    def losses(self, ctx: Context, shared: Tree, algorithm: Algorithm, data: ClientData) -> Tensor | None:
+        """The algorithm's `shared_losses` of one client's samples, [N, M], or None."""
+        parts = []
+        for lo in range(0, max(len(data.all_y), 1), self.rows_per_pass):
+            rows = slice(lo, lo + self.rows_per_pass)
+            index = torch.arange(lo, lo + len(data.mask[rows]), device=data.mask.device)
+            batch = Batch(data.all_x[rows], data.all_y[rows], index, data.mask[rows])
+            losses = algorithm.shared_losses(ctx, shared, batch)
+            if losses is None:
+                return None
+            parts.append(losses)
+        return torch.cat(parts)
+
+    def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[Batch]:
+        size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0
+        plan = make_plan(
+            [size], [client_id], job.block.phase.work,
+            batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
+        )  # fmt: skip
+        for positions, count in zip(plan.index[0], np.asarray(plan.counts[0]), strict=True):
+            index = positions[:, :count] if len(positions) > 1 else positions[0, :count]
+            index = index.to(data.all_y.device)
+            mask = torch.ones(index.shape, device=index.device)
+            yield Batch(data.all_x[index], data.all_y[index], index, mask)
+
+    def predict(self, job: PredictJob) -> Iterator[Served]:
+        """Predict client after client, `rows_per_pass` samples at a time."""
+        for row, client_id in enumerate(job.client_ids.tolist()):
+            data = job.data.client(client_id)
+            state = tree.index(job.states, row)
+            for lo in range(0, len(data.all_y), self.rows_per_pass):
+                rows = slice(lo, lo + self.rows_per_pass)
+                x = data.all_x[rows]
+                outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
+                prediction = job.algorithm.log_prob(job.ctx, job.shared, state, x, outputs)
+                yield Served(
+                    torch.tensor([row], device=x.device),
+                    prediction[None],
+                    data.all_y[rows][None],
+                    data.mask[rows][None],
+                )

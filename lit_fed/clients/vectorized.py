@@ -1,0 +1,236 @@
+"""Clients and models at once, through `torch.func.vmap`; linear models through batched matrix products.
+
+Clients are sorted by size, longest first: at every step the active ones are a prefix, so ragged clients cost no padding
+beyond their last short batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete, refuse
+from lit_fed.core import tree
+from lit_fed.core.errors import ClientError
+from lit_fed.core.plan import Plan, make_plan
+from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
+
+__all__ = ["VectorizedTrainer"]
+
+
+class VectorizedTrainer:
+    """All clients of a chunk at once.
+
+    Args:
+        chunk_bytes: memory that the batches and models of one chunk of clients may take; small enough for the caches
+            of a CPU to hold.
+        rows_per_pass: most samples in one forward pass without gradient.
+    """
+
+    name = "vectorized"
+
+    def __init__(self, chunk_bytes: int = 8 * 2**20, rows_per_pass: int = 32768) -> None:
+        self.chunk_bytes, self.rows_per_pass = chunk_bytes, rows_per_pass
+        # A fresh large tensor costs page faults, several times the copy itself: gathered rows reuse one buffer.
+        self._buffer = torch.empty(0)
+
+    def check(self, network: nn.Module) -> None:
+        """Refuse layers whose result depends on padding or on the order of random draws, or that vmap makes slow."""
+        for layer in network.modules():
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.RNNBase):
+                raise refuse(type(layer).__name__, self.name)
+            if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+                raise refuse(f"dropout ({layer.p})", self.name)
+
+    # ------------------------------------------------------------------ training
+    def train(self, job: TrainJob) -> Iterator[Trained]:
+        """Run a phase, yielding after each chunk of clients."""
+        job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
+        data, client_ids = job.block.data, job.block.phase.client_ids
+        sizes = data.sizes[client_ids.cpu() - data.first_id]
+        losses, starts = self._shared_losses(job, data, client_ids)
+        for rows in self._chunks(job, sizes):
+            chunk = job._replace(
+                block=job.block._replace(
+                    phase=job.block.phase._replace(client_ids=client_ids[rows]),
+                    multiplicity=job.block.multiplicity[rows],
+                ),
+                states=tree.index(job.states, rows),
+                optimizers=tree.index(job.optimizers, rows),
+            )
+            result, optimizers = self._train_chunk(chunk, sizes[rows], losses, starts[rows])
+            check_finite(result, client_ids[rows], job.ctx.round_idx)
+            yield Trained(rows, result, optimizers)
+
+    def _chunks(self, job: TrainJob, sizes: Tensor) -> Iterator[slice]:
+        row_bytes = job.block.data.x[:1].nbytes + job.block.data.y[:1].nbytes
+        fixed = 4 * tree.bits(job.states) // (8 * max(len(sizes), 1)) + 4 * tree.bits(job.shared) // 8
+        batch = job.block.phase.work.batch_size
+        lo = 0
+        while lo < len(sizes):
+            width = min(int(sizes[lo]), (job.batch_size if batch is None else batch) or int(sizes[lo]))
+            each = fixed + width * row_bytes * job.block.phase.work.batches_per_step + 64 * int(sizes[lo])
+            hi = min(lo + max(1, self.chunk_bytes // max(each, 1)), len(sizes))
+            yield slice(lo, hi)
+            lo = hi
+
+    def _train_chunk(
+        self, job: TrainJob, sizes: Tensor, losses: Tensor | None, starts: Tensor
+    ) -> tuple[ClientResult, Tree]:
+        algorithm, ctx, shared, split = job.algorithm, job.ctx, job.shared, job.block.data
+        client_ids = job.block.phase.client_ids
+        index, mask = self._padded(split, client_ids, sizes)
+        each_losses = None if losses is None else losses[_ragged(starts, sizes).to(losses.device)]
+
+        def data(index: Tensor, mask: Tensor, client_id: Tensor) -> ClientData:
+            return ClientData(split.x, split.y, index, mask, client_id)
+
+        def client_init(state: Tree, losses: Tensor | None, *fields: Tensor) -> Any:
+            return algorithm.client_init(ctx, shared, state, data(*fields), losses)
+
+        def client_final(work: Any, *fields: Tensor) -> ClientResult:
+            return complete(job, algorithm.client_final(ctx, shared, work, data(*fields)))
+
+        fields = (index, mask, client_ids)
+        stage = "client_init"
+        try:
+            in_dims = (0, None if each_losses is None else 0, 0, 0, 0)
+            work = vmap(client_init, in_dims=in_dims)(job.states, each_losses, *fields)
+            if job.optimizers is not None:
+                work = work._replace(optimizer=job.optimizers)
+            stage = "client_step"
+            work = self._steps(job, work, sizes)
+            stage = "client_final"
+            return vmap(client_final)(work, *fields), work.optimizer
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error} (the first of {len(client_ids)} clients run at once; "
+            reason += "--model.client_trainer debug finds the one)"
+            raise ClientError(int(client_ids[0]), stage, ctx.round_idx, reason) from error
+
+    def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
+        algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
+        plan = self._plan(job, sizes)
+        active_at = (plan.counts > 0).sum(0).tolist()
+        step = vmap(lambda work, batch: algorithm.client_step(ctx, shared, work, batch))
+        finished = []
+        active = len(sizes)
+        for position, now in enumerate(active_at):
+            if now < active:  # the others have taken their last step
+                finished.append(tree.index(work, slice(now, active)))
+                work, active = tree.index(work, slice(0, now)), now
+            work = step(work, self._batch(job, plan, position, active))
+        if not finished:
+            return work
+        return tree.map_leaves(lambda *parts: torch.cat(parts), work, *reversed(finished))
+
+    def _plan(self, job: TrainJob, sizes: Tensor) -> Plan:
+        ghost = job.block.multiplicity.cpu() == 0
+        plan = make_plan(
+            sizes.masked_fill(ghost, 0).tolist(), job.block.phase.client_ids.tolist(), job.block.phase.work,
+            batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
+        )  # fmt: skip
+        device = job.block.data.x.device
+        return Plan(plan.index.to(device), plan.counts)
+
+    def _batch(self, job: TrainJob, plan: Plan, step: int, active: int) -> Batch:
+        """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next one is made."""
+        split = job.block.data
+        index = plan.index[:active, step]  # [A, K, B]
+        counts = plan.counts[:active, step].to(index.device)
+        index = index[:, :, : int(counts.max())]
+        starts = split.offsets[job.block.phase.client_ids[:active].cpu() - split.first_id].to(index.device)
+        rows = (index + starts.view(-1, 1, 1)).flatten()
+        mask = (torch.arange(index.shape[2], device=index.device) < counts[:, None]).to(torch.float32)
+        shape = index.shape if index.shape[1] > 1 else (active, index.shape[2])
+        mask = mask[:, None].expand(index.shape).reshape(shape)
+        x = self._gather(split.x, rows).view(*shape, *split.x.shape[1:])
+        y = split.y.index_select(0, rows).view(*shape, *split.y.shape[1:])
+        return Batch(x, y, index.reshape(shape), mask)
+
+    # ------------------------------------------------------------------ samples without a client axis
+    def _gather(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Rows of x: a view where they are consecutive, else a copy in the kept buffer."""
+        if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all()):
+            return x[int(rows[0]) : int(rows[-1]) + 1]
+        wanted = len(rows) * x[:1].numel()
+        if self._buffer.numel() < wanted or self._buffer.dtype != x.dtype or self._buffer.device != x.device:
+            self._buffer = torch.empty(wanted, dtype=x.dtype, device=x.device)
+        out = self._buffer[:wanted].view(len(rows), *x.shape[1:])
+        return torch.index_select(x, 0, rows, out=out)
+
+    def _shared_losses(self, job: TrainJob, data: Split, client_ids: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Losses of all samples of the block, client after client in the order of the data, and where each starts."""
+        positions = client_ids.cpu() - data.first_id
+        order = positions.unique()  # consecutive clients are consecutive rows: views instead of copies
+        sizes = data.sizes[order]
+        begins = sizes.cumsum(0) - sizes
+        starts = begins[torch.searchsorted(order, positions)]
+        rows = _ranges(data.offsets[order], sizes).to(data.x.device)
+        parts = []
+        for lo in range(0, max(len(rows), 1), self.rows_per_pass):
+            some = rows[lo : lo + self.rows_per_pass]
+            x = self._gather(data.x, some)
+            batch = Batch(x, data.y[some], torch.arange(len(some)), torch.ones(len(some), device=x.device))
+            losses = job.algorithm.shared_losses(job.ctx, job.shared, batch)
+            if losses is None:
+                return None, starts
+            parts.append(losses)
+        return torch.cat(parts), starts
+
+    def _padded(self, data: Split, client_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows [C, N] of each client, and the mask [C, N]."""
+        index = _ragged(data.offsets[client_ids.cpu() - data.first_id], sizes).to(data.x.device)
+        mask = torch.arange(index.shape[1]) < sizes[:, None]
+        return index, mask.to(data.x.device, torch.float32)
+
+    # ------------------------------------------------------------------ prediction
+    def predict(self, job: PredictJob) -> Iterator[Served]:
+        """Predict chunk after chunk of clients of similar size."""
+        job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
+        positions = job.client_ids.cpu() - job.data.first_id
+        sizes = job.data.sizes[positions]
+        order = torch.from_numpy(np.lexsort((positions.numpy(), -sizes.numpy())))
+        order = order[sizes[order] > 0]
+        lo = 0
+        while lo < len(order):
+            longest = int(sizes[order[lo]])
+            hi = min(lo + max(1, self.rows_per_pass // longest), len(order))
+            for begin in range(0, longest, self.rows_per_pass):
+                yield self._predict_chunk(job, order[lo:hi], begin, min(longest, begin + self.rows_per_pass))
+            lo = hi
+
+    def _predict_chunk(self, job: PredictJob, chosen: Tensor, begin: int, end: int) -> Served:
+        data = job.data
+        positions = job.client_ids[chosen].cpu() - data.first_id
+        left = data.sizes[positions] - begin
+        rows = (_ragged(data.offsets[positions] + begin, left.clamp(max=end - begin))).to(data.x.device)
+        shape = rows.shape
+        x = self._gather(data.x, rows.flatten())
+        outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
+        outputs = tree.map_leaves(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), outputs)
+        predict: Callable[..., Tensor] = lambda state, x, outputs: job.algorithm.log_prob(  # noqa: E731
+            job.ctx, job.shared, state, x, outputs
+        )
+        states = tree.index(job.states, chosen.to(data.x.device))
+        x = x.view(*shape, *data.x.shape[1:])
+        prediction = vmap(predict, in_dims=(0, 0, None if outputs is None else 0))(states, x, outputs)
+        mask = (torch.arange(shape[1]) < left[:, None]).to(data.x.device, torch.float32)
+        return Served(chosen.to(data.x.device), prediction, data.y[rows], mask)
+
+
+def _ranges(starts: Tensor, sizes: Tensor) -> Tensor:
+    """Ranges start, …, start + size - 1 one after another."""
+    before = sizes.cumsum(0) - sizes
+    return torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes)
+
+
+def _ragged(starts: Tensor, sizes: Tensor) -> Tensor:
+    """Ranges as rows [C, N], padded with the first entry of each."""
+    width = int(sizes.max()) if len(sizes) else 0
+    steps = torch.arange(width)
+    return starts[:, None] + steps * (steps < sizes[:, None])

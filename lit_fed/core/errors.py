@@ -1,0 +1,24 @@
+"""Errors that speak to the person at the keyboard: the value, the place and the fix."""
+
+from __future__ import annotations
+
+__all__ = ["ClientError", "ConfigError"]
+
+
+class ConfigError(ValueError):
+    """Wrong input, found before training starts; the message names the value, the place and the fix."""
+
+
+class ClientError(RuntimeError):
+    """One client's computation failed.
+
+    Attributes:
+        client_id: index of the client.
+        stage: the algorithm's function that failed (`client_init`, `client_step`, …).
+        round_idx: round, from 0.
+        inputs: the arguments of that function, attached by the `debug` client trainer only.
+    """
+
+    def __init__(self, client_id: int, stage: str, round_idx: int, reason: str, inputs: dict | None = None) -> None:
+        super().__init__(f"client {client_id}, round {round_idx}, {stage}: {reason}")
+        self.client_id, self.stage, self.round_idx, self.inputs = client_id, stage, round_idx, inputs

@@ -1,0 +1,162 @@
+"""The local solver: optimizers as pure functions state -> state, and their learning rate over rounds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.task import Task
+from lit_fed.core.types import Batch, LocalWork, ModelState
+
+__all__ = ["LocalSolver", "OptimizerState"]
+
+
+class OptimizerState(NamedTuple):
+    """State of the local optimizer; empty dicts where the method keeps none."""
+
+    step: Tensor  # [] number of updates so far
+    first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters
+    second: dict[str, Tensor]  # second moment, leaves as the parameters
+
+
+@dataclass(frozen=True)
+class LocalSolver:
+    """How a client trains, the same for every algorithm.
+
+    Args:
+        optimizer: `sgd` or `adam`, with PyTorch's update rules (weight decay is added to the gradient in both).
+        lr: learning rate of the first round.
+        schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
+            `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
+        momentum: momentum of `sgd`, in [0, 1).
+        nesterov: Nesterov's form of momentum.
+        weight_decay: λ of the L2 penalty λ/2·‖θ‖².
+        betas: decay of the two moments of `adam`.
+        eps: added to the root of the second moment of `adam`.
+        local_epochs: passes over the local samples per round.
+        local_steps: optimizer steps per round instead of epochs.
+        clip_norm: largest Euclidean norm of a client's gradient, for each of its models.
+        persist_optimizer: keep each client's optimizer state from round to round, as the official FedEM code does;
+            by default every round starts with a fresh one.
+    """
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    local_epochs: int = 1
+    local_steps: int | None = None
+    clip_norm: float | None = None
+    persist_optimizer: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "lr": (self.lr >= 0, "a number >= 0"),
+            "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
+            "nesterov": (not self.nesterov or self.momentum > 0, "false, or momentum > 0"),
+            "weight_decay": (self.weight_decay >= 0, "a number >= 0"),
+            "betas": (all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
+            "local_epochs": (self.local_epochs >= 0, "a whole number >= 0"),
+            "local_steps": (self.local_steps is None or self.local_steps >= 1, "a whole number >= 1, or null"),
+            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
+        }
+        for name, (holds, wanted) in checks.items():
+            if not holds:
+                raise ConfigError(f"--model.solver.{name} is {getattr(self, name)}; give {wanted}")
+
+    @property
+    def work(self) -> LocalWork:
+        """The local work of a round."""
+        return LocalWork(steps=self.local_steps) if self.local_steps else LocalWork(epochs=self.local_epochs)
+
+    def lr_at(self, round_idx: int, num_rounds: int) -> Tensor:
+        """Learning rate of round `round_idx` of `num_rounds`, [] float64.
+
+        Example:
+            >>> [round(float(LocalSolver(lr=1.0, schedule="multi_step").lr_at(t, 8)), 3) for t in (3, 4, 6)]
+            [1.0, 0.1, 0.01]
+        """
+        passed = sum(round_idx >= milestone for milestone in (num_rounds // 2, 3 * (num_rounds // 4)))
+        factor = {
+            "constant": 1.0,
+            "multi_step": 0.1**passed,
+            "cosine": (1 + math.cos(math.pi * min(round_idx / num_rounds, 1.0))) / 2,
+            "sqrt": (round_idx + 1) ** -0.5,
+            "linear": 1 / (round_idx + 1),
+        }[self.schedule]
+        return torch.tensor(self.lr * factor, dtype=torch.float64)
+
+    def init(self, models: ModelState) -> OptimizerState:
+        """Fresh optimizer state for these models."""
+        zeros = {name: torch.zeros_like(leaf) for name, leaf in models.parameters.items()}
+        adam = self.optimizer == "adam"
+        first = zeros if adam or self.momentum else {}
+        step = torch.zeros((), dtype=torch.float64, device=next(iter(zeros.values())).device)
+        return OptimizerState(step, first, {name: leaf.clone() for name, leaf in zeros.items()} if adam else {})
+
+    def step(
+        self,
+        task: Task,
+        models: ModelState,
+        optimizer: OptimizerState,
+        batch: Batch,
+        lr: Tensor,
+        *,
+        weight: Tensor | None = None,
+    ) -> tuple[ModelState, OptimizerState, Tensor]:
+        """One step of every model on one batch, each sample's loss multiplied by `weight` [B, M].
+
+        Returns:
+            The new models, the new optimizer state and the loss before the step, [M].
+        """
+        loss, gradient, buffers = task.value_and_grad(models, batch, weight)
+        parameters, optimizer = self.update(models.parameters, gradient, optimizer, lr)
+        return ModelState(parameters, buffers), optimizer, loss
+
+    def update(
+        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
+    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        """New parameters and optimizer state from a gradient; leaves [M, ...]."""
+        if self.clip_norm is not None:
+            gradient = self._clip(gradient)
+        if self.weight_decay:
+            gradient = {name: g.add(parameters[name], alpha=self.weight_decay) for name, g in gradient.items()}
+        move = self._adam if self.optimizer == "adam" else self._sgd
+        direction, optimizer = move(gradient, optimizer)
+        return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
+
+    def _sgd(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+        if not self.momentum:
+            return gradient, optimizer._replace(step=optimizer.step + 1)
+        velocity = {name: g.add(optimizer.first[name], alpha=self.momentum) for name, g in gradient.items()}
+        state = optimizer._replace(step=optimizer.step + 1, first=velocity)
+        if self.nesterov:
+            return {name: g.add(velocity[name], alpha=self.momentum) for name, g in gradient.items()}, state
+        return velocity, state
+
+    def _adam(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
+        step, (beta1, beta2) = optimizer.step + 1, self.betas
+        first = {name: optimizer.first[name].mul(beta1).add(g, alpha=1 - beta1) for name, g in gradient.items()}
+        second = {name: optimizer.second[name].mul(beta2).add(g * g, alpha=1 - beta2) for name, g in gradient.items()}
+        correction1, correction2 = 1 - beta1**step, (1 - beta2**step).sqrt()
+        direction = {
+            name: (first[name] / correction1) / (second[name].sqrt() / correction2 + self.eps) for name in gradient
+        }
+        return direction, OptimizerState(step, first, second)
+
+    def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
+        assert self.clip_norm is not None
+        squares = torch.stack([g.flatten(1).pow(2).sum(1) for g in tree.leaves(gradient)])
+        factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
+        return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradient.items()}

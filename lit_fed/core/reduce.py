@@ -1,0 +1,131 @@
+"""From messages to what the server sees: a weighted mean or the stack of all messages, over blocks and over ranks.
+
+Sums run in float64 with whole-number weights and are divided last, so that neither the size of blocks nor the number of
+ranks changes a float32 result.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.types import Context, Message, ModelState, Reduced, Tree
+
+__all__ = ["Accumulator", "all_reduce", "gather_rows", "server_average"]
+
+
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def all_reduce(value: Tensor) -> Tensor:
+    """Sum over ranks; the value itself in a single process."""
+    if _ranks() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
+    """Rows of all ranks, in the order of `client_ids`, from each rank's own rows (one collective for all leaves).
+
+    Args:
+        rows: this rank's rows, leaves [C_r, ...], in the order in which its ids stand in `client_ids` below.
+        client_ids: positions of the gathered rows in the result, rank after rank, [C].
+        counts: rows of each rank; every rank computes them for itself, so ids need not be sent.
+    """
+    if _ranks() == 1:
+        return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
+    flat = [leaf.contiguous().view(leaf.shape[0], -1).view(torch.uint8) for leaf in tree.leaves(rows)]
+    widths = [part.shape[1] for part in flat]
+    packed = torch.zeros(max(counts), sum(widths), dtype=torch.uint8, device=client_ids.device)
+    packed[: flat[0].shape[0]] = torch.cat(flat, dim=1)
+    gathered = [torch.empty_like(packed) for _ in counts]
+    dist.all_gather(gathered, packed)
+    whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
+    parts = whole.split(widths, dim=1)
+    values = [
+        part.contiguous().view(leaf.dtype).view(len(whole), *leaf.shape[1:])
+        for part, leaf in zip(parts, tree.leaves(rows), strict=True)
+    ]
+    return tree.map_leaves(lambda leaf: _place(leaf, client_ids), tree.rebuild(rows, values))
+
+
+def _place(leaf: Tensor, positions: Tensor) -> Tensor:
+    placed = torch.empty_like(leaf)
+    placed[positions] = leaf
+    return placed
+
+
+class Accumulator:
+    """What one rank has gathered in a phase.
+
+    Args:
+        kind: `sum` keeps one running sum, constant in memory; `stack` keeps every message.
+    """
+
+    def __init__(self, kind: Literal["sum", "stack"]) -> None:
+        self.kind = kind
+        self._sum: Tree = None
+        self._stacked: list[Tree] = []
+        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight · metric for each metric
+
+    def add(self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor]) -> None:
+        """Take in the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the shape."""
+        weight = message.weight.double() * multiplicity
+        assert message.bits_up is not None
+        assert message.bits_down is not None
+        present = (multiplicity > 0).double()
+        traffic = [weight.sum(), message.bits_up @ present, message.bits_down @ present]
+        totals = torch.stack([*traffic, *(weight @ value.double() for value in metrics.values())])
+        self._totals = totals if self._totals is None else self._totals + totals
+        if self.kind == "stack":
+            keep = multiplicity > 0
+            self._stacked.append(tree.index(message._replace(weight=weight, bits_up=None, bits_down=None), keep))
+            return
+        summed = tree.map_leaves(lambda leaf: torch.tensordot(weight, leaf.double(), dims=1), message.value)
+        self._sum = summed if self._sum is None else tree.map_leaves(torch.add, self._sum, summed)
+
+    def reduce(self, positions: Tensor, counts: list[int]) -> tuple[Reduced, Tensor, Tensor]:
+        """The reduction over all ranks.
+
+        Args:
+            positions: for each row, rank after rank and in the order it was added, its place in the phase, [C].
+            counts: clients of each rank.
+
+        Returns:
+            What the server sees; the bits sent up and down in this phase, [2] float64; the mean of each metric.
+        """
+        assert self._totals is not None
+        if self.kind == "stack":
+            rows: Message = tree.map_leaves(lambda *parts: torch.cat(parts), *self._stacked)
+            rows = gather_rows(rows, positions, counts)
+            totals = all_reduce(self._totals)
+            return Reduced(rows.value, rows.weight), totals[1:3], totals[3:] / totals[0]
+        shapes = [leaf.shape for leaf in tree.leaves(self._sum)]
+        flat = all_reduce(torch.cat([self._totals, *(leaf.flatten() for leaf in tree.leaves(self._sum))]))
+        totals, flat = flat[: len(self._totals)], flat[len(self._totals) :]
+        parts = flat.split([shape.numel() for shape in shapes])
+        values = [part.view(shape) / totals[0] for part, shape in zip(parts, shapes, strict=True)]
+        return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], totals[3:] / totals[0]
+
+
+def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:
+    """The average of the clients' models, in the models' own types.
+
+    `renormalised` averages over the clients that took part; `stale_fill` lets the others count with the model that they
+    were last sent, which is the server's (the official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ.
+    """
+    mean = reduced.value
+    if ctx.aggregation == "stale_fill":
+        total = ctx.total_samples if ctx.weighting == "samples" else ctx.num_clients
+        share = reduced.weight / total
+        mean = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, models)
+    return tree.map_leaves(_cast, mean, models)
+
+
+def _cast(mean: Tensor, like: Tensor) -> Tensor:
+    return mean.to(like.dtype) if like.is_floating_point() else mean.round().to(like.dtype)

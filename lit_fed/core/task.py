@@ -1,0 +1,265 @@
+"""A learning task: a network and its per-sample loss as pure functions of stacked models.
+
+Every function takes M models at once (leaves [M, ...]) and returns one entry per model, so that one model is M = 1 and
+takes the very same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.seeds import seed_of
+from lit_fed.core.types import Batch, ModelState
+
+__all__ = ["ClosedForm", "Target", "Task"]
+
+Kind = Literal["binary", "multiclass", "regression"]
+
+
+@runtime_checkable
+class ClosedForm(Protocol):
+    """A network whose gradient needs no autograd; `parameters` have leaves [M, ...]."""
+
+    def stacked_outputs(self, parameters: dict[str, Tensor], x: Tensor, per_model: bool) -> Tensor:
+        """Outputs [B, M, K] for inputs [B, ...], or [M, B, ...] if `per_model`."""
+
+    def stacked_gradient(self, x: Tensor, residual: Tensor, per_model: bool) -> dict[str, Tensor]:
+        """Gradient of the parameters, leaves [M, ...], from the gradient of the outputs [B, M, K]."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted.
+
+    Args:
+        kind: `binary` (one logit), `multiclass` (C logits) or `regression` (a mean, unit variance).
+        num_classes: C; 1 for regression.
+        positions: labels have a position axis [B, L]; losses are averaged over it.
+    """
+
+    kind: Kind
+    num_classes: int
+    positions: bool = False
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the network per sample or position: 1, C or 1."""
+        return 1 if self.kind == "binary" else self.num_classes
+
+
+@dataclass(frozen=True)
+class Task:
+    """Network and log-loss.
+
+    Args:
+        build: makes a network with fresh weights from torch's global generator; called once per model by `init`.
+        target: what is predicted.
+        network: the template whose forward is used; its own weights are not.
+        init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
+        model_axis: `loop` takes the M models one after another, `vmap` at once.
+        dtype: floating type of the models.
+    """
+
+    build: Callable[[], nn.Module]
+    target: Target
+    network: nn.Module
+    init_seeds: tuple[int, ...] | None = None
+    model_axis: Literal["loop", "vmap"] = "loop"
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def create(cls, build: Callable[[], nn.Module], target: Target, **fields: object) -> Task:
+        """A task with a template network of its own; the global generator is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            network = build()
+        dtype = fields.get("dtype", torch.float32)
+        return cls(build, target, network.to(dtype), **fields)  # type: ignore[arg-type,call-overload]
+
+    def with_model_axis(self, model_axis: Literal["loop", "vmap"]) -> Task:
+        """The same task, taking the axis of models in another way."""
+        return replace(self, model_axis=model_axis)
+
+    def init(self, num_models: int, seed: int) -> ModelState:
+        """Fresh models, each from a seed of its own.
+
+        Raises:
+            ConfigError: if `init_seeds` names fewer seeds than there are models.
+        """
+        seeds: Sequence[int]
+        if self.init_seeds is None:
+            seeds = [int(seed_of(seed, 0, m, "init").generate_state(1)[0]) for m in range(num_models)]
+        elif len(self.init_seeds) < num_models:
+            raise ConfigError(f"--model.init_seeds has {len(self.init_seeds)} seeds; give one for each of {num_models}")
+        else:
+            seeds = self.init_seeds[:num_models]
+        return tree.stack([self._fresh(one) for one in seeds])
+
+    def _fresh(self, seed: int) -> ModelState:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = self.build().to(self.dtype)
+        buffers = {name: value.detach() for name, value in network.named_buffers()}
+        return ModelState({name: value.detach() for name, value in network.named_parameters()}, buffers)
+
+    # ------------------------------------------------------------------ forward
+    def outputs(self, models: ModelState, x: Tensor) -> Tensor:
+        """Raw outputs in evaluation mode for inputs [B, ...]: [B, M, K], with positions [B, M, L, K]."""
+        if isinstance(self.network, ClosedForm):
+            return self._wide(self.network.stacked_outputs(models.parameters, x, False))
+        self.network.eval()
+        if self.model_axis == "vmap":
+            forward = vmap(lambda model: functional_call(self.network, (model.parameters, model.buffers), (x,)))
+            return self._wide(forward(models).transpose(0, 1))
+        each = [self._forward(tree.index(models, m), x) for m in range(_num_models(models))]
+        return self._wide(torch.stack(each, dim=1))
+
+    def _forward(self, model: ModelState, x: Tensor) -> Tensor:
+        return functional_call(self.network, (model.parameters, model.buffers), (x,))  # type: ignore[no-any-return]
+
+    def _wide(self, outputs: Tensor) -> Tensor:
+        """Losses and probabilities are taken in the models' own type, also where autocast computed in a narrower."""
+        return outputs.to(self.dtype)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-loss of each sample and model, [B, M], in nats (regression: ½(ŷ − y)², a constant left out).
+
+        Args:
+            outputs: [B, M, K] or [B, M, L, K].
+            y: labels [B] or [B, L], the same for every model.
+        """
+        return self._losses(outputs, y.unsqueeze(1).expand(outputs.shape[:-1]))
+
+    def _losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.target.kind == "binary":
+            logit = outputs[..., 0]
+            losses = -F.logsigmoid(torch.where(y > 0, logit, -logit))
+        elif self.target.kind == "regression":
+            losses = 0.5 * (outputs[..., 0] - y).square()
+        else:
+            losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+        return losses.mean(-1) if self.target.positions else losses
+
+    # ------------------------------------------------------------------ gradient
+    def value_and_grad(
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, in training mode.
+
+        The sum is divided by the number of samples, not of weights: it is the gradient of FedEM's surrogate.
+
+        Args:
+            models: M models.
+            batch: B samples for all models, or M batches on a leading axis, one for each.
+            weight: [B, M]; None: one for every sample.
+
+        Returns:
+            The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
+        """
+        per_model = batch.index.ndim == 2
+        mask = (batch.mask.T if per_model else batch.mask.unsqueeze(1)).to(self.dtype)
+        share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
+        share = share.expand(-1, _num_models(models))
+        if isinstance(self.network, ClosedForm) and not self.target.positions:
+            return self._closed_form(self.network, models, batch, share, per_model)
+        self.network.train()
+        if self.model_axis == "vmap":
+            return self._by_vmap(models, batch, share, per_model)
+        return self._by_loop(models, batch, share, per_model)
+
+    def _closed_form(
+        self, network: ClosedForm, models: ModelState, batch: Batch, share: Tensor, per_model: bool
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        outputs = self._wide(network.stacked_outputs(models.parameters, batch.x, per_model))
+        y = (batch.y.T if per_model else batch.y.unsqueeze(1)).expand(outputs.shape[:2])
+        residual = self._residual(outputs, y) * share.unsqueeze(-1)
+        gradient = network.stacked_gradient(batch.x, residual, per_model)
+        return (self._losses(outputs, y) * share).sum(0), gradient, models.buffers
+
+    def _residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Gradient of the loss of each sample with respect to its outputs, [B, M, K]."""
+        if self.target.kind == "binary":
+            return torch.sigmoid(outputs) - y.unsqueeze(-1)
+        if self.target.kind == "regression":
+            return outputs - y.unsqueeze(-1)
+        classes = torch.arange(self.target.num_classes, device=y.device)
+        return torch.softmax(outputs, -1) - (y.unsqueeze(-1) == classes).to(outputs.dtype)
+
+    def _objective(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        outputs = self._wide(functional_call(self.network, (parameters, buffers), (x,)))
+        return (self._losses(outputs, y) * share).sum(), buffers
+
+    def _by_vmap(
+        self, models: ModelState, batch: Batch, share: Tensor, per_model: bool
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        axis = 0 if per_model else None
+        function = vmap(grad_and_value(self._objective, has_aux=True), in_dims=(0, 0, axis, axis, 1))
+        gradient, (loss, buffers) = function(models.parameters, models.buffers, batch.x, batch.y, share)
+        return loss, gradient, buffers
+
+    def _by_loop(
+        self, models: ModelState, batch: Batch, share: Tensor, per_model: bool
+    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        each = []
+        for m in range(_num_models(models)):
+            x, y = (batch.x[m], batch.y[m]) if per_model else (batch.x, batch.y)
+            parameters = {name: leaf[m].detach().requires_grad_() for name, leaf in models.parameters.items()}
+            buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}
+            with torch.enable_grad():
+                loss, buffers = self._objective(parameters, buffers, x, y, share[:, m])
+                gradient = torch.autograd.grad(loss, list(parameters.values()))
+            each.append((loss.detach(), dict(zip(parameters, gradient, strict=True)), buffers))
+        loss, gradient, buffers = tree.stack(each)
+        return loss, gradient, buffers
+
+    # ------------------------------------------------------------------ prediction
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Prediction of a mixture of models: log of the mixed probabilities, or the mixed mean (regression).
+
+        Args:
+            weights: [M], non-negative, summing to 1; a component of weight 0 takes no part.
+            outputs: [B, M, K] or [B, M, L, K].
+
+        Returns:
+            Log-probabilities [B, C] or [B, L, C] (binary: C = 2), or the mean [B, 1].
+        """
+        shape = (1, -1, *[1] * (outputs.ndim - 2))
+        if self.target.kind == "regression":
+            return (weights.view(shape) * outputs).sum(1)
+        log_weights = weights.log().view(shape)
+        if self.target.kind == "multiclass":
+            return torch.logsumexp(log_weights + torch.log_softmax(outputs, -1), dim=1)
+        positive = F.logsigmoid(outputs)  # logsigmoid(-z) = logsigmoid(z) - z spares a second transcendental
+        both = log_weights + torch.cat([positive - outputs, positive], dim=-1)
+        return torch.logsumexp(both, dim=1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and hit of each sample, both [B].
+
+        Args:
+            prediction: log-probabilities [B, C] or [B, L, C], or the mean [B, 1].
+            y: labels [B] or [B, L].
+
+        Returns:
+            Log-loss in nats and 1 for a correct prediction (averaged over positions), or half and whole squared error.
+        """
+        if self.target.kind == "regression":
+            square = (prediction[..., 0] - y).square()
+            return 0.5 * square, square
+        loss = -prediction.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        hit = (prediction.argmax(-1) == y).to(loss.dtype)
+        return (loss.mean(-1), hit.mean(-1)) if self.target.positions else (loss, hit)
+
+
+def _num_models(models: ModelState) -> int:
+    return next(iter(models.parameters.values())).shape[0]

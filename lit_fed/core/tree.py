@@ -1,0 +1,93 @@
+"""Arithmetic on trees: nested named tuples, tuples, lists and dicts with tensors at the leaves; None is an empty tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.types import Tree
+
+__all__ = ["bits", "index", "items", "leaves", "map_leaves", "norm", "rebuild", "stack", "sub"]
+
+
+def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
+    """Apply `function` to corresponding leaves of trees of one structure.
+
+    Example:
+        >>> map_leaves(lambda a, b: a + b, {"w": 1}, {"w": 2})
+        {'w': 3}
+    """
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        values = [map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)]
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return function(tree, *others)
+
+
+def items(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves with their paths, the parts joined by '/'.
+
+    Example:
+        >>> list(items({"a": (1, 2)}))
+        [('a/0', 1), ('a/1', 2)]
+    """
+    if tree is None:
+        return
+    if isinstance(tree, dict):
+        children: Sequence[tuple[str, Any]] = list(tree.items())
+    elif hasattr(tree, "_fields"):
+        children = list(zip(tree._fields, tree, strict=True))
+    elif isinstance(tree, tuple | list):
+        children = [(str(position), child) for position, child in enumerate(tree)]
+    else:
+        yield path, tree
+        return
+    for name, child in children:
+        yield from items(child, f"{path}/{name}" if path else name)
+
+
+def leaves(tree: Tree) -> list[Any]:
+    """Leaves in the order of `items`."""
+    return [leaf for _, leaf in items(tree)]
+
+
+def rebuild(template: Tree, values: Sequence[Any]) -> Tree:
+    """The tree of `template`'s structure with `values` as leaves, in the order of `items`."""
+    remaining = iter(values)
+    return map_leaves(lambda _: next(remaining), template)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """A - b, leaf by leaf."""
+    return map_leaves(torch.sub, a, b)
+
+
+def norm(tree: Tree) -> Tensor:
+    """Euclidean norm over all leaves, [] float64."""
+    return torch.stack([leaf.double().pow(2).sum() for leaf in leaves(tree)]).sum().sqrt()
+
+
+def index(tree: Tree, position: int | slice | Tensor) -> Tree:
+    """Entry or entries of the leading axis of every leaf."""
+    return map_leaves(lambda leaf: leaf[position], tree)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure along a new leading axis."""
+    return map_leaves(lambda *parts: torch.stack(parts), *trees)
+
+
+def bits(tree: Tree) -> int:
+    """Size of a tree's leaves in bits.
+
+    Example:
+        >>> bits({"w": torch.zeros(3, dtype=torch.float32)})
+        96
+    """
+    return sum(8 * leaf.numel() * leaf.element_size() for leaf in leaves(tree))

@@ -1,0 +1,212 @@
+"""The blocks that pass between data, clients, algorithms and server.
+
+Shapes use C clients of a block, N samples of one client (padded where `mask` is 0), B samples of a batch, M models
+trained together, T clients in all. Leaves of a `ModelState` always carry the leading axis M; a single model is M = 1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lit_fed.core.local import LocalSolver
+    from lit_fed.core.task import Task
+
+__all__ = [
+    "Batch",
+    "ClientBlock",
+    "ClientData",
+    "ClientResult",
+    "Context",
+    "LocalWork",
+    "Message",
+    "ModelState",
+    "Phase",
+    "Population",
+    "Reduced",
+    "ServingBlock",
+    "Split",
+    "Tree",
+]
+
+Tree = Any
+"""Nested named tuples, tuples, lists or dicts of tensors."""
+
+
+class ModelState(NamedTuple):
+    """M models stacked leaf by leaf."""
+
+    parameters: dict[str, Tensor]  # trainable, leaves [M, ...]
+    buffers: dict[str, Tensor]  # running statistics, leaves [M, ...]; {} without
+
+
+class ClientData(NamedTuple):
+    """The local samples of one client: rows `index` of the arrays, or all of them.
+
+    Rows are looked up only when `x` or `y` is read, so an algorithm that needs losses alone costs no copy.
+    """
+
+    all_x: Tensor  # [n, ...]
+    all_y: Tensor  # [n] or [n, L]
+    index: Tensor | None  # [N] rows of this client; None: every row, N = n
+    mask: Tensor  # [N], 1 for a sample and 0 for padding
+    client_id: Tensor  # [] int64
+
+    @property
+    def x(self) -> Tensor:
+        """Inputs [N, ...]."""
+        return self.all_x if self.index is None else self.all_x[self.index]
+
+    @property
+    def y(self) -> Tensor:
+        """Labels [N] or [N, L]."""
+        return self.all_y if self.index is None else self.all_y[self.index]
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Number of real samples, [] float64: a whole number, so that weighted sums stay exact."""
+        return self.mask.sum(dtype=torch.float64)
+
+
+class Batch(NamedTuple):
+    """One mini-batch, or K of them on a leading axis where `LocalWork.batches_per_step` is K > 1."""
+
+    x: Tensor  # [B, ...] or [K, B, ...]
+    y: Tensor  # [B] or [B, L], or with a leading K
+    index: Tensor  # [B] or [K, B]: position within the client's samples
+    mask: Tensor  # [B] or [K, B], 1 for a sample and 0 for padding
+
+
+class LocalWork(NamedTuple):
+    """What the client trainer repeats `client_step` over; with neither epochs nor steps it is not called."""
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None  # None: that of the data module; 0: the whole local set
+    batches_per_step: int = 1  # K > 1: each step gets K batches, each from its own shuffle
+
+
+class Phase(NamedTuple):
+    """One exchange with a set of clients; nobody sees its results before it ends."""
+
+    name: str
+    client_ids: Tensor  # [C] int64; an id drawn twice trains once and counts twice
+    work: LocalWork
+
+
+class Message(NamedTuple):
+    """What leaves the client."""
+
+    value: Tree
+    weight: Tensor  # [] float64, a whole number wherever possible
+    bits_up: Tensor | None = None  # [] float64; None: the size of `value`
+    bits_down: Tensor | None = None  # [] float64; None: the size of the shared models
+
+
+class Reduced(NamedTuple):
+    """What reaches the server: for "sum" Σ w·m / Σ w and Σ w, for "stack" all messages [C, ...] and weights [C]."""
+
+    value: Tree
+    weight: Tensor
+
+
+class ClientResult(NamedTuple):
+    """What a client hands over at the end of a phase; the client trainer returns it with a leading axis C."""
+
+    message: Message
+    state: Tree
+    metrics: dict[str, Tensor]
+
+
+class Context(NamedTuple):
+    """What every client of a phase knows."""
+
+    task: Task
+    solver: LocalSolver
+    lr: Tensor  # [] float64, the local learning rate of this round
+    round_idx: int  # from 0
+    phase: str
+    num_clients: int  # T
+    total_samples: int  # training samples of all T clients
+    seed: int
+    groups: Tensor | None = None  # [T] true group of each client, where known
+    aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
+    weighting: Literal["samples", "uniform"] = "samples"
+    num_rounds: int = 1
+
+    def client_weight(self, data: ClientData) -> Tensor:
+        """Weight of a client's message, [] float64: its number of samples, or 1."""
+        return data.num_samples if self.weighting == "samples" else torch.ones_like(data.mask[0], dtype=torch.float64)
+
+
+class Split:
+    """All samples of one split, client by client and contiguous; moved to a device once and kept there.
+
+    Args:
+        x: inputs [n, ...].
+        y: labels [n] or [n, L].
+        offsets: [T + 1] int64 on the CPU; client t owns rows offsets[t] to offsets[t + 1].
+        first_id: identity of the first client; those that take no part in training are numbered after the others.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, offsets: Tensor, first_id: int = 0) -> None:
+        self.x, self.y, self.offsets, self.first_id = x, y, offsets, first_id
+        self._resident: dict[torch.device, Split] = {}
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients T."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """Samples per client, [T] int64."""
+        return self.offsets.diff()
+
+    def client(self, client_id: int) -> ClientData:
+        """Views of one client's rows."""
+        position = client_id - self.first_id
+        lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
+        mask = torch.ones(hi - lo, device=self.x.device)
+        return ClientData(self.x[lo:hi], self.y[lo:hi], None, mask, torch.tensor(client_id, device=self.x.device))
+
+    def to(self, device: torch.device | str, **_: Any) -> Split:
+        """The same split on another device, copied at most once."""
+        device = torch.device(device)
+        if device == self.x.device:
+            return self
+        if device not in self._resident:
+            self._resident[device] = Split(self.x.to(device), self.y.to(device), self.offsets, self.first_id)
+        return self._resident[device]
+
+
+class Population(NamedTuple):
+    """A set of clients with their splits; the three splits list the same clients in the same order."""
+
+    train: Split
+    val: Split
+    test: Split
+    names: list[str]  # [T] identities, as the data set calls them
+    groups: Tensor | None = None  # [T] int64 true group, where known
+
+
+class ServingBlock(NamedTuple):
+    """Some clients to be served and measured."""
+
+    client_ids: Tensor  # [C] int64
+    data: Split  # what they are measured on
+    train: Split  # what they may adapt on
+
+
+class ClientBlock(NamedTuple):
+    """The unit of work of a client trainer: some clients of one phase on one rank, longest first."""
+
+    phase: Phase  # its `client_ids` are this block's alone, [C]
+    multiplicity: Tensor  # [C] float64, how often each was drawn; 0 for a ghost, which only tells the message's shape
+    data: Split
+    slices: tuple[Tensor, ...] = ()  # ids of each rank in this phase, in the order of its blocks
+    ends_phase: bool = True  # the last block of its phase on this rank
+    ends_round: bool = True  # the last block of the round

@@ -1,0 +1,112 @@
+"""Who trains in a round, on which rank, and in which blocks: pure functions, equal on every rank."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import Literal
+
+import numpy as np
+
+from lit_fed.core.seeds import generator
+from lit_fed.data.dataset import require
+
+__all__ = ["cohort_size", "draw_cohort", "make_blocks", "split_by_work", "whole_part"]
+
+
+def whole_part(fraction: float, total: int) -> int:
+    """The floor of fraction · total, forgiving the last bits of a decimal fraction.
+
+    Example:
+        >>> int(0.29 * 100), whole_part(0.29, 100)
+        (28, 29)
+    """
+    return math.floor(fraction * total + 1e-9)
+
+
+def cohort_size(num_clients: int, fraction: float = 1.0, number: int | None = None) -> int:
+    """Clients drawn per round: `number`, or without it the whole part of `fraction` of all, at least one."""
+    if number is not None:
+        require(number >= 1, f"clients per round = {number}; draw at least 1 client")
+        return number
+    require(0 < fraction <= 1, f"fraction of clients per round = {fraction}; choose a number above 0 and up to 1")
+    return max(1, whole_part(fraction, num_clients))
+
+
+def draw_cohort(
+    num_clients: int,
+    sizes: np.ndarray,
+    *,
+    fraction: float = 1.0,
+    number: int | None = None,
+    sampling: Literal["uniform", "size"] = "uniform",
+    seed: int,
+    round_idx: int,
+) -> np.ndarray:
+    """Draw the clients of a round; depends on the arguments alone, so every rank draws the same.
+
+    Args:
+        num_clients: number of clients T.
+        sizes: training samples of each client [T].
+        fraction: part of the clients to draw, where `number` is None.
+        number: how many clients to draw.
+        sampling: "uniform": without replacement; "size": with replacement, in proportion to `sizes`.
+        seed: training seed.
+        round_idx: round, from 0.
+
+    Returns:
+        Client ids in ascending order [m] int64; with "size" an id may occur several times.
+    """
+    num_drawn = cohort_size(num_clients, fraction, number)
+    rng = generator(seed, round_idx, 0, "cohort")
+    if sampling == "size":
+        weights = np.asarray(sizes, dtype=np.float64)
+        return np.sort(rng.choice(num_clients, num_drawn, p=weights / weights.sum()))
+    require(sampling == "uniform", f"sampling = {sampling!r}; choose 'uniform' or 'size'")
+    require(
+        num_drawn <= num_clients,
+        f"clients per round = {num_drawn}, but there are only {num_clients} clients; draw fewer, or sample by size",
+    )
+    return np.sort(rng.choice(num_clients, num_drawn, replace=False))
+
+
+def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> list[np.ndarray]:
+    """Give every client to one rank, the longest work first, each time to the rank with the least so far.
+
+    Args:
+        client_ids: clients of the phase [m], duplicates allowed.
+        work: cost of every client of the population [T], looked up by id.
+        world_size: number of ranks.
+
+    Returns:
+        For each rank its clients in ascending order, each id once; a rank may get none.
+    """
+    unique_ids, costs = np.unique(client_ids), np.asarray(work)
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    loads = [(0.0, rank) for rank in range(world_size)]
+    for client_id in _longest_first(unique_ids, costs):
+        load, rank = loads[0]
+        shares[rank].append(int(client_id))
+        heapq.heapreplace(loads, (load + float(costs[client_id]), rank))
+    return [np.array(sorted(share), dtype=np.int64) for share in shares]
+
+
+def make_blocks(client_ids: np.ndarray, sizes: np.ndarray, clients_per_block: int) -> list[np.ndarray]:
+    """Cut clients into blocks of similar length.
+
+    Args:
+        client_ids: clients of one rank [m].
+        sizes: training samples of every client of the population [T], looked up by id.
+        clients_per_block: most clients in a block.
+
+    Returns:
+        Blocks of ids, the largest client first, equal ones by id; no block without clients.
+    """
+    require(clients_per_block >= 1, f"clients_per_block = {clients_per_block}; choose a whole number of at least 1")
+    order = _longest_first(np.asarray(client_ids, dtype=np.int64), np.asarray(sizes))
+    return [order[start : start + clients_per_block] for start in range(0, len(order), clients_per_block)]
+
+
+def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The ids by falling size, equal ones by id."""
+    return client_ids[np.lexsort((client_ids, -sizes[client_ids]))]

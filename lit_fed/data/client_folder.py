@@ -1,0 +1,252 @@
+"""Your own data: one .npz file per client, or LEAF's JSON layout.
+
+ROOT/seen/<client>.npz, ROOT/unseen/<client>.npz      x_train, y_train, x_test, y_test and optionally x_val, y_val
+ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samples": [...],
+                                                       "user_data": {user: {"x": [...], "y": [...]}}}
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import Population, Split
+from lit_fed.data.dataset import ClientDataSet, input_array, label_array, make_split, require
+
+__all__ = ["ClientFolder"]
+
+SPLITS = ("train", "val", "test")
+REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL_ARRAYS = ("x_val", "y_val")
+
+
+class _Client(NamedTuple):
+    """One client as it was read."""
+
+    name: str
+    arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
+    places: dict[str, str]  # where each split was read, for error messages
+
+
+class _LeafUser(NamedTuple):
+    """One user of one JSON file."""
+
+    x: np.ndarray  # [n, ...]
+    y: np.ndarray  # [n] or [n, L]
+    place: str  # the file, and the user within it
+
+
+@dataclass(frozen=True)
+class ClientFolder(ClientDataSet):
+    """Clients read from a folder; ids are the file names (or LEAF's user names), sorted.
+
+    uint8 inputs are scaled to 0..1, other integers are kept (token ids), floating inputs become float32. Integer labels
+    are classes, floating ones regression targets. Test and validation splits may be empty.
+
+    Args:
+        root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
+    """
+
+    root: str = ""
+
+    def load(self) -> tuple[Population, Population | None]:
+        """All clients of `seen` and, where that folder exists, of `unseen`."""
+        require(bool(self.root), "ClientFolder: root is not set; pass --data.dataset.root FOLDER")
+        root = Path(self.root).expanduser()
+        require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
+        if (root / "train").is_dir() and not (root / "seen").is_dir():
+            return _to_population(_read_leaf(root)), None
+        require(
+            (root / "seen").is_dir(),
+            f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; add one",
+        )
+        seen = _read_folder(root / "seen")
+        unseen = _read_folder(root / "unseen") if (root / "unseen").is_dir() else []
+        _check_alike(seen + unseen)
+        return _to_population(seen), _to_population(unseen) if unseen else None
+
+
+def _read_folder(folder: Path) -> list[_Client]:
+    """All .npz files of a folder, by name."""
+    paths = sorted(folder.glob("*.npz"))
+    require(bool(paths), f"{folder}: no .npz file; save one per client, or remove the folder")
+    return [_checked(_Client(path.stem, _read_npz(path), dict.fromkeys(SPLITS, str(path)))) for path in paths]
+
+
+def _read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The known arrays of one client's file."""
+    require(
+        zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); save it again with numpy.savez"
+    )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return _known_arrays(archive, path)
+    except ConfigError:  # a ValueError too, but one that already says what to do
+        raise
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{path}: cannot be read ({error}); save it again with numpy.savez") from error
+
+
+def _known_arrays(archive: Any, path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an open file; without both val arrays there is no validation split."""
+    for name in REQUIRED_ARRAYS:
+        require(name in archive, f"{path}: array {name} is missing; save {', '.join(REQUIRED_ARRAYS)} in it")
+    for name, other in (OPTIONAL_ARRAYS, OPTIONAL_ARRAYS[::-1]):
+        require(name not in archive or other in archive, f"{path}: array {other} is missing; save it beside {name}")
+    return {name: _array_of(archive, name, path) for name in (*REQUIRED_ARRAYS, *OPTIONAL_ARRAYS) if name in archive}
+
+
+def _array_of(archive: Any, name: str, path: Path) -> np.ndarray:
+    """One array; an object array, which only pickle could read, gets an error of its own."""
+    try:
+        return np.asarray(archive[name])
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise ConfigError(
+            f"{path}: array {name} holds Python objects; store numbers, with samples of one shape"
+        ) from error
+
+
+def _read_leaf(root: Path) -> list[_Client]:
+    """LEAF's users, by name; those without test samples get an empty test split."""
+    train, test = _read_users(root / "train"), _read_users(root / "test")
+    for name, user in test.items():
+        require(name in train, f"{user.place}: no training samples in {root / 'train'}; add some, or remove the user")
+    # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
+    floating = any(user.x.size and user.x.dtype.kind == "f" for user in (*train.values(), *test.values()))
+    clients = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
+    _check_alike(clients)
+    return clients
+
+
+def _read_users(folder: Path) -> dict[str, _LeafUser]:
+    """The users of all JSON files of a folder, by name."""
+    paths = sorted(folder.glob("*.json"))
+    require(bool(paths), f"{folder}: no .json file; LEAF's layout has them in 'train' and in 'test'")
+    users: dict[str, _LeafUser] = {}
+    for path in paths:
+        for name, user in _users_of(path):
+            require(name not in users, f"{user.place}: is also in another file or twice in this; keep one of them")
+            users[name] = user
+    return users
+
+
+def _users_of(path: Path) -> Iterator[tuple[str, _LeafUser]]:
+    """Names and data of the users of one JSON file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not valid JSON ({error}); write it again") from error
+    known = isinstance(content, dict) and isinstance(content.get("user_data"), dict) and "users" in content
+    require(known, f"{path}: 'users' or 'user_data' is missing; follow LEAF's layout")
+    for name in map(str, content["users"]):
+        data, place = content["user_data"].get(name), f"{path}, user {name!r}"
+        complete = isinstance(data, dict) and {"x", "y"} <= data.keys()
+        require(complete, f"{place}: x or y is missing in 'user_data'; add both or remove the user")
+        yield name, _LeafUser(_array(data, "x", place), _array(data, "y", place), place)
+
+
+def _array(data: dict, key: str, place: str) -> np.ndarray:
+    """A JSON list as an array, fractions as float32: Python's own numbers take four times the memory and more."""
+    try:
+        array = np.asarray(data[key])
+    except ValueError as error:
+        raise ConfigError(f"{place}: the samples of {key} differ in shape; bring them to one shape") from error
+    return input_array(array) if array.dtype.kind == "f" else array
+
+
+def _leaf_client(name: str, train: _LeafUser, test: _LeafUser | None, floating: bool) -> _Client:
+    """One client from its training and test samples; `floating` turns whole inputs into fractions."""
+    arrays: dict[str, np.ndarray] = {}
+    places: dict[str, str] = {}
+    for split, user in (("train", train), ("test", test)):
+        if user is not None:
+            arrays[f"x_{split}"] = user.x.astype(np.float32) if floating and user.x.dtype.kind == "i" else user.x
+            arrays[f"y_{split}"], places[split] = user.y, user.place
+    return _checked(_Client(name, arrays, dict.fromkeys(SPLITS, train.place) | places))
+
+
+def _checked(client: _Client) -> _Client:
+    """The client with all six arrays in their final types, after all checks that need no other client."""
+    arrays: dict[str, np.ndarray] = {}
+    for split in SPLITS:
+        x_name, y_name = f"x_{split}", f"y_{split}"
+        if split != "train" and not any(client.arrays[name].size for name in (x_name, y_name) if name in client.arrays):
+            # An empty list has no sample shape of its own, so it takes that of the training samples.
+            arrays[x_name], arrays[y_name] = arrays["x_train"][:0], arrays["y_train"][:0]
+            continue
+        x, y = client.arrays[x_name], client.arrays[y_name]
+        _check_lengths(client.places[split], split, x, y)
+        for name, array in ((x_name, x), (y_name, y)):
+            arrays[name] = _converted(client.places[split], name, array)
+    return client._replace(arrays=arrays)
+
+
+def _check_lengths(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """A sample axis on both arrays, equally long, and not empty in training."""
+    for key, array in (("x", x), ("y", y)):
+        require(array.ndim > 0, f"{place}: {key}_{split} is a single number; store an array with one entry per sample")
+    require(
+        len(x) == len(y),
+        f"{place}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long",
+    )
+    require(
+        split != "train" or len(x) > 0,
+        f"{place}: x_train is empty; give the client at least one training sample, or leave it out",
+    )
+
+
+def _converted(place: str, name: str, array: np.ndarray) -> np.ndarray:
+    """The array in its final type; finite, and without negative classes."""
+    try:
+        array = input_array(array) if name.startswith("x") else label_array(array)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: array {name}: {error}") from error
+    require(
+        array.dtype.kind != "f" or bool(np.isfinite(array).all()),
+        f"{place}: array {name} contains NaN or infinity; clean or drop these samples",
+    )
+    negative = name.startswith("y") and array.dtype.kind == "i" and array.size > 0 and int(array.min()) < 0
+    require(not negative, f"{place}: array {name} contains a negative label; number the classes from 0")
+    return array
+
+
+def _check_alike(clients: list[_Client]) -> None:
+    """The same type and sample shape in all splits of all clients."""
+    expected = clients[0]
+    for client in clients:
+        for name, array in client.arrays.items():
+            model = expected.arrays[f"{name[0]}_train"]
+            require(
+                _sample_type(array) == _sample_type(model),
+                f"{client.places[name[2:]]}: samples of {name} are {_sample_type(array)}, but those of "
+                f"{name[0]}_train in {expected.places['train']} are {_sample_type(model)}; "
+                "store all clients with one type and sample shape",
+            )
+
+
+def _sample_type(array: np.ndarray) -> str:
+    """Type and shape of one sample, in words."""
+    return f"{array.dtype} of shape {list(array.shape[1:])}"
+
+
+def _to_population(clients: list[_Client]) -> Population:
+    """All clients' arrays end to end; a client's own arrays are let go as soon as they are joined."""
+    train, val, test = (_join(clients, split) for split in SPLITS)
+    return Population(train, val, test, [client.name for client in clients])
+
+
+def _join(clients: list[_Client], split: str) -> Split:
+    """One split of all clients."""
+    x = [client.arrays.pop(f"x_{split}") for client in clients]
+    y = [client.arrays.pop(f"y_{split}") for client in clients]
+    return make_split(np.concatenate(x), np.concatenate(y), np.array([len(array) for array in y]))

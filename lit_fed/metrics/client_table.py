@@ -1,0 +1,84 @@
+"""Per-client results, and what papers report of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["ClientTable", "client_statistics", "summarise"]
+
+
+def client_statistics(values: Tensor, num_samples: Tensor, name: str) -> dict[str, float]:
+    """Statistics over clients of a metric that is better the larger it is.
+
+    Args:
+        values: the metric of each client, [T].
+        num_samples: samples it was measured on, [T]; clients without any take no part.
+        name: `accuracy`, say.
+
+    Returns:
+        The mean weighted by samples under `name`; `_decile`, the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
+        `_unweighted`, the plain mean.
+
+    Example:
+        >>> client_statistics(torch.tensor([0.5, 1.0]), torch.tensor([1, 3]), "accuracy")["accuracy"]
+        0.875
+    """
+    held = num_samples > 0
+    if not held.any():
+        return {}
+    values, weight = values[held].double(), num_samples[held].double()
+    ascending = values.sort().values
+    return {
+        name: float((values * weight).sum() / weight.sum()),
+        f"{name}_decile": float(ascending[max(1, len(values) // 10) - 1]),
+        f"{name}_worst": float(ascending[0]),
+        f"{name}_std": float(values.std(correction=0)),
+        f"{name}_unweighted": float(values.mean()),
+    }
+
+
+class ClientTable(Metric):
+    """Sums over each client's samples, gathered from all ranks: each client is measured on one of them.
+
+    Args:
+        num_clients: T.
+        num_components: M, where clients are served by mixtures, whose weights are kept beside the sums; else 0.
+    """
+
+    full_state_update = False
+    rows: Tensor
+
+    def __init__(self, num_clients: int, num_components: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        zeros = torch.zeros(num_clients, 3 + num_components, dtype=torch.float64)
+        self.add_state("rows", zeros, dist_reduce_fx="sum")
+
+    def update(self, positions: Tensor, rows: Tensor) -> None:
+        """Add rows [C, 3 + M] (number of samples, loss, hits, mixture weights) of the clients at `positions` [C]."""
+        self.rows[positions] += rows
+
+    def compute(self) -> Tensor:
+        """All rows, [T, 3 + M]; the same on every rank."""
+        return self.rows.cpu().clone()
+
+
+def summarise(rows: Tensor, regression: bool = False) -> dict[str, float]:
+    """`loss` and `accuracy` with the statistics of `client_statistics`; for regression `loss` and `mse`.
+
+    Args:
+        rows: number of samples, sum of losses and sum of hits (regression: squared errors) of each client, [T, >=3].
+        regression: what the third column is.
+    """
+    count, loss, hits = rows[:, :3].unbind(1)
+    if not (count > 0).any():
+        return {}
+    each = count.clamp(min=1)
+    results = {"loss": float(loss.sum() / count.sum())}
+    if not regression:
+        return results | client_statistics(hits / each, count, "accuracy")
+    larger_is_better = client_statistics(-hits / each, count, "mse")
+    return results | {key: abs(value) for key, value in larger_is_better.items()}

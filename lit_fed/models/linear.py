@@ -1,0 +1,46 @@
+"""Linear model, with its gradient in closed form."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.models.base import Network
+
+__all__ = ["Linear"]
+
+
+class Linear(Network):
+    """Affine map of the flattened input: logistic regression, softmax regression or least squares.
+
+    Args:
+        input_shape: shape of one sample.
+        num_outputs: K.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(input_shape), num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of inputs [B, ...]."""
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+    def stacked_outputs(self, parameters: dict[str, Tensor], x: Tensor, per_model: bool) -> Tensor:
+        """Outputs [B, M, K] of M linear models: one matrix product where they share the inputs."""
+        weight, bias = parameters["linear.weight"], parameters["linear.bias"]
+        num_models, num_outputs = bias.shape
+        if per_model:
+            return torch.baddbmm(bias.unsqueeze(1), x.flatten(2), weight.transpose(1, 2)).transpose(0, 1)
+        flat = torch.addmm(bias.reshape(-1), x.flatten(1), weight.flatten(0, 1).T)
+        return flat.view(-1, num_models, num_outputs)
+
+    def stacked_gradient(self, x: Tensor, residual: Tensor, per_model: bool) -> dict[str, Tensor]:
+        """Gradients [M, K, D] and [M, K] from the gradient of the outputs [B, M, K]."""
+        if per_model:
+            weight = torch.bmm(residual.permute(1, 2, 0), x.flatten(2))
+        else:
+            weight = (residual.flatten(1).T @ x.flatten(1)).view(*residual.shape[1:], -1)
+        return {"linear.weight": weight, "linear.bias": residual.sum(0)}

@@ -1,0 +1,115 @@
+"""metrics.csv: one row per logged round, continued exactly where a checkpoint left it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.pytorch.utilities import rank_zero_only
+
+from lit_fed.callbacks.report import write_atomically
+
+__all__ = ["RoundLogger", "newest_version"]
+
+
+def newest_version(folder: Path) -> int:
+    """Number of the newest `version_<n>` of a run's folder; -1 without any."""
+    numbers = [path.name.removeprefix("version_") for path in folder.glob("version_*") if path.is_dir()]
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+class RoundLogger(Logger):
+    """Writes `OUT/<name>/version_<n>/metrics.csv`, the row of a round as soon as something of it is known.
+
+    A row is appended and, while its round lasts, rewritten in place, so a round costs the same however long the run is.
+
+    Args:
+        save_dir: OUT.
+        name: name of the run.
+        version: n; None takes the next free one.
+        keep_rounds: rounds of an existing file that stay, when a run is continued.
+    """
+
+    def __init__(self, save_dir: str, name: str, version: int | None = None, keep_rounds: int = 0) -> None:
+        super().__init__()
+        self._folder = Path(save_dir) / name
+        self._name = name
+        self._version = newest_version(self._folder) + 1 if version is None else version
+        self._keep_rounds = keep_rounds
+        self._columns: list[str] | None = None
+        self._row: dict[str, Any] = {}
+        self._row_start = 0
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self._name
+
+    @property
+    def version(self) -> str:
+        """`version_<n>`."""
+        return f"version_{self._version}"
+
+    @property
+    def save_dir(self) -> str:
+        """OUT."""
+        return str(self._folder.parent)
+
+    @property
+    def log_dir(self) -> str:
+        """The run's folder."""
+        return str(self._folder / self.version)
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Path:
+        """The file; its folder is made when it is first asked for."""
+        Path(self.log_dir).mkdir(parents=True, exist_ok=True)
+        return Path(self.log_dir) / "metrics.csv"
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Nothing: config.yaml holds them."""
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add to the row of round `step`."""
+        if self._columns is None:
+            self._open()
+        if step != self._row.get("step"):
+            self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
+        self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
+        if any(key not in self._columns for key in self._row):
+            self._widen()
+        with self.experiment.open("r+") as file:
+            file.seek(self._row_start)
+            file.write(_to_csv([self._row], self._columns))
+            file.truncate()
+
+    def _open(self) -> None:
+        """Keep the rows of the rounds that the run goes on from; a row cut off by a kill is dropped."""
+        self._columns, rows = ["step"], []
+        if self._keep_rounds and self.experiment.is_file():
+            text = self.experiment.read_text()
+            reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+            rows = [row for row in reader if int(row["step"]) < self._keep_rounds]
+            self._columns = list(reader.fieldnames or self._columns)
+        write_atomically(self.experiment, ",".join(self._columns) + "\n" + _to_csv(rows, self._columns))
+
+    def _widen(self) -> None:
+        """Add columns: the one case in which the whole file is written again."""
+        text = self.experiment.read_text()
+        whole = list(csv.DictReader(io.StringIO(text[: self._row_start])))
+        self._columns = ["step", *sorted({*self._columns, *self._row} - {"step"})]
+        write_atomically(self.experiment, ",".join(self._columns) + "\n" + _to_csv(whole, self._columns))
+        self._row_start = self.experiment.stat().st_size
+
+
+def _to_csv(rows: list[dict[str, Any]], columns: list[str]) -> str:
+    out = io.StringIO()
+    csv.DictWriter(out, columns, restval="", lineterminator="\n").writerows(rows)
+    return out.getvalue()

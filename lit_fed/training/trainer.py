@@ -1,0 +1,103 @@
+"""A Lightning trainer whose epochs are federated rounds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.training.loop import FederatedLoop
+from lit_fed.training.round_logger import RoundLogger
+
+__all__ = ["AtomicCheckpointIO", "FederatedStrategy", "FederatedTrainer"]
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        """Write and move; the file system's rename is atomic within a folder."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+class FederatedStrategy(DDPStrategy):
+    """Process group and launcher of DDP without its wrapper: clients train whole models of their own, rank by rank."""
+
+    def configure_ddp(self) -> None:
+        """Start all ranks from rank 0's shared state and client table."""
+        assert self.model is not None
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            dist.broadcast(tensor.data, 0)
+
+
+StrategyRegistry.register(
+    "fed_ddp", FederatedStrategy, description="cohort sharded over ranks, no gradient hooks", start_method="popen"
+)
+
+
+class FederatedTrainer(Trainer):
+    """Lightning's trainer with federated loops: `max_epochs` counts rounds, `global_step` is the rounds done.
+
+    The arguments are those of `lightning.pytorch.Trainer`; those that cut batches or touch gradients are refused.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _refuse_arguments(kwargs)
+        # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.
+        kwargs["use_distributed_sampler"] = False
+        kwargs["reload_dataloaders_every_n_epochs"] = 1
+        kwargs["inference_mode"] = False  # adaptation trains inside validation
+        kwargs["num_sanity_val_steps"] = 0
+        if kwargs.get("log_every_n_steps") is None:
+            kwargs["log_every_n_steps"] = 1
+        kwargs["plugins"] = _with_atomic_checkpoints(kwargs.get("plugins"))
+        super().__init__(*args, **kwargs)
+        self.fit_loop = FederatedLoop(self, self.fit_loop)
+
+    @property
+    def log_dir(self) -> str | None:
+        """The run's folder, the same on every rank; None where nothing is logged."""
+        own = [logger.log_dir for logger in self.loggers if isinstance(logger, RoundLogger)]
+        return self.strategy.broadcast(own[0]) if own else super().log_dir
+
+
+def _refuse_arguments(arguments: dict[str, Any]) -> None:
+    """Arguments of Lightning that would end "successfully" with no round run, or that mean nothing here."""
+    reasons = {
+        "fast_dev_run": "a round is never cut; use --trainer.max_epochs 1",
+        "limit_train_batches": "a round is never cut; use --data.client_fraction or --data.clients_per_round",
+        "overfit_batches": "a round is never cut; use --data.client_fraction or --data.clients_per_round",
+        "gradient_clip_val": "clients clip for themselves; use --model.solver.clip_norm",
+        "accumulate_grad_batches": "clients take whole batches; use --data.batch_size",
+        "val_check_interval": "validation follows whole rounds; use --trainer.check_val_every_n_epoch",
+    }
+    harmless = {None, False, 1}
+    for name, reason in reasons.items():
+        value = arguments.get(name)
+        if value not in harmless or (name.startswith("limit") and value in {0, 1} and isinstance(value, int)):
+            raise ConfigError(f"--trainer.{name} is {value}, which federated rounds do not know: {reason}")
+
+
+def _with_atomic_checkpoints(plugins: Any) -> list[Any]:
+    chosen = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    if any(isinstance(plugin, TorchCheckpointIO) for plugin in chosen):
+        return chosen
+    return [*chosen, AtomicCheckpointIO()]

@@ -1,0 +1,96 @@
+import numpy as np
+import pytest
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
+
+SIZES = np.array([5, 1, 9, 5, 2, 30])
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "fraction", "number", "expected"),
+    [(10, 1.0, None, 10), (10, 0.25, None, 2), (100, 0.29, None, 29), (3, 0.01, None, 1), (10, 1.0, 4, 4)],
+)
+def test_cohort_size(num_clients, fraction, number, expected):
+    assert cohort_size(num_clients, fraction, number) == expected
+
+
+def test_uniform_cohort_has_no_duplicates():
+    for round_idx in range(20):
+        cohort = draw_cohort(6, SIZES, number=4, seed=0, round_idx=round_idx)
+        assert len(set(cohort.tolist())) == 4
+        assert (np.diff(cohort) > 0).all()
+
+
+def test_full_cohort():
+    assert draw_cohort(6, SIZES, seed=3, round_idx=1).tolist() == list(range(6))
+
+
+def test_cohort_depends_on_seed_and_round_alone():
+    def draw(seed, round_idx):
+        return draw_cohort(100, np.ones(100), fraction=0.2, seed=seed, round_idx=round_idx).tolist()
+
+    assert draw(0, 0) == draw(0, 0)
+    assert len({tuple(draw(0, 0)), tuple(draw(1, 0)), tuple(draw(0, 1))}) == 3
+
+
+def test_sampling_by_size_is_proportional_and_with_replacement():
+    cohort = draw_cohort(6, SIZES, number=52_000, sampling="size", seed=0, round_idx=0)
+    np.testing.assert_allclose(np.bincount(cohort, minlength=6) / 1000, SIZES, atol=0.5)
+
+
+def test_uniform_sampling_is_uniform():
+    drawn = [draw_cohort(6, SIZES, number=2, seed=0, round_idx=round_idx) for round_idx in range(3000)]
+    np.testing.assert_allclose(np.bincount(np.concatenate(drawn)) / 1000, np.ones(6), atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"number": 0}, "clients per round = 0"),
+        ({"number": 7}, "clients per round = 7, but there are only 6"),
+        ({"fraction": 0.0}, r"= 0\.0; choose"),
+        ({"fraction": 1.5}, r"= 1\.5; choose"),
+        ({"sampling": "other"}, "'other'; choose"),
+    ],
+)
+def test_wrong_cohorts_are_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        draw_cohort(6, SIZES, seed=0, round_idx=0, **wrong)
+
+
+def test_every_client_is_on_one_rank():
+    shares = split_by_work(np.array([5, 0, 2, 2, 3, 1]), SIZES, 2)
+    assert [share.tolist() for share in shares] == [[5], [0, 1, 2, 3]]
+
+
+def test_work_is_balanced():
+    work = np.random.default_rng(0).integers(1, 100, size=500)
+    loads = [work[share].sum() for share in split_by_work(np.arange(500), work, 4)]
+    assert max(loads) - min(loads) <= work.max()
+    assert sum(loads) == work.sum()
+
+
+def test_a_rank_may_stay_without_clients():
+    shares = split_by_work(np.array([4]), SIZES, 3)
+    assert [len(share) for share in shares] == [1, 0, 0]
+    assert all(share.dtype == np.int64 for share in shares)
+
+
+def test_the_order_of_the_clients_does_not_matter():
+    forwards, backwards = (split_by_work(ids, SIZES, 2) for ids in (np.arange(6), np.arange(6)[::-1]))
+    assert [share.tolist() for share in forwards] == [share.tolist() for share in backwards]
+
+
+def test_blocks_start_with_the_longest():
+    blocks = make_blocks(np.arange(6), SIZES, 4)
+    assert [block.tolist() for block in blocks] == [[5, 2, 0, 3], [4, 1]]
+
+
+def test_no_clients_make_no_blocks():
+    assert make_blocks(np.array([], dtype=np.int64), SIZES, 4) == []
+
+
+def test_empty_blocks_are_refused():
+    with pytest.raises(ConfigError, match="clients_per_block = 0"):
+        make_blocks(np.arange(6), SIZES, 0)
