@@ -155,13 +155,20 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ samples without a client axis
     def _gather(self, x: Tensor, rows: Tensor) -> Tensor:
         """Rows of x: a view where they are consecutive, else a copy in the kept buffer."""
-        if len(rows) and int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all()):
+        if _consecutive(rows):
             return x[int(rows[0]) : int(rows[-1]) + 1]
         wanted = len(rows) * x[:1].numel()
         if self._buffer.numel() < wanted or self._buffer.dtype != x.dtype or self._buffer.device != x.device:
             self._buffer = torch.empty(wanted, dtype=x.dtype, device=x.device)
         out = self._buffer[:wanted].view(len(rows), *x.shape[1:])
         return torch.index_select(x, 0, rows, out=out)
+
+    def _labels(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Labels [C, N, ...] at rows [C, N]."""
+        flat = rows.flatten()
+        if _consecutive(flat):
+            return y[int(flat[0]) : int(flat[-1]) + 1].view(*rows.shape, *y.shape[1:])
+        return y[rows]
 
     def _shared_losses(self, job: TrainJob, data: Split, client_ids: Tensor) -> tuple[Tensor | None, Tensor]:
         """Losses of all samples of the block, client after client in the order of the data, and where each starts."""
@@ -210,7 +217,7 @@ class VectorizedTrainer:
         left = data.sizes[positions] - begin
         rows = (_ragged(data.offsets[positions] + begin, left.clamp(max=end - begin))).to(data.x.device)
         shape = rows.shape
-        x = self._gather(data.x, rows.flatten())
+        x, y = self._gather(data.x, rows.flatten()), self._labels(data.y, rows)
         outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
         outputs = tree.map_leaves(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), outputs)
         predict: Callable[..., Tensor] = lambda state, x, outputs: job.algorithm.log_prob(  # noqa: E731
@@ -220,7 +227,11 @@ class VectorizedTrainer:
         x = x.view(*shape, *data.x.shape[1:])
         prediction = vmap(predict, in_dims=(0, 0, None if outputs is None else 0))(states, x, outputs)
         mask = (torch.arange(shape[1]) < left[:, None]).to(data.x.device, torch.float32)
-        return Served(chosen.to(data.x.device), prediction, data.y[rows], mask)
+        return Served(chosen.to(data.x.device), prediction, y, mask)
+
+
+def _consecutive(rows: Tensor) -> bool:
+    return bool(len(rows)) and int(rows[-1] - rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all())
 
 
 def _ranges(starts: Tensor, sizes: Tensor) -> Tensor:

@@ -231,17 +231,21 @@ class Task:
             outputs: [B, M, K] or [B, M, L, K].
 
         Returns:
-            Log-probabilities [B, C] or [B, L, C] (binary: C = 2), or the mean [B, 1].
+            Log-probabilities [B, C] or [B, L, C] (binary: C = 2, probabilities of a mixture below the smallest normal
+            number counting as that), or the mean [B, 1].
         """
         shape = (1, -1, *[1] * (outputs.ndim - 2))
         if self.target.kind == "regression":
             return (weights.view(shape) * outputs).sum(1)
-        log_weights = weights.log().view(shape)
         if self.target.kind == "multiclass":
-            return torch.logsumexp(log_weights + torch.log_softmax(outputs, -1), dim=1)
-        positive = F.logsigmoid(outputs)  # logsigmoid(-z) = logsigmoid(z) - z spares a second transcendental
-        both = log_weights + torch.cat([positive - outputs, positive], dim=-1)
-        return torch.logsumexp(both, dim=1)
+            return torch.logsumexp(weights.log().view(shape) + torch.log_softmax(outputs, -1), dim=1)
+        logit = outputs[..., 0]
+        if logit.shape[1] == 1:
+            both = torch.stack([F.logsigmoid(-logit[:, 0]), F.logsigmoid(logit[:, 0])])
+        else:  # two sums of probabilities are exact on both sides and far cheaper than two log-sum-exps
+            mixed = torch.stack([(weights * torch.sigmoid(part)).sum(1) for part in (-logit, logit)])
+            both = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
+        return both.movedim(0, -1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and hit of each sample, both [B].
@@ -256,6 +260,9 @@ class Task:
         if self.target.kind == "regression":
             square = (prediction[..., 0] - y).square()
             return 0.5 * square, square
+        if self.target.kind == "binary":
+            negative, positive = prediction.unbind(-1)
+            return -torch.where(y > 0, positive, negative), ((positive > negative) == (y > 0)).to(positive.dtype)
         loss = -prediction.gather(-1, y.unsqueeze(-1)).squeeze(-1)
         hit = (prediction.argmax(-1) == y).to(loss.dtype)
         return (loss.mean(-1), hit.mean(-1)) if self.target.positions else (loss, hit)

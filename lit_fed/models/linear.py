@@ -29,13 +29,16 @@ class Linear(Network):
         return self.linear(x.flatten(1))  # type: ignore[no-any-return]
 
     def stacked_outputs(self, parameters: dict[str, Tensor], x: Tensor, per_model: bool) -> Tensor:
-        """Outputs [B, M, K] of M linear models: one matrix product where they share the inputs."""
+        """Outputs [B, M, K] of M linear models: one matrix product where they share the inputs.
+
+        In memory the samples come last: what follows works on long rows instead of groups of M or K numbers.
+        """
         weight, bias = parameters["linear.weight"], parameters["linear.bias"]
-        num_models, num_outputs = bias.shape
         if per_model:
-            return torch.baddbmm(bias.unsqueeze(1), x.flatten(2), weight.transpose(1, 2)).transpose(0, 1)
-        flat = torch.addmm(bias.reshape(-1), x.flatten(1), weight.flatten(0, 1).T)
-        return flat.view(-1, num_models, num_outputs)
+            outputs = torch.bmm(weight, x.flatten(2).transpose(1, 2))
+        else:  # a product with few columns is fast only in this orientation, so it is turned afterwards
+            outputs = (x.flatten(1) @ weight.flatten(0, 1).T).T.contiguous().view(*bias.shape, -1)
+        return (outputs + bias.unsqueeze(2)).permute(2, 0, 1)
 
     def stacked_gradient(self, x: Tensor, residual: Tensor, per_model: bool) -> dict[str, Tensor]:
         """Gradients [M, K, D] and [M, K] from the gradient of the outputs [B, M, K]."""
