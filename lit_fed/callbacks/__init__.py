@@ -1,10 +1,11 @@
 """Callbacks: the server, evaluation, communication, reports."""
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import ProgressBar
 
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.base import FederatedCallback
+from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.progress import FederatedProgressBar
@@ -18,17 +19,12 @@ __all__ = [
     "FederatedCallback",
     "FederatedProgressBar",
     "FederatedWandb",
+    "LastCheckpoint",
     "RunReport",
     "ServerAggregation",
     "UnseenClientEvaluation",
-    "last_checkpoint",
     "with_defaults",
 ]
-
-
-def last_checkpoint() -> ModelCheckpoint:
-    """Writes `last.ckpt` after every round, always under that name."""
-    return ModelCheckpoint(save_last=True, save_top_k=0, save_on_train_epoch_end=True, enable_version_counter=False)
 
 
 def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progress: bool = True) -> list[Callback]:
@@ -43,6 +39,6 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
         missing.append(FederatedProgressBar())
-    if checkpoint and not any(isinstance(one, ModelCheckpoint) and one.save_last for one in callbacks):
-        missing.append(last_checkpoint())
+    if checkpoint and not any(isinstance(one, LastCheckpoint) for one in callbacks):
+        missing.append(LastCheckpoint())
     return [*callbacks, *missing]

@@ -139,7 +139,7 @@ class Context(NamedTuple):
 
     def client_weight(self, data: ClientData) -> Tensor:
         """Weight of a client's message, [] float64: its number of samples, or 1."""
-        return data.num_samples if self.weighting == "samples" else torch.ones_like(data.mask[0], dtype=torch.float64)
+        return data.num_samples if self.weighting == "samples" else torch.ones_like(data.num_samples)
 
 
 class Split:

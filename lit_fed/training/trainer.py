@@ -74,9 +74,9 @@ class FederatedTrainer(Trainer):
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder, the same on every rank; None where nothing is logged."""
+        """The run's folder, for rank zero to write in; None where nothing is logged."""
         own = [logger.log_dir for logger in self.loggers if isinstance(logger, RoundLogger)]
-        return self.strategy.broadcast(own[0]) if own else super().log_dir
+        return own[0] if own else super().log_dir if self.loggers else None
 
 
 def _refuse_arguments(arguments: dict[str, Any]) -> None:

@@ -1,0 +1,24 @@
+"""The checkpoint that a run goes on from."""
+
+from __future__ import annotations
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+__all__ = ["LastCheckpoint"]
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Writes `checkpoints/last.ckpt` after a round's evaluation and logging, always under that name.
+
+    Lightning's own `save_last` depends on what else is saved and numbers its files; use `ModelCheckpoint` beside this
+    one for the best models.
+
+    Args:
+        every_n_rounds: how often.
+    """
+
+    def __init__(self, every_n_rounds: int = 1) -> None:
+        super().__init__(
+            filename="last", monitor=None, save_top_k=1, every_n_epochs=every_n_rounds,
+            save_on_train_epoch_end=True, enable_version_counter=False,
+        )  # fmt: skip

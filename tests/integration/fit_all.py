@@ -1,0 +1,44 @@
+"""Fits every algorithm in this process, or in each of several ranks, and writes what it leaves behind."""
+
+import sys
+from pathlib import Path
+
+import torch
+from lightning.pytorch import seed_everything
+
+from lit_fed import algorithms
+from lit_fed.callbacks import with_defaults
+from lit_fed.core.local import LocalSolver
+from lit_fed.data import Digits
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+
+NAMES = sorted(set(algorithms.__all__) - {"Algorithm"})
+
+
+def fit(name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep_rounds=0, **trainer_arguments):
+    """Fit and test one algorithm; returns its module and trainer."""
+    seed_everything(3, verbose=False)
+    data = FederatedDataModule(
+        Digits(), num_clients=8, unseen_fraction=0.25, client_fraction=0.7, clients_per_block=2, batch_size=32
+    )
+    solver = LocalSolver(momentum=0.9, persist_optimizer=True)
+    module = FederatedModule(getattr(algorithms, name)(), solver, client_trainer="sequential")
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(out), name, version, keep_rounds),
+        callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
+        enable_model_summary=False, **trainer_arguments,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    trainer.test(module, datamodule=data, verbose=False)
+    return module, trainer
+
+
+if __name__ == "__main__":
+    out, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    extra = {"devices": ranks, "strategy": "fed_ddp"} if ranks > 1 else {"devices": 1}
+    for name in NAMES:
+        module, trainer = fit(name, out, **extra)
+        if trainer.is_global_zero:
+            torch.save(module.state_dict(), out / f"{name}.pt")

@@ -1,0 +1,49 @@
+"""Two processes give the numbers of one, for every algorithm."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fit_all import NAMES
+from running import SMALL, folder, history, numbers, run
+
+TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
+SCRIPT = Path(__file__).parent / "fit_all.py"
+
+
+@pytest.fixture(scope="module")
+def outs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("ranks")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    for ranks, how in (("1", []), ("2", launcher)):
+        (out / ranks).mkdir()
+        command = [sys.executable, *how, str(SCRIPT), str(out / ranks), ranks]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        finished = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False)
+        assert finished.returncode == 0, finished.stderr[-3000:]
+    return out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_ranks_equal_one_bit_for_bit(outs, name):
+    one, two = (folder(outs / ranks, name) for ranks in ("1", "2"))
+    assert numbers(one) == numbers(two)
+    assert history(one) == history(two)
+    assert (one / "clients.csv").read_text() == (two / "clients.csv").read_text()
+    states = [torch.load(outs / ranks / f"{name}.pt", weights_only=True) for ranks in ("1", "2")]
+    assert states[0].keys() == states[1].keys()
+    for key, leaf in states[0].items():
+        assert torch.equal(leaf, states[1][key]), key
+
+
+def test_a_rank_without_clients_on_the_command_line(tmp_path):
+    arguments = ["fit", *SMALL, "--data.clients_per_round", "1", "--model.algorithm", "FedEM"]
+    for ranks, extra in (("one", []), ("two", TWO)):
+        finished = run([*arguments, "--trainer.default_root_dir", str(tmp_path / ranks), *extra])
+        assert finished.returncode == 0, finished.stderr
+    one, two = (folder(tmp_path / ranks, "FedEM") for ranks in ("one", "two"))
+    for place, value in numbers(one).items():
+        assert numbers(two)[place] == pytest.approx(value, abs=1e-5), place

@@ -1,0 +1,41 @@
+"""A killed run, continued, equals the run that was never interrupted."""
+
+import json
+
+import pytest
+from running import SMALL, folder, history, numbers, run
+
+ALGORITHMS = {
+    "FedEM": ["--model.algorithm", "FedEM", "--model.solver.persist_optimizer", "true"],
+    "Local": ["--model.algorithm", "Local", "--model.client_trainer", "sequential"],
+}
+
+
+def fit(out, *arguments):
+    return run(["fit", *SMALL, "--trainer.default_root_dir", str(out), *arguments])
+
+
+def kill(moment):
+    return [
+        "--trainer.callbacks+=interruptions.Kill", "--trainer.callbacks.round_idx=2",
+        f"--trainer.callbacks.moment={moment}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("algorithm", "moment"), [("FedEM", "client"), ("Local", "client"), ("FedEM", "checkpoint")])
+def test_kill_and_resume_equals_uninterrupted(tmp_path, algorithm, moment):
+    arguments = ALGORITHMS[algorithm]
+    whole = fit(tmp_path / "whole", *arguments)
+    assert whole.returncode == 0, whole.stderr
+    killed = fit(tmp_path / "killed", *arguments, *kill(moment))
+    assert killed.returncode == -9, killed.stderr
+    run_folder = folder(tmp_path / "killed", algorithm)
+    assert not (run_folder / "summary.json").exists()
+    resumed = fit(tmp_path / "killed", *arguments, "--ckpt_path", "last")
+    assert resumed.returncode == 0, resumed.stderr
+    assert numbers(run_folder) == numbers(folder(tmp_path / "whole", algorithm))
+    assert history(run_folder) == history(folder(tmp_path / "whole", algorithm))
+    assert json.loads((run_folder / "summary.json").read_text())["rounds"] == 4
+    assert not folder(tmp_path / "killed", algorithm, 1).exists()
+    clients = [(path / "clients.csv").read_text() for path in (run_folder, folder(tmp_path / "whole", algorithm))]
+    assert clients[0] == clients[1]
