@@ -65,14 +65,17 @@ class SaveConfig(SaveConfigCallback):
     """Writes config.yaml into the run's folder: complete, and without the checkpoint, so that it runs again as it is."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write at the start of a fit, on rank zero."""
-        if stage == "fit" and trainer.is_global_zero and trainer.log_dir is not None:
+        """Nothing yet: a run that is refused at its start leaves no folder."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write, on rank zero."""
+        if trainer.is_global_zero and trainer.log_dir is not None:
             config = copy.deepcopy(self.config)
             config["ckpt_path"] = None
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / self.config_filename
-            self.parser.save(config, path, skip_none=False, overwrite=True, multifile=False)
+            self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
 
 
 class FederatedCLI(LightningCLI):
@@ -114,7 +117,7 @@ class FederatedCLI(LightningCLI):
         stored = _stored_arguments(given)
         if stored is not None and given[0] != "fit":
             given = [given[0], "--config", json.dumps(stored), *given[1:]]
-        super().parse_arguments(parser, given if args is not None or stored is not None else None)
+        self.config = parser.parse_args(given)
         config = self.config[self.config.subcommand]
         config.name = config.name or _default_name(given, config)
         self._find_checkpoint(config)
@@ -164,7 +167,7 @@ class FederatedCLI(LightningCLI):
     def _arguments(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, as plain types."""
         config = self._parser(self.subcommand)
-        dumped = json.loads(config.dump(self.config[self.subcommand], skip_none=False, format="json"))
+        dumped = json.loads(config.dump(self.config[self.subcommand], skip_unset=False, format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
         return {
             "seed_everything": dumped["seed_everything"],

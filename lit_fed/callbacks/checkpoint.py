@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 __all__ = ["LastCheckpoint"]
@@ -22,3 +25,9 @@ class LastCheckpoint(ModelCheckpoint):
             filename="last", monitor=None, save_top_k=1, every_n_epochs=every_n_rounds,
             save_on_train_epoch_end=True, enable_version_counter=False,
         )  # fmt: skip
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Find the folder; that a continued run's holds a checkpoint already is no reason to warn."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
+            super().setup(trainer, pl_module, stage)

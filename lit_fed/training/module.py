@@ -83,6 +83,7 @@ class FederatedModule(LightningModule):
         self.results: dict[str, float] = {}
         self.client_rows: dict[str, Tensor] = {}
         self.round_results: dict[str, float] = {}
+        self._client_trainer: ClientTrainer | None = None
         self._staged_shared: Tree = None
         self._phase: ClientBlock | None = None
 
@@ -127,6 +128,8 @@ class FederatedModule(LightningModule):
         self.task = Task.create(
             lambda: self.network(input_shape, target.num_outputs), target, init_seeds=self.init_seeds
         )
+        if self.client_trainer_name != "auto":
+            self._client_trainer = self._checked_trainer(self.client_trainer_name)
         self.num_clients, self.total_samples = seen.train.num_clients, len(seen.train.y)
         self.groups = seen.groups
         self.shared_template = self.algorithm.shared_init(self.context("init"))
@@ -153,14 +156,17 @@ class FederatedModule(LightningModule):
     @property
     def client_trainer(self) -> ClientTrainer:
         """The client trainer, chosen when first needed, since `auto` looks at the device."""
-        if not hasattr(self, "_client_trainer"):
-            assert self.task is not None
-            trainers = {one.name: one for one in (SequentialTrainer, VectorizedTrainer, DebugTrainer)}
-            name = self.client_trainer_name
-            chosen = trainers[self._auto_trainer() if name == "auto" else name]()
-            chosen.check(self.task.network)
-            self._client_trainer = chosen
+        if self._client_trainer is None:
+            auto = self.client_trainer_name == "auto"
+            self._client_trainer = self._checked_trainer(self._auto_trainer() if auto else self.client_trainer_name)
         return self._client_trainer
+
+    def _checked_trainer(self, name: str) -> ClientTrainer:
+        assert self.task is not None
+        trainers = {one.name: one for one in (SequentialTrainer, VectorizedTrainer, DebugTrainer)}
+        chosen = trainers[name]()
+        chosen.check(self.task.network)
+        return chosen
 
     def _auto_trainer(self) -> str:
         """On a CPU clients run at once only where overhead outweighs arithmetic; on a GPU wherever possible."""

@@ -67,8 +67,7 @@ class RoundLogger(Logger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Path:
-        """The file; its folder is made when it is first asked for."""
-        Path(self.log_dir).mkdir(parents=True, exist_ok=True)
+        """The file; its folder is made with the first row, so that a run refused at its start leaves none."""
         return Path(self.log_dir) / "metrics.csv"
 
     @rank_zero_only
@@ -92,6 +91,7 @@ class RoundLogger(Logger):
 
     def _open(self) -> None:
         """Keep the rows of the rounds that the run goes on from; a row cut off by a kill is dropped."""
+        self.experiment.parent.mkdir(parents=True, exist_ok=True)
         self._columns, rows = ["step"], []
         if self._keep_rounds and self.experiment.is_file():
             text = self.experiment.read_text()

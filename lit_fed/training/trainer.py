@@ -61,6 +61,7 @@ class FederatedTrainer(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_arguments(kwargs)
+        _refuse_precision(kwargs.get("precision"))
         # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.
         kwargs["use_distributed_sampler"] = False
         kwargs["reload_dataloaders_every_n_epochs"] = 1
@@ -72,6 +73,15 @@ class FederatedTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.fit_loop = FederatedLoop(self, self.fit_loop)
 
+    def fit(self, *args: Any, **kwargs: Any) -> None:
+        """Run federated rounds, `max_epochs` of them; an interrupt by Ctrl-C is passed on, not turned into an exit."""
+        try:
+            super().fit(*args, **kwargs)
+        except SystemExit:
+            if self.interrupted:
+                raise KeyboardInterrupt from None
+            raise
+
     @property
     def log_dir(self) -> str | None:
         """The run's folder, for rank zero to write in; None where nothing is logged."""
@@ -81,19 +91,28 @@ class FederatedTrainer(Trainer):
 
 def _refuse_arguments(arguments: dict[str, Any]) -> None:
     """Arguments of Lightning that would end "successfully" with no round run, or that mean nothing here."""
-    reasons = {
-        "fast_dev_run": "a round is never cut; use --trainer.max_epochs 1",
-        "limit_train_batches": "a round is never cut; use --data.client_fraction or --data.clients_per_round",
-        "overfit_batches": "a round is never cut; use --data.client_fraction or --data.clients_per_round",
-        "gradient_clip_val": "clients clip for themselves; use --model.solver.clip_norm",
-        "accumulate_grad_batches": "clients take whole batches; use --data.batch_size",
-        "val_check_interval": "validation follows whole rounds; use --trainer.check_val_every_n_epoch",
+    cut = "a round is never cut; use --data.client_fraction or --data.clients_per_round"
+    refused: dict[str, tuple[tuple[Any, ...], str]] = {
+        "fast_dev_run": ((False,), "a round is never cut; use --trainer.max_epochs 1"),
+        "limit_train_batches": ((1.0,), cut),
+        "overfit_batches": ((0.0, 0), cut),
+        "gradient_clip_val": ((), "clients clip for themselves; use --model.solver.clip_norm"),
+        "accumulate_grad_batches": ((1,), "clients take whole batches; use --data.batch_size"),
+        "val_check_interval": ((1.0,), "validation follows whole rounds; use --trainer.check_val_every_n_epoch"),
     }
-    harmless = {None, False, 1}
-    for name, reason in reasons.items():
+    for name, (harmless, reason) in refused.items():
         value = arguments.get(name)
-        if value not in harmless or (name.startswith("limit") and value in {0, 1} and isinstance(value, int)):
+        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
             raise ConfigError(f"--trainer.{name} is {value}, which federated rounds do not know: {reason}")
+
+
+def _refuse_precision(precision: Any) -> None:
+    known = {None, 32, "32", "32-true", "bf16-mixed"}
+    if precision not in known:
+        raise ConfigError(
+            f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: local steps are taken without a gradient "
+            "scaler, and averages need models in float32"
+        )
 
 
 def _with_atomic_checkpoints(plugins: Any) -> list[Any]:

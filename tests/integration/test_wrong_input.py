@@ -1,0 +1,187 @@
+"""Wrong input ends with a message that names the value, the place and the fix, before anything is trained or written."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from running import SMALL, folder, numbers, run
+
+from lit_fed.cli import main
+
+BASE = ["fit", "--data.dataset", "Digits", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "1"]
+
+
+def message(capsys, arguments, status=2):
+    """What the command line says when it refuses; its standard output must stay silent about results."""
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == status
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert len(said.splitlines()) <= 24
+    return said
+
+
+def clients(root, **changes):
+    """A folder of two good clients."""
+    rng = np.random.default_rng(0)
+    (root / "seen").mkdir(parents=True)
+    for name in ("ann", "bob"):
+        arrays = {
+            "x_train": rng.normal(size=(6, 3)).astype(np.float32), "y_train": np.array([0, 1, 2, 0, 1, 2]),
+            "x_test": rng.normal(size=(3, 3)).astype(np.float32), "y_test": np.array([0, 1, 2]),
+        }  # fmt: skip
+        if name == "bob":
+            arrays |= changes
+        np.savez(root / "seen" / f"{name}.npz", **arrays)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--model.algorithm", "FedEmm"], ["FedEmm", "model.algorithm", "FedEM", "FedAvg"]),
+        (["--model.algorithm", "FedEM", "--model.algorithm.num_component", "3"], ["num_component"]),
+        (["--model.algorithm", "FedEM", "--model.algorithm.num_components", "0"], ["num_components", "0", ">= 1"]),
+        (["--model.solver.lr", "-1"], ["model.solver.lr", "-1", ">= 0"]),
+        (["--model.solver.optimizer", "lion"], ["optimizer", "lion", "sgd"]),
+        (["--model.network", "Lineer"], ["Lineer", "model.network", "Linear"]),
+        (["--data.num_clients", "5000"], ["5000", "1797"]),
+        (["--data.client_fraction", "1.5"], ["client_fraction", "1.5", "up to 1"]),
+        (["--data.clients_per_round", "100"], ["100", "20"]),
+        (["--data.unseen_fraction", "1.5"], ["unseen_fraction", "1.5"]),
+        (["--data.test_fraction", "0.7", "--data.val_fraction", "0.4"], ["1.1", "less than 1"]),
+        (["--data.batch_size", "-4"], ["batch_size", "-4"]),
+        (["--data.dataset", "Synthetic", "--data.num_clients", "30"], ["num_clients", "partitions"]),
+        (["--data.dataset", "ClientFolder"], ["data.dataset.root"]),
+        (["--data.dataset", "ClientFolder", "--data.dataset.root", "no/such/folder"], ["no/such/folder"]),
+        (["--model.client_trainer", "vectorised"], ["client_trainer", "vectorised", "vectorized"]),
+        (["--model.network", "LeafCNN", "--model.client_trainer", "vectorized"], ["LeafCNN|dropout", "sequential"]),
+        (["--model.init_seeds", "[1]"], ["init_seeds", "3"]),
+        (["--trainer.fast_dev_run", "true"], ["fast_dev_run", "max_epochs"]),
+        (["--trainer.limit_train_batches", "0.5"], ["limit_train_batches", "client_fraction"]),
+        (["--trainer.gradient_clip_val", "1.0"], ["gradient_clip_val", "clip_norm"]),
+        (["--trainer.precision", "16-mixed"], ["precision", "16-mixed", "bf16-mixed"]),
+        (["--trainer.devices", "0"], ["devices"]),
+        (["--ckpt_path", "last"], ["ckpt_path", "last", "default_root_dir"]),
+        (["--ckpt_path", "nothing.ckpt"], ["nothing.ckpt", "no such file"]),
+        (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere", "choose a folder"]),
+        (["--config", "no.yaml"], ["no.yaml"]),
+    ],
+    ids=lambda value: "_".join(value)[:60] if isinstance(value, list) and value[0].startswith("--") else "",
+)
+def test_arguments(capsys, tmp_path, arguments, parts):
+    default = [] if "--trainer.default_root_dir" in arguments else ["--trainer.default_root_dir", str(tmp_path / "out")]
+    said = message(capsys, [*BASE, *default, *arguments])
+    for part in parts:
+        assert any(one in said for one in part.split("|")), said
+    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("version_*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"x_train": np.full((6, 3), np.nan, np.float32)}, ["bob", "x_train", "NaN"]),
+        ({"y_test": np.array([0, 1, 7])}, ["bob", "7", "test"]),
+        ({"y_train": np.array([0, 1])}, ["bob", "y_train"]),
+        ({"x_train": np.zeros((0, 3), np.float32), "y_train": np.zeros(0, np.int64)}, ["bob", "x_train|train"]),
+    ],
+)
+def test_client_folder(capsys, tmp_path, changes, parts):
+    root = clients(tmp_path / "data", **changes)
+    arguments = [*BASE, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)]
+    said = message(capsys, [*arguments, "--trainer.default_root_dir", str(tmp_path / "out")])
+    for part in parts:
+        assert any(one in said for one in part.split("|")), said
+    assert not list(tmp_path.rglob("version_*"))
+
+
+def test_empty_folder_and_truncated_file(capsys, tmp_path):
+    out = ["--trainer.default_root_dir", str(tmp_path / "out")]
+    (tmp_path / "empty/seen").mkdir(parents=True)
+    said = message(capsys, [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "empty")])
+    assert "empty" in said
+    root = clients(tmp_path / "data")
+    whole = (root / "seen/bob.npz").read_bytes()
+    (root / "seen/bob.npz").write_bytes(whole[: len(whole) // 2])
+    said = message(capsys, [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)])
+    assert "bob.npz" in said
+
+
+def test_nan_in_training_names_client_and_round(capsys, tmp_path):
+    arguments = [*BASE, "--model.solver.lr", "1e38", "--trainer.max_epochs", "5", "--data.num_clients", "4"]
+    said = message(capsys, [*arguments, "--trainer.default_root_dir", str(tmp_path)])
+    assert "client" in said
+    assert "round" in said
+    assert "model.solver.lr" in said
+
+
+def test_checkpoint_of_another_run(capsys, tmp_path):
+    out = ["--trainer.default_root_dir", str(tmp_path), "--name", "run"]
+    main([*BASE, *out, "--model.algorithm", "FedEM"])
+    last = folder(tmp_path, "run") / "checkpoints/last.ckpt"
+    before = last.read_bytes()
+    capsys.readouterr()
+    for change, parts in (
+        (["--model.algorithm", "FedAvg"], ["algorithm", "FedAvg", "FedEM"]),
+        (["--data.num_clients", "7"], ["num_clients", "7"]),
+        (["--data.seed", "5"], ["seed", "5"]),
+        (["--seed_everything", "9"], ["seed_everything", "9"]),
+        (["--model.solver.lr", "0.7"], ["lr", "0.7"]),
+    ):
+        said = message(capsys, [*BASE, *out, "--ckpt_path", "last", "--model.algorithm", "FedEM", *change])
+        for part in parts:
+            assert part in said, said
+    said = message(capsys, ["validate", "--ckpt_path", str(last), "--model.algorithm", "FedAvg"])
+    assert "FedAvg" in said
+    last.write_bytes(before[:-100])
+    assert "last.ckpt" in message(capsys, [*BASE, *out, "--ckpt_path", "last", "--model.algorithm", "FedEM"])
+    last.write_bytes(before)
+    main([*BASE, *out, "--ckpt_path", "last", "--model.algorithm", "FedEM", "--trainer.max_epochs", "2"])
+    assert numbers(folder(tmp_path, "run"))["rounds"] == 2
+    assert not folder(tmp_path, "run", 1).exists()
+
+
+def test_data_that_changed_under_a_checkpoint(capsys, tmp_path):
+    root = clients(tmp_path / "data")
+    arguments = [*BASE, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)]
+    arguments += ["--trainer.default_root_dir", str(tmp_path / "out")]
+    main(arguments)
+    capsys.readouterr()
+    clients(tmp_path / "other", y_test=np.array([0, 1, 1]))
+    (tmp_path / "other/seen/bob.npz").replace(root / "seen/bob.npz")
+    assert "data" in message(capsys, [*arguments, "--ckpt_path", "last"])
+
+
+def test_interrupt_leaves_the_last_good_checkpoint(tmp_path):
+    arguments = ["fit", *SMALL, "--trainer.max_epochs", "100000", "--model.algorithm", "FedEM"]
+    command = [sys.executable, "-m", "lit_fed", *arguments, "--trainer.default_root_dir", str(tmp_path)]
+    child = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    last = folder(tmp_path, "FedEM") / "checkpoints/last.ckpt"
+    deadline = time.monotonic() + 60
+    while not last.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 130, said
+    assert "Traceback" not in said
+    assert "--ckpt_path last" in said
+    assert not list(Path(tmp_path).rglob("*.partial"))
+    assert not list(Path(tmp_path).rglob("summary.json"))
+    tested = run(["test", "--ckpt_path", str(last)])
+    assert tested.returncode == 0, tested.stderr
+    assert "seen" in tested.stdout
+
+
+def test_debug_shows_the_traceback():
+    refused = run(["fit", "--model.algorithm", "FedEmm"], LIT_FED_DEBUG="1")
+    assert refused.returncode != 0
+    assert "Traceback" in refused.stderr
