@@ -176,6 +176,10 @@ class FederatedCLI(LightningCLI):
             "trainer": {"precision": str(precision)},
         }
 
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Checkpoints hold plain types only, so nothing in one is ever executed."""
+        return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
+
     def before_fit(self) -> None:
         """Find out now whether the run's folder can be written."""
         if self.trainer.is_global_zero and self.trainer.loggers:

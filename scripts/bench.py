@@ -290,9 +290,7 @@ def memory_child() -> None:
     sys.stdout.write(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}) + "\n")
 
 
-ROWS = {
-    function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory)
-}
+ROWS = {function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory)}
 
 
 def main() -> None:

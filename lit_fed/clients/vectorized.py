@@ -42,7 +42,8 @@ class VectorizedTrainer:
     def check(self, network: nn.Module) -> None:
         """Refuse layers whose result depends on padding or on the order of random draws, or that vmap makes slow."""
         for layer in network.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.RNNBase):
+            statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+            if statistics or isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.RNNBase):
                 raise refuse(type(layer).__name__, self.name)
             if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
                 raise refuse(f"dropout ({layer.p})", self.name)
@@ -53,7 +54,12 @@ class VectorizedTrainer:
         job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[client_ids.cpu() - data.first_id]
-        losses, starts = self._shared_losses(job, data, client_ids)
+        if (sizes.diff() > 0).any():
+            raise ValueError("clients of a block come longest first; data.blocks.make_blocks orders them")
+        try:
+            losses, starts = self._shared_losses(job, data, client_ids)
+        except Exception as error:
+            raise _blame(job, "losses", error) from error
         for rows in self._chunks(job, sizes):
             chunk = job._replace(
                 block=job.block._replace(
@@ -108,9 +114,7 @@ class VectorizedTrainer:
             stage = "client_final"
             return vmap(client_final)(work, *fields), work.optimizer
         except Exception as error:
-            reason = f"{type(error).__name__}: {error} (the first of {len(client_ids)} clients run at once; "
-            reason += "--model.client_trainer debug finds the one)"
-            raise ClientError(int(client_ids[0]), stage, ctx.round_idx, reason) from error
+            raise _blame(job, stage, error) from error
 
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
@@ -230,6 +234,14 @@ class VectorizedTrainer:
         return Served(chosen.to(data.x.device), prediction, y, mask)
 
 
+def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
+    """The error for a block: which of its clients failed cannot be told where they run at once."""
+    client_ids = job.block.phase.client_ids
+    reason = f"{type(error).__name__}: {error} (the first of {len(client_ids)} clients run at once; "
+    reason += "--model.client_trainer debug finds the one)"
+    return ClientError(int(client_ids[0]), stage, job.ctx.round_idx, reason)
+
+
 def _consecutive(rows: Tensor) -> bool:
     return bool(len(rows)) and int(rows[-1] - rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all())
 
@@ -243,5 +255,7 @@ def _ranges(starts: Tensor, sizes: Tensor) -> Tensor:
 def _ragged(starts: Tensor, sizes: Tensor) -> Tensor:
     """Ranges as rows [C, N], padded with the first entry of each."""
     width = int(sizes.max()) if len(sizes) else 0
+    if width:  # a client without samples is padded with another's first
+        starts = starts.clamp(max=int((starts + sizes).max()) - 1)
     steps = torch.arange(width)
     return starts[:, None] + steps * (steps < sizes[:, None])

@@ -61,7 +61,10 @@ class LocalSolver:
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
+        schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
+            "optimizer": (self.optimizer in ("sgd", "adam"), "sgd or adam"),
+            "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
             "lr": (self.lr >= 0, "a number >= 0"),
             "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
             "nesterov": (not self.nesterov or self.momentum > 0, "false, or momentum > 0"),
@@ -87,7 +90,8 @@ class LocalSolver:
             >>> [round(float(LocalSolver(lr=1.0, schedule="multi_step").lr_at(t, 8)), 3) for t in (3, 4, 6)]
             [1.0, 0.1, 0.01]
         """
-        passed = sum(round_idx >= milestone for milestone in (num_rounds // 2, 3 * (num_rounds // 4)))
+        # a milestone at 0, of a run of fewer than four rounds, would decay the rate before the first round
+        passed = sum(0 < milestone <= round_idx for milestone in (num_rounds // 2, 3 * (num_rounds // 4)))
         factor = {
             "constant": 1.0,
             "multi_step": 0.1**passed,

@@ -39,7 +39,9 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     """
     if _ranks() == 1:
         return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
-    flat = [leaf.reshape(len(leaf), leaf.shape[1:].numel()).contiguous().view(torch.uint8) for leaf in tree.leaves(rows)]
+    flat = [
+        leaf.reshape(len(leaf), leaf.shape[1:].numel()).contiguous().view(torch.uint8) for leaf in tree.leaves(rows)
+    ]
     widths = [part.shape[1] for part in flat]
     packed = torch.zeros(max(counts), sum(widths), dtype=torch.uint8, device=client_ids.device)
     packed[: flat[0].shape[0]] = torch.cat(flat, dim=1)

@@ -50,6 +50,13 @@ class Target:
     num_classes: int
     positions: bool = False
 
+    def __post_init__(self) -> None:
+        """Positions are for classes."""
+        if self.positions and self.kind != "multiclass":
+            raise ConfigError(
+                f"labels with a position axis are {self.kind}; give whole numbers, one class per position"
+            )
+
     @property
     def num_outputs(self) -> int:
         """Outputs of the network per sample or position: 1, C or 1."""

@@ -97,6 +97,7 @@ class FederatedModule(LightningModule):
             self.num_rounds = self.trainer.max_epochs if self.trainer.max_epochs not in (None, -1) else 1
             if self.trainer.max_steps != -1:
                 self.num_rounds = min(self.num_rounds, self.trainer.max_steps)
+            self.num_rounds = max(self.num_rounds, 1)
         if self.task is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
             if self.weighting is None:

@@ -105,7 +105,9 @@ def test_client_folder(capsys, tmp_path, changes, parts):
 def test_empty_folder_and_truncated_file(capsys, tmp_path):
     out = ["--trainer.default_root_dir", str(tmp_path / "out")]
     (tmp_path / "empty/seen").mkdir(parents=True)
-    said = message(capsys, [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "empty")])
+    said = message(
+        capsys, [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "empty")]
+    )
     assert "empty" in said
     root = clients(tmp_path / "data")
     whole = (root / "seen/bob.npz").read_bytes()

@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+import torch
+from federated_round import Federation, as_arrays, batch_orders, distance, flat, make_clients, run_rounds, same_bits
+from references.local_numpy import local_round, predict
+
+from lit_fed.algorithms import FedAvg, Local
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.types import LocalWork
+
+
+# ---------------------------------------------------------------------- against the reference
+@pytest.mark.parametrize("options", [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}], ids=str)
+def test_rounds_are_those_of_the_reference(options, client_trainer):
+    train, test = make_clients([5, 5, 5]), make_clients([4, 2, 3], seed=1)
+    solver = LocalSolver(local_epochs=2, **options)
+    federation = Federation(Local(), train, solver=solver, trainer=client_trainer, batch_size=2)
+    thetas = [federation.weights[0].numpy()] * 3
+    for _ in range(3):
+        thetas = local_round(thetas, as_arrays(train), batch_orders(federation), **options)
+        federation.round()
+        np.testing.assert_allclose(flat(federation.states).numpy(), np.stack(thetas), rtol=0, atol=1e-10)
+    for found, theta, (x, _) in zip(federation.predictions(test), thetas, as_arrays(test), strict=True):
+        np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-10)
+
+
+# ---------------------------------------------------------------------- nothing is shared
+def test_other_clients_change_nothing(client_trainer):
+    train = make_clients([5, 2, 8])
+    together = run_rounds(Local(), client_trainer, train)
+    alone = run_rounds(Local(), client_trainer, train, cohorts=[[1]] * 3)
+    assert distance(tree.index(together.states, 1), tree.index(alone.states, 1)) < 1e-14
+
+
+def test_the_common_start_never_changes(client_trainer):
+    train = make_clients([5, 2, 8])
+    federation = Federation(Local(), train, trainer=client_trainer)
+    start = federation.shared
+    assert all(same_bits(tree.index(federation.states.models, one), start.models) for one in range(3))
+    federation.round()
+    assert federation.shared is start
+
+
+def test_absent_clients_keep_their_models():
+    train = make_clients([5, 2, 8])
+    federation = run_rounds(Local(), None, train, rounds=2, cohorts=[[0, 1, 2], [1]])
+    first = run_rounds(Local(), None, train, rounds=1, num_rounds=2)
+    for one in (0, 2):
+        assert same_bits(tree.index(federation.states, one), tree.index(first.states, one))
+    assert distance(tree.index(federation.states, 1), tree.index(first.states, 1)) > 1e-3
+
+
+def test_nothing_is_sent(client_trainer):
+    federation = run_rounds(Local(), client_trainer, make_clients([5, 2, 8]))
+    assert federation.bits.tolist() == [0, 0]
+
+
+def test_one_client_is_fedavg(client_trainer):
+    train = make_clients([7])
+    alone, averaged = (run_rounds(one, client_trainer, train) for one in (Local(), FedAvg()))
+    assert distance(tree.index(alone.states.models, 0), averaged.shared.models) < 1e-14
+    assert distance(alone.predictions(), averaged.predictions()) < 1e-14
+    assert alone.metrics["loss"] == pytest.approx(averaged.metrics["loss"], abs=1e-14)
+
+
+# ---------------------------------------------------------------------- unseen clients
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_an_unseen_client_trains_from_the_common_start(epochs, client_trainer):
+    train, unseen = make_clients([5, 2, 8]), make_clients([6, 3], seed=2, first_id=3)
+    federation = run_rounds(Local(unseen_epochs=epochs), client_trainer, train)
+    orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
+    expected = local_round([federation.weights[0].numpy()] * 2, as_arrays(unseen), orders, lr=0.1)
+    np.testing.assert_allclose(flat(federation.serve(unseen, seen=False)).numpy(), expected, rtol=0, atol=1e-10)
+
+
+def test_a_seen_client_is_served_with_its_model_as_it_is():
+    federation = run_rounds(Local(), None, make_clients([5, 2, 8]))
+    assert federation.serve() is federation.states
+
+
+def test_an_unseen_client_without_samples_gets_the_start(client_trainer):
+    federation = run_rounds(Local(), client_trainer, make_clients([5, 2]))
+    states = federation.serve(make_clients([0], first_id=2), seen=False)
+    assert same_bits(tree.index(states.models, 0), federation.shared.models)
+
+
+def test_values_out_of_range_are_named():
+    with pytest.raises(ConfigError, match=r"--model\.algorithm\.unseen_epochs is -1; give a whole number >= 0"):
+        Local(unseen_epochs=-1)
+
+
+def test_states_have_their_own_memory():
+    federation = Federation(Local(), make_clients([5, 2]))
+    pointers = {leaf.data_ptr() for leaf in tree.leaves((federation.shared, federation.states))}
+    assert len(pointers) == 4
+    assert isinstance(federation.states.models.parameters["linear.weight"], torch.Tensor)

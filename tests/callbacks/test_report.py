@@ -1,0 +1,90 @@
+"""What a run leaves behind, and what its progress says."""
+
+import json
+
+import pandas as pd
+import pytest
+import yaml
+from fed_runs import run_cli
+
+from lit_fed.callbacks.progress import time_left
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    said = run_cli(
+        ["fit", "--data.num_clients", "10", "--data.unseen_fraction", "0.2", "--trainer.max_epochs", "3",
+         "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(out)]
+    )  # fmt: skip
+    return out / "FedEM/version_0", said
+
+
+def test_the_folder(left_behind):
+    folder, _ = left_behind
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert names == {
+        "config.yaml", "metrics.csv", "summary.json", "clients.csv", "checkpoints/last.ckpt",
+        "plots/accuracy_vs_rounds.png", "plots/accuracy_vs_bytes.png", "plots/client_accuracy.png",
+        "plots/mixture_weights.png",
+    }  # fmt: skip
+
+
+def test_the_summary(left_behind):
+    folder, _ = left_behind
+    summary = json.loads((folder / "summary.json").read_text())
+    for population in ("seen", "unseen"):
+        for metric in ("accuracy", "accuracy_decile", "accuracy_worst", "accuracy_std", "accuracy_unweighted", "loss"):
+            assert f"test/{population}/{metric}" in summary
+    assert summary["rounds"] == 3
+    assert all(not isinstance(value, dict | list) for value in summary.values())
+    bits = 3 * (64 + 1) * 10 * 32  # three linear models of 64 inputs and 10 classes
+    assert summary["comm/total_bytes_up"] == summary["comm/total_bytes_down"] == 3 * 8 * bits / 8
+
+
+def test_the_clients(left_behind):
+    folder, _ = left_behind
+    table = pd.read_csv(folder / "clients.csv")
+    expected = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "pi_0", "pi_1", "pi_2"]
+    assert list(table.columns) == expected
+    assert table["population"].value_counts().to_dict() == {"seen": 8, "unseen": 2}
+    assert table[["pi_0", "pi_1", "pi_2"]].sum(axis=1).tolist() == pytest.approx([1.0] * 10)
+    summary = json.loads((folder / "summary.json").read_text())
+    seen = table[table["population"] == "seen"]
+    weighted = (seen["accuracy"] * seen["num_test"]).sum() / seen["num_test"].sum()
+    assert weighted == pytest.approx(summary["test/seen/accuracy"])
+    assert seen["accuracy"].min() == pytest.approx(summary["test/seen/accuracy_worst"])
+
+
+def test_the_config_runs_again_as_it_is(left_behind, tmp_path):
+    folder, _ = left_behind
+    config = folder / "config.yaml"
+    assert yaml.safe_load(config.read_text())["name"] == "FedEM"
+    run_cli(["fit", "--config", str(config), "--trainer.default_root_dir", str(tmp_path)])
+    first, second = (json.loads((one / "summary.json").read_text()) for one in (folder, tmp_path / "FedEM/version_0"))
+    for summary in (first, second):
+        summary.pop("seconds")
+    assert first == second
+
+
+def test_what_is_said(left_behind):
+    folder, said = left_behind
+    assert "round 0/3" in said
+    assert "round 3/3, test/seen/accuracy" in said
+    assert "unseen" in said
+    assert f"results: {folder}" in said
+
+
+def test_time_left():
+    assert time_left(0, 10, 5.0) == "-:--:--"
+    assert time_left(5, 10, 3600.0) == "1:00:00"
+
+
+def test_validate_and_test_take_their_arguments_from_the_checkpoint(left_behind):
+    folder, _ = left_behind
+    last = str(folder / "checkpoints/last.ckpt")
+    before = json.loads((folder / "summary.json").read_text())
+    said = run_cli(["test", "--ckpt_path", last])
+    assert f"{before['test/seen/accuracy']:.4f}" in said
+    assert f"{before['test/unseen/accuracy']:.4f}" in said
+    run_cli(["validate", "--ckpt_path", last])

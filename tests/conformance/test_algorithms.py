@@ -1,0 +1,449 @@
+"""What every algorithm of the package has to satisfy; a new one is found and checked without a line here.
+
+A check that an algorithm cannot satisfy by its nature is named, with the reason, in its `conformance_exempt`: the name
+is that of the test without `test_`.
+"""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import pickle
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+from federated_round import (
+    BINARY,
+    MULTICLASS,
+    POSITIONS,
+    REGRESSION,
+    Federation,
+    Tagger,
+    distance,
+    make_clients,
+    make_task,
+    run_rounds,
+    same_bits,
+)
+
+import lit_fed.algorithms
+from lit_fed.algorithms import Algorithm
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core import tree
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.plan import make_plan
+from lit_fed.core.reduce import Accumulator
+from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
+from lit_fed.models import MLP, Linear
+
+ROOT = Path(__file__).parents[2]
+
+SMALL: dict[str, dict] = {}
+"""Hyper-parameters for these small clients, by class name, where the defaults will not do."""
+
+CHECKED_ELSEWHERE = {"ranks", "resume"}
+"""Checks of this list that need Lightning, and so have tests of their own."""
+
+METHODS = [
+    "shared_init", "state_init", "phases", "shared_losses", "client_init", "client_step", "client_final",
+    "server_step", "adapt_work", "shared_outputs", "log_prob",
+]  # fmt: skip
+
+SIZES = [6, 1, 9, 3]
+
+
+def subclasses(cls):
+    for one in cls.__subclasses__():
+        yield one
+        yield from subclasses(one)
+
+
+def all_algorithms():
+    """Every concrete algorithm of the package, also of files that nobody imports."""
+    for module in pkgutil.iter_modules(lit_fed.algorithms.__path__, "lit_fed.algorithms."):
+        importlib.import_module(module.name)
+    found = {one for one in subclasses(Algorithm) if one.__module__.split(".")[0] == "lit_fed"}
+    return sorted((one for one in found if not inspect.isabstract(one)), key=lambda one: one.__name__)
+
+
+@pytest.fixture(params=all_algorithms(), ids=lambda one: one.__name__)
+def cls(request):
+    """Every algorithm in turn; skips the checks from which it is exempt."""
+    check = request.node.originalname.removeprefix("test_")
+    if check in request.param.conformance_exempt:
+        pytest.skip(request.param.conformance_exempt[check])
+    return request.param
+
+
+@pytest.fixture
+def algorithm(cls):
+    return cls(**SMALL.get(cls.__name__, {}))
+
+
+def small_mlp(shape, outputs):
+    return MLP(shape, outputs, (3,))
+
+
+def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):
+    options = {"solver": LocalSolver(lr=0.2, momentum=0.5, local_epochs=2), "num_rounds": 3} | options
+    groups = torch.arange(train.num_clients) % 2
+    task = make_task(target, network=network, dtype=dtype)
+    return Federation(algorithm, train, task, trainer=trainer or SequentialTrainer(), groups=groups, **options)
+
+
+def after_rounds(algorithm, train, rounds=3, cohorts=None, **options):
+    federation = federation_of(algorithm, train, **options)
+    for round_idx in range(rounds):
+        federation.round(None if cohorts is None else cohorts[round_idx])
+    return federation
+
+
+def everything(federation, unseen=None):
+    """All that a run can show: server, clients, predictions for seen and for unseen ones, metrics."""
+    metrics = {name: torch.tensor(value) for name, value in federation.metrics.items()}
+    shown = [federation.shared, federation.states, metrics, federation.predictions()]
+    return shown if unseen is None else [*shown, federation.predictions(unseen, seen=False)]
+
+
+def finite(value):
+    return all(leaf.isfinite().all() for leaf in tree.leaves(value) if leaf.is_floating_point())
+
+
+def layout(value):
+    return [(path, leaf.shape, leaf.dtype) for path, leaf in tree.items(value)]
+
+
+def unseen_clients(target=BINARY):
+    return make_clients([5, 1], target=target, seed=9, first_id=len(SIZES))
+
+
+def tensors(value):
+    return [leaf for _, leaf in tree.items(value) if isinstance(leaf, torch.Tensor)]
+
+
+# ---------------------------------------------------------------------- purity
+def watched(algorithm, calls):
+    """The algorithm, with every function checked for changes of its arguments."""
+
+    def watch(name):
+        original = getattr(type(algorithm), name)
+
+        @functools.wraps(original)
+        def method(self, *arguments, **named):
+            before = [leaf.clone() for leaf in tensors(arguments)]
+            value = original(self, *arguments, **named)
+            assert all(torch.equal(a, b) for a, b in zip(tensors(arguments), before, strict=True)), name
+            calls.add(name)
+            return value
+
+        return method
+
+    kind = type("Watched", (type(algorithm),), {name: watch(name) for name in METHODS})
+    return kind(**{field.name: getattr(algorithm, field.name) for field in dataclasses.fields(algorithm)})
+
+
+@pytest.mark.parametrize("target", [BINARY, MULTICLASS], ids=["linear", "mlp"])
+def test_inputs_unchanged(algorithm, target):
+    calls = set()
+    network = {BINARY: Linear, MULTICLASS: small_mlp}[target]
+    train = make_clients(SIZES, target=target)
+    before = train.x.clone(), train.y.clone()
+    federation = after_rounds(watched(algorithm, calls), train, target=target, network=network)
+    everything(federation, unseen_clients(target))
+    assert same_bits((train.x, train.y), before)
+    assert calls >= {"shared_init", "phases", "client_init", "client_step", "client_final", "server_step", "log_prob"}
+
+
+def test_settings_are_frozen(algorithm):
+    assert dataclasses.is_dataclass(algorithm)
+    assert type(algorithm).__dataclass_params__.frozen
+    before = dict(vars(algorithm))
+    after_rounds(algorithm, make_clients(SIZES), rounds=1).predictions()
+    assert vars(algorithm) == before
+
+
+def test_pickles(algorithm):
+    assert pickle.loads(pickle.dumps(algorithm)) == algorithm
+    federation = after_rounds(algorithm, make_clients(SIZES), rounds=1)
+    kept = federation.shared, federation.states, federation.serve()
+    assert same_bits(pickle.loads(pickle.dumps(kept)), kept)
+
+
+def test_same_seed_same_numbers(algorithm):
+    runs = [everything(after_rounds(algorithm, make_clients(SIZES)), unseen_clients()) for _ in range(2)]
+    assert same_bits(*runs)
+
+
+def test_adapting_leaves_the_store_alone(algorithm, client_trainer):
+    federation = after_rounds(algorithm, make_clients(SIZES), rounds=2, trainer=client_trainer)
+    kept = tree.map_leaves(torch.clone, (federation.shared, federation.states))
+    first = everything(federation, unseen_clients())
+    assert same_bits((federation.shared, federation.states), kept)
+    assert same_bits(everything(federation, unseen_clients()), first)
+    federation.round()
+    undisturbed = after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer)
+    assert same_bits((federation.shared, federation.states), (undisturbed.shared, undisturbed.states))
+
+
+# ---------------------------------------------------------------------- the same numbers, whoever computes them
+@pytest.mark.parametrize("network", [Linear, small_mlp], ids=["linear", "mlp"])
+@pytest.mark.parametrize("target", [BINARY, MULTICLASS, REGRESSION], ids=lambda one: one.kind)
+def test_sequential_is_vectorized(algorithm, network, target):
+    train = make_clients([40, 1, 9, 3], target=target)
+    cohorts = [[0, 1, 2, 3], [2, 0, 2], [3, 1]]
+    options = {"target": target, "network": network, "cohorts": cohorts, "solver": LocalSolver(lr=0.05, momentum=0.5)}
+    one, other = (
+        everything(after_rounds(algorithm, train, trainer=trainer(), **options), unseen_clients(target))
+        for trainer in (SequentialTrainer, VectorizedTrainer)
+    )
+    assert distance(one, other) < 1e-10
+
+
+def test_sequential_is_vectorized_with_kept_optimizers(algorithm):
+    solver = LocalSolver(optimizer="adam", lr=0.05, persist_optimizer=True)
+    one, other = (
+        after_rounds(
+            algorithm, make_clients(SIZES), trainer=trainer(), solver=solver, cohorts=[[0, 1, 2, 3], [1], [0, 1]]
+        )
+        for trainer in (SequentialTrainer, VectorizedTrainer)
+    )
+    assert distance((everything(one), one.optimizers), (everything(other), other.optimizers)) < 1e-10
+
+
+def test_blocks(algorithm, client_trainer):
+    one, other = (
+        everything(after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer, clients_per_block=size))
+        for size in (None, 1)
+    )
+    assert distance(one, other) < 1e-12
+
+
+def test_client_order(algorithm, client_trainer):
+    """Clients in another order, and under other names, with batches that do not depend on the names."""
+    train = make_clients(SIZES)
+    order = torch.tensor([2, 0, 3, 1])
+    rows = torch.cat([torch.arange(int(train.offsets[one]), int(train.offsets[one + 1])) for one in order.tolist()])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
+    renamed = Split(train.x[rows], train.y[rows], offsets)
+    federations = [federation_of(algorithm, data, client_trainer, batch_size=0) for data in (train, renamed)]
+    federations[1].groups = federations[0].groups[order]
+    for federation in federations:
+        federation.round()
+        federation.round()
+    one, other = federations
+    assert distance(one.shared, other.shared) < 1e-10
+    assert distance(tree.index(one.states, order), other.states) < 1e-10
+    predictions = one.predictions()
+    assert distance([predictions[row] for row in order.tolist()], other.predictions()) < 1e-10
+
+
+def test_order_of_the_cohort(algorithm, client_trainer):
+    train = make_clients(SIZES)
+    runs = [
+        everything(after_rounds(algorithm, train, rounds=1, trainer=client_trainer, cohorts=[cohort]))
+        for cohort in ([0, 1, 3], [3, 0, 1])
+    ]
+    assert same_bits(*runs)
+
+
+def one_client(algorithm, federation, extra):
+    """A client's phase by hand, with `extra` padded samples in its data and in each batch."""
+    ctx, data = federation.context("train"), federation.train.client(2)
+    (phase, *_) = algorithm.phases(ctx, torch.tensor([2]))
+    num_samples = len(data.y)
+    index = torch.cat([torch.arange(num_samples), torch.zeros(extra, dtype=torch.int64)])
+    mask = torch.cat([torch.ones(num_samples), torch.zeros(extra)])
+    padded = ClientData(data.all_x, data.all_y, index, mask, data.client_id)
+    losses = algorithm.shared_losses(ctx, federation.shared, Batch(padded.x, padded.y, torch.arange(len(mask)), mask))
+    work = algorithm.client_init(ctx, federation.shared, tree.index(federation.states, 2), padded, losses)
+    plan = make_plan([num_samples], [2], phase.work, batch_size=4, seed=0, round_idx=0, phase=phase.name)
+    for positions, count in zip(plan.index[0], plan.counts[0].tolist(), strict=True):
+        rows = torch.cat([positions[:, :count], torch.zeros(len(positions), extra, dtype=torch.int64)], dim=1)
+        rows = rows if phase.work.batches_per_step > 1 else rows[0]
+        real = torch.cat([torch.ones(count), torch.zeros(extra)]).expand(rows.shape)
+        work = algorithm.client_step(ctx, federation.shared, work, Batch(data.x[rows], data.y[rows], rows, real))
+    return algorithm.client_final(ctx, federation.shared, work, padded)
+
+
+@pytest.mark.parametrize("network", [Linear, small_mlp], ids=["linear", "mlp"])
+def test_padding(algorithm, network):
+    federation = federation_of(algorithm, make_clients(SIZES), network=network)
+    plain, padded = (one_client(algorithm, federation, extra) for extra in (0, 7))
+    assert distance(plain, padded) < 1e-12
+
+
+# ---------------------------------------------------------------------- predictions
+@pytest.mark.parametrize(
+    ("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["binary", "multiclass"]
+)
+def test_log_prob_normalised(algorithm, client_trainer, target, network):
+    train = make_clients(SIZES, target=target)
+    federation = after_rounds(algorithm, train, target=target, network=network, trainer=client_trainer)
+    served = [*federation.predictions(), *federation.predictions(unseen_clients(target), seen=False)]
+    for prediction, size in zip(served, [*SIZES, 5, 1], strict=True):
+        assert prediction.shape == (size, target.num_classes)
+        assert float(torch.logsumexp(prediction, -1).abs().max()) < 1e-12
+
+
+def test_prediction_of_a_regression(algorithm, client_trainer):
+    train = make_clients(SIZES, target=REGRESSION)
+    federation = after_rounds(algorithm, train, rounds=1, target=REGRESSION, trainer=client_trainer)
+    assert [prediction.shape for prediction in federation.predictions()] == [(size, 1) for size in SIZES]
+
+
+def test_prediction_of_sequences(algorithm, client_trainer):
+    rng = torch.Generator().manual_seed(0)
+    x, y = (torch.randint(high, (12, 4), generator=rng) for high in (7, 3))
+    train = Split(x, y, torch.tensor([0, 7, 8, 12]))
+    federation = after_rounds(algorithm, train, rounds=1, target=POSITIONS, network=Tagger, trainer=client_trainer)
+    for prediction, size in zip(federation.predictions(), (7, 1, 4), strict=True):
+        assert prediction.shape == (size, 4, 3)
+        assert float(torch.logsumexp(prediction, -1).abs().max()) < 1e-12
+
+
+def test_shapes_and_types_never_change(algorithm, client_trainer):
+    for dtype in (torch.float32, torch.float64):
+        train = make_clients(SIZES, dtype=dtype)
+        start = federation_of(algorithm, train, dtype=dtype)
+        end = after_rounds(algorithm, train, dtype=dtype, trainer=client_trainer)
+        assert layout((start.shared, start.states)) == layout((end.shared, end.states))
+        assert {prediction.dtype for prediction in end.predictions()} == {dtype}
+
+
+# ---------------------------------------------------------------------- thin data
+def test_one_sample(algorithm, client_trainer):
+    train = make_clients([1, 1])
+    assert finite(everything(after_rounds(algorithm, train, trainer=client_trainer), unseen_clients()))
+
+
+def test_missing_class(algorithm, client_trainer):
+    train = make_clients(SIZES, target=MULTICLASS)
+    train.y[train.y == 2] = 0
+    train.y[: SIZES[0]] = 1
+    federation = after_rounds(algorithm, train, target=MULTICLASS, trainer=client_trainer)
+    assert finite(everything(federation, unseen_clients(MULTICLASS)))
+
+
+def test_one_client(algorithm, client_trainer):
+    train = make_clients([7])
+    assert finite(everything(after_rounds(algorithm, train, trainer=client_trainer), unseen_clients()))
+
+
+@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_cohort_of_one(algorithm, client_trainer, aggregation, weighting):
+    options = {"cohorts": [[1], [3], [1]], "aggregation": aggregation, "weighting": weighting}
+    federation = after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer, **options)
+    assert finite(everything(federation, unseen_clients()))
+    assert set(federation.metrics) >= {"loss"}
+
+
+def test_no_local_work(algorithm, client_trainer):
+    federation = after_rounds(
+        algorithm, make_clients(SIZES), trainer=client_trainer, solver=LocalSolver(local_epochs=0)
+    )
+    assert finite(everything(federation, unseen_clients()))
+
+
+def test_ghost(algorithm, client_trainer):
+    """A client that only tells the shape of a message adds nothing to what reaches the server."""
+    federation = federation_of(algorithm, make_clients(SIZES), client_trainer)
+    for phase in algorithm.phases(federation.context("plan"), torch.arange(4)):
+        ctx = federation.context(phase.name)
+        accumulators = {}
+        for with_ghost in (False, True):
+            accumulator = accumulators[with_ghost] = Accumulator(algorithm.reduce)
+            for one, multiplicity in ((0, 1.0), (2, 0.0)) if with_ghost else ((0, 1.0),):
+                count = torch.tensor([multiplicity], dtype=torch.float64)
+                block = ClientBlock(phase._replace(client_ids=torch.tensor([one])), count, federation.train)
+                (trained,) = client_trainer.train(federation.job(ctx, block))
+                assert finite(trained.result)
+                accumulator.add(trained.result.message, count, trained.result.metrics)
+        reduced = [one.reduce(torch.arange(1), [1]) for one in accumulators.values()]
+        assert same_bits(*reduced)
+
+
+def test_messages(algorithm, client_trainer):
+    """Weights are whole numbers in float64, so that sums over clients are exact; bits are counted for each client."""
+    federation = federation_of(algorithm, make_clients([9, 6, 3]), client_trainer)
+    phase = algorithm.phases(federation.context("plan"), torch.arange(3))[0]
+    block = ClientBlock(phase, torch.ones(3, dtype=torch.float64), federation.train)
+    for trained in client_trainer.train(federation.job(federation.context(phase.name), block)):
+        message = trained.result.message
+        size = trained.rows.stop - trained.rows.start
+        assert message.weight.dtype == torch.float64
+        assert message.weight.shape == message.bits_up.shape == message.bits_down.shape == (size,)
+        assert torch.equal(message.weight, message.weight.round())
+        assert all(len(leaf) == size for leaf in tree.leaves((message.value, trained.result.state)))
+        assert all(value.shape == (size,) for value in trained.result.metrics.values())
+
+
+# ---------------------------------------------------------------------- the files around an algorithm
+def source_of(cls):
+    return Path(inspect.getfile(cls))
+
+
+def test_has_a_config(cls):
+    stem = source_of(cls).stem
+    assert [path for path in ROOT.glob("configs/**/*.yaml") if stem in path.stem], f"no configs/**/*{stem}*.yaml"
+
+
+def test_has_a_test_and_a_reference(cls):
+    stem = source_of(cls).stem
+    assert (ROOT / f"tests/algorithms/test_{stem}.py").is_file()
+    reference = (ROOT / f"tests/algorithms/references/{stem}_numpy.py").read_text()
+    assert "lit_fed" not in reference
+    assert "torch" not in reference
+
+
+def test_has_a_row_in_the_paper_index(cls):
+    rows = [line for line in (ROOT / "docs/paper_index.md").read_text().splitlines() if line.startswith("|")]
+    assert [row for row in rows if f"{source_of(cls).name}" in row or f"`{cls.__name__}`" in row]
+
+
+def test_is_public(cls):
+    assert getattr(lit_fed.algorithms, cls.__name__) is cls
+    assert cls.__name__ in lit_fed.algorithms.__all__
+
+
+def test_docstrings_name_paper_symbols_and_deviations(cls):
+    docstring = inspect.getmodule(cls).__doc__
+    assert all(part in docstring for part in ("Symbols:", "Deviations:", "https://"))
+    if dataclasses.fields(cls):
+        documented = cls.__doc__.split("Args:")[1]
+        assert all(f"{field.name}:" in documented for field in dataclasses.fields(cls))
+
+
+def test_imports_the_core_alone(cls):
+    """An algorithm is read without its neighbours: it builds on core and on the base, and knows no Lightning."""
+    imported = set()
+    for node in ast.walk(ast.parse(source_of(cls).read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(node.module)
+    own = {name for name in imported if name.split(".")[0] == "lit_fed"}
+    assert all(name == "lit_fed.algorithms.base" or name.startswith("lit_fed.core") for name in own), own
+    assert not {name for name in imported if name.split(".")[0] == "lightning" or "distributed" in name}
+
+
+def test_exemptions_name_checks():
+    known = {name.removeprefix("test_") for name in globals() if name.startswith("test_")} | CHECKED_ELSEWHERE
+    for cls in all_algorithms():
+        assert set(cls.conformance_exempt) <= known, cls.__name__
+        assert all(cls.conformance_exempt.values()), cls.__name__
+
+
+def test_algorithms_are_found():
+    assert {"FedAvg", "FedAvgPlus", "FedEM", "Local"} <= {cls.__name__ for cls in all_algorithms()}
+
+
+def test_the_driver_runs_an_algorithm_of_ones_own(federated_rounds):
+    """An algorithm without a line of its own is FedAvg."""
+    mine = dataclasses.dataclass(frozen=True)(type("Mine", (Algorithm,), {}))
+    one, other = (federated_rounds(kind(), None, make_clients(SIZES)) for kind in (mine, lit_fed.algorithms.FedAvg))
+    assert same_bits(one.shared, other.shared)
+    assert run_rounds is federated_rounds

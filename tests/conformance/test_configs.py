@@ -1,0 +1,130 @@
+"""Every shipped configuration parses, and every experiment is complete and names the command that runs it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import ArgumentError
+
+from lit_fed.algorithms import Algorithm
+from lit_fed.cli import FederatedCLI
+from lit_fed.core.errors import ConfigError
+from lit_fed.data import DataSet
+from lit_fed.models import Network
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+EXPERIMENTS = [path for path in CONFIGS if path.parent.name == "experiment"]
+SWEEPS = [path for path in CONFIGS if path.parent.name == "sweep"]
+PARTS = [path for path in CONFIGS if path not in EXPERIMENTS + SWEEPS]
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def parser():
+    """The parser of `fit`, built once: that is the slow part of a command line."""
+
+    class OnlyParser(FederatedCLI):
+        def parse_arguments(self, parser, args):
+            raise StopIteration(self._parser("fit"))
+
+    with pytest.raises(StopIteration) as stopped:
+        OnlyParser(["fit"])
+    return stopped.value.value
+
+
+@pytest.fixture
+def parse(parser):
+    """Parse configurations, the later ones over the earlier ones."""
+    return lambda *paths: parser.parse_args([part for path in paths for part in ("--config", str(path))])
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS + PARTS, ids=name_of)
+def test_config_parses(parse, path):
+    config = parse(path)
+    written = yaml.safe_load(path.read_text())
+    for section in written:
+        assert config.get(section) is not None
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+def test_experiment_is_complete(parse, path):
+    written = yaml.safe_load(path.read_text())
+    assert {"seed_everything", "model", "data", "trainer"} <= set(written)
+    assert {"algorithm", "solver", "network"} <= set(written["model"])
+    assert "dataset" in written["data"]
+    assert {"accelerator", "max_epochs"} <= set(written["trainer"])
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+def test_experiment_begins_with_its_command(path):
+    first, second = path.read_text().splitlines()[:2]
+    assert first == f"# python -m lit_fed fit --config {name_of(path)}"
+    assert second.startswith("#")
+
+
+@pytest.mark.parametrize("path", PARTS, ids=name_of)
+def test_part_says_what_it_is_and_holds_one_section(path):
+    assert path.read_text().startswith("# ")
+    assert len(yaml.safe_load(path.read_text())) == 1
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if path not in SWEEPS], ids=name_of)
+def test_model_and_data_can_be_made(parser, parse, path):
+    config = parse(path)
+    config.trainer = parser.get_defaults().trainer  # a GPU, two ranks or W&B may be missing here
+    objects = parser.instantiate(config)
+    written = yaml.safe_load(path.read_text())
+    for section, key, made in (
+        ("model", "algorithm", objects.model.algorithm),
+        ("data", "dataset", objects.data.dataset),
+    ):
+        wanted = written.get(section, {}).get(key)
+        if wanted is not None:
+            assert type(made).__name__ == wanted["class_path"].rpartition(".")[2]
+
+
+def test_parts_stack(parse):
+    one_of_each = [sorted((ROOT / "configs" / kind).glob("*.yaml")) for kind in ("data", "model", "algorithm")]
+    for paths in zip(*(group[:3] for group in one_of_each), strict=True):
+        config = parse(*paths, ROOT / "configs/trainer/cpu.yaml", ROOT / "configs/logger/wandb.yaml")
+        for path, chosen in zip(
+            paths, (config.data.dataset, config.model.network, config.model.algorithm), strict=True
+        ):
+            (section,) = yaml.safe_load(path.read_text()).values()
+            wanted = (section.get("dataset") or section.get("network") or section.get("algorithm"))["class_path"]
+            assert chosen.class_path.rpartition(".")[2] == wanted
+        assert config.trainer.accelerator == "cpu"
+        assert config.trainer.logger.class_path.endswith("WandbLogger")
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavg_plus", "fedem", "local"])
+def test_algorithm_goes_over_an_experiment(parse, algorithm):
+    part = ROOT / f"configs/algorithm/{algorithm}.yaml"
+    config = parse(ROOT / "configs/experiment/quickstart.yaml", part)
+    wanted = yaml.safe_load(part.read_text())["model"]["algorithm"]
+    assert config.model.algorithm.class_path.endswith(wanted["class_path"])
+    assert config.data.partition.init_args.label_groups == 3
+
+
+@pytest.mark.parametrize(("folder", "base"), [("algorithm", Algorithm), ("model", Network), ("data", DataSet)])
+def test_every_class_of_the_package_has_a_part(folder, base):
+    classes = {one.__name__ for one in _concrete(base) if one.__module__.startswith("lit_fed.")}
+    key = {"algorithm": "algorithm", "model": "network", "data": "dataset"}[folder]
+    parts = [yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / folder).glob("*.yaml")]
+    assert classes <= {part["data" if folder == "data" else "model"][key]["class_path"] for part in parts}
+
+
+def test_unknown_field_is_refused(parser):
+    with pytest.raises((ConfigError, ArgumentError), match="componnets"):
+        parser.parse_args(["--model.algorithm", "FedEM", "--model.algorithm.componnets", "3"])
+
+
+def _concrete(base):
+    for one in base.__subclasses__():
+        if not getattr(one, "__abstractmethods__", None):
+            yield one
+        yield from _concrete(one)

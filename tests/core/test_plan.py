@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.core.plan import make_plan, num_steps
+from lit_fed.core.types import LocalWork
+
+
+def plan_of(sizes, work, batch_size=4, client_ids=None, **name):
+    ids = range(len(sizes)) if client_ids is None else client_ids
+    return make_plan(sizes, ids, work, batch_size=batch_size, **({"seed": 0, "round_idx": 0, "phase": "train"} | name))
+
+
+def batches(plan, row, stream=0):
+    """The batches of a client, as lists of positions."""
+    counts = plan.counts[row].tolist()
+    return [plan.index[row, step, stream, :count].tolist() for step, count in enumerate(counts) if count]
+
+
+def joined(some):
+    return [position for batch in some for position in batch]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "work", "batch_size", "steps"),
+    [
+        (300, LocalWork(epochs=2), 128, 6),
+        (300, LocalWork(epochs=1), 300, 1),
+        (10, LocalWork(epochs=3), 128, 3),
+        (10, LocalWork(epochs=1, batch_size=3), 128, 4),
+        (10, LocalWork(epochs=2, batch_size=0), 3, 2),
+        (10, LocalWork(epochs=2), 0, 2),
+        (10, LocalWork(steps=7), 3, 7),
+        (10, LocalWork(epochs=0), 3, 0),
+        (10, LocalWork(), 3, 0),
+        (0, LocalWork(steps=7), 3, 0),
+        (0, LocalWork(epochs=2), 3, 0),
+    ],
+)
+def test_num_steps(num_samples, work, batch_size, steps):
+    assert num_steps(num_samples, work, batch_size) == steps
+    assert len(batches(plan_of([num_samples], work, batch_size), 0)) == steps
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 4, 5, 8, 11])
+def test_every_epoch_covers_each_sample_once(num_samples):
+    plan = plan_of([num_samples], LocalWork(epochs=3))
+    per_epoch = -(-num_samples // 4)
+    found = batches(plan, 0)
+    assert len(found) == 3 * per_epoch
+    epochs = [joined(found[lo : lo + per_epoch]) for lo in range(0, len(found), per_epoch)]
+    assert all(sorted(epoch) == list(range(num_samples)) for epoch in epochs)
+    assert all(
+        len(batch) == 4 for epoch in range(3) for batch in found[epoch * per_epoch : (epoch + 1) * per_epoch - 1]
+    )
+    if num_samples > 4:
+        assert epochs[0] != epochs[1]
+
+
+def test_the_last_batch_of_an_epoch_may_be_short():
+    plan = plan_of([10], LocalWork(epochs=2))
+    assert plan.counts.tolist() == [[4, 4, 2, 4, 4, 2]]
+    assert plan.index[0, 2, 0, 2:].tolist() == [0, 0]
+
+
+def test_steps_go_on_into_the_next_pass():
+    found = batches(plan_of([5], LocalWork(steps=5), 2), 0)
+    assert [len(batch) for batch in found] == [2, 2, 1, 2, 2]
+    assert sorted(joined(found[:3])) == list(range(5))
+    assert len(set(joined(found[3:]))) == 4
+
+
+def test_a_batch_size_of_0_is_the_whole_local_set():
+    plan = plan_of([3, 7], LocalWork(epochs=2, batch_size=0))
+    assert plan.counts.tolist() == [[3, 3], [7, 7]]
+    assert sorted(batches(plan, 1)[1]) == list(range(7))
+
+
+def test_clients_are_padded_to_the_longest():
+    plan = plan_of([9, 0, 2], LocalWork(epochs=1))
+    assert plan.index.shape == (3, 3, 1, 4)
+    assert plan.counts.tolist() == [[4, 4, 1], [0, 0, 0], [2, 0, 0]]
+    assert plan.index.dtype == plan.counts.dtype == torch.int64
+
+
+def test_no_clients():
+    plan = plan_of([], LocalWork(epochs=1))
+    assert plan.index.shape[0] == plan.counts.shape[0] == 0
+
+
+def test_streams_are_shuffled_independently():
+    plan = plan_of([50], LocalWork(epochs=1, batches_per_step=3), 50)
+    assert plan.index.shape == (1, 1, 3, 50)
+    orders = [tuple(batches(plan, 0, stream)[0]) for stream in range(3)]
+    assert len(set(orders)) == 3
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    agreement = [np.mean(np.array(orders[a]) == orders[b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert max(agreement) < 0.2
+
+
+def test_each_stream_covers_each_sample_once_per_epoch():
+    plan = plan_of([7], LocalWork(epochs=2, batches_per_step=2), 3)
+    for stream in range(2):
+        found = batches(plan, 0, stream)
+        assert sorted(joined(found[:3])) == sorted(joined(found[3:])) == list(range(7))
+
+
+def test_a_plan_depends_on_seed_round_client_and_phase_alone():
+    work = LocalWork(epochs=2)
+    alone = batches(plan_of([20], work, client_ids=[5]), 0)
+    among = plan_of([33, 20, 1], work, client_ids=[9, 5, 0])
+    assert batches(among, 1) == alone
+    others = [
+        plan_of([20], work, client_ids=[6]),
+        plan_of([20], work, client_ids=[5], seed=1),
+        plan_of([20], work, client_ids=[5], round_idx=1),
+        plan_of([20], work, client_ids=[5], phase="adapt"),
+    ]
+    assert all(batches(other, 0) != alone for other in others)
+
+
+def test_more_epochs_begin_with_the_same_batches():
+    one, two = (batches(plan_of([11], LocalWork(epochs=epochs)), 0) for epochs in (1, 2))
+    assert two[: len(one)] == one
+    steps = batches(plan_of([11], LocalWork(steps=4)), 0)
+    assert steps == two[:4]

@@ -1,0 +1,75 @@
+import pytest
+import torch
+from federated_round import make_clients, make_context
+
+from lit_fed.core.types import ClientData, Split
+
+
+def arange_split(sizes=(2, 0, 3), first_id=0):
+    num_samples = sum(sizes)
+    offsets = torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()])
+    return Split(torch.arange(num_samples, dtype=torch.float32)[:, None], torch.arange(num_samples), offsets, first_id)
+
+
+def test_split_gives_views_of_each_clients_rows():
+    split = arange_split()
+    assert split.num_clients == 3
+    assert split.sizes.tolist() == [2, 0, 3]
+    client = split.client(2)
+    assert client.y.tolist() == [2, 3, 4]
+    assert client.x.data_ptr() == split.x[2:].data_ptr()
+    assert int(client.client_id) == 2
+    assert client.mask.tolist() == [1, 1, 1]
+    assert float(split.client(1).num_samples) == 0
+    assert split.client(1).x.shape == (0, 1)
+
+
+def test_identities_may_start_after_those_of_others():
+    client = arange_split(first_id=10).client(12)
+    assert client.y.tolist() == [2, 3, 4]
+    assert int(client.client_id) == 12
+
+
+def test_split_moves_to_a_device_once():
+    split = arange_split()
+    assert split.to("cpu") is split
+    moved = split.to("meta")
+    assert moved.x.device.type == moved.y.device.type == "meta"
+    assert moved.offsets.device.type == "cpu"
+    assert split.to(torch.device("meta"), non_blocking=True) is moved
+    assert moved.first_id == split.first_id
+
+
+def test_client_data_looks_rows_up_only_when_read():
+    class Counting:
+        reads = 0
+
+        def __getitem__(self, rows):
+            Counting.reads += 1
+            return torch.arange(10.0)[rows]
+
+    data = ClientData(Counting(), Counting(), torch.tensor([3, 1, 1]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor(0))
+    assert float(data.num_samples) == 2
+    assert Counting.reads == 0
+    assert data.x.tolist() == data.y.tolist() == [3, 1, 1]
+    assert Counting.reads == 2
+
+
+def test_number_of_samples_is_exact():
+    data = ClientData(torch.empty(0), torch.empty(0), None, torch.ones(2**24 + 1), torch.tensor(0))
+    assert data.num_samples.dtype == torch.float64
+    assert float(data.num_samples) == 2**24 + 1
+
+
+@pytest.mark.parametrize(("weighting", "expected"), [("samples", 3.0), ("uniform", 1.0)])
+def test_client_weight(weighting, expected):
+    weight = make_context(weighting=weighting).client_weight(make_clients([3]).client(0))
+    assert weight.dtype == torch.float64
+    assert weight.shape == ()
+    assert float(weight) == expected
+
+
+def test_client_weight_without_samples():
+    empty = make_clients([3, 0]).client(1)
+    assert float(make_context(weighting="samples").client_weight(empty)) == 0
+    assert float(make_context(weighting="uniform").client_weight(empty)) == 1

@@ -1,0 +1,48 @@
+import torch
+
+from lit_fed.training.client_store import ClientStore
+
+
+def store():
+    return ClientStore([{"state": (torch.full((2,), float(client)), torch.tensor(client))} for client in range(4)])
+
+
+def test_states_are_stacked_and_gathered():
+    kept = store()
+    first, second = kept.gather(torch.tensor([3, 1]))["state"]
+    assert first.tolist() == [[3, 3], [1, 1]]
+    assert second.tolist() == [3, 1]
+
+
+def test_staged_states_are_seen_by_gather_but_not_by_the_table_until_commit():
+    kept = store()
+    new = {"state": (torch.tensor([[9.0, 9.0], [8.0, 8.0]]), torch.tensor([9, 8]))}
+    kept.stage(torch.tensor([2, 0]), new)
+    assert kept.gather(torch.tensor([0, 1, 2]))["state"][1].tolist() == [8, 1, 9]
+    assert kept.table["state"][1].tolist() == [0, 1, 2, 3]
+    kept.commit()
+    assert kept.table["state"][1].tolist() == [8, 1, 9, 3]
+    assert kept.num_staged == 0
+
+
+def test_discard_forgets():
+    kept = store()
+    kept.stage(torch.tensor([2]), {"state": (torch.ones(1, 2), torch.tensor([7]))})
+    kept.discard()
+    kept.commit()
+    assert kept.table["state"][1].tolist() == [0, 1, 2, 3]
+
+
+def test_stateless_clients_cost_nothing():
+    kept = ClientStore([{"state": ()} for _ in range(5)])
+    assert list(kept.buffers()) == []
+    assert kept.gather(torch.tensor([1, 2])) == {"state": ()}
+
+
+def test_the_initial_states_are_copies():
+    leaf = torch.zeros(2)
+    kept = ClientStore([{"state": {"mixture": leaf}} for _ in range(3)])
+    kept.stage(torch.tensor([0]), {"state": {"mixture": torch.ones(1, 2)}})
+    kept.commit()
+    assert leaf.tolist() == [0, 0]
+    assert kept.mixture_weights.tolist() == [[1, 1], [0, 0], [0, 0]]

@@ -1,0 +1,164 @@
+"""Whole fits in this process: Lightning's own callbacks, and resuming for every algorithm."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+
+from lit_fed.callbacks import FederatedCallback, with_defaults
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.data import Digits, Synthetic
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+
+sys.path.append(str(Path(__file__).parents[1] / "integration"))
+from fit_all import NAMES, fit
+from running import folder, history, numbers
+
+
+class PowerCutError(RuntimeError):
+    pass
+
+
+class PowerCut(FederatedCallback):
+    """Fails in the middle of round `round_idx`."""
+
+    def __init__(self, round_idx):
+        self.round_idx = round_idx
+
+    def on_clients_end(self, trainer, module, num_clients):
+        if module.num_rounds_done == self.round_idx:
+            raise PowerCutError
+
+
+def trainer(folder, rounds, *callbacks, **arguments):
+    return FederatedTrainer(
+        accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(folder), "run"),
+        callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
+        enable_model_summary=False, **arguments,
+    )  # fmt: skip
+
+
+def digits(**arguments):
+    return FederatedDataModule(Digits(), num_clients=6, **arguments)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_resume_equals_uninterrupted(tmp_path, name):
+    module, _ = fit(name, tmp_path / "whole", rounds=4)
+    with pytest.raises(PowerCutError):
+        fit(name, tmp_path / "cut", rounds=4, callbacks=[PowerCut(2)])
+    last = folder(tmp_path / "cut", name) / "checkpoints/last.ckpt"
+    resumed, _ = fit(name, tmp_path / "cut", rounds=4, ckpt_path=str(last), version=0, keep_rounds=2)
+    assert numbers(folder(tmp_path / "whole", name)) == numbers(folder(tmp_path / "cut", name))
+    assert history(folder(tmp_path / "whole", name)) == history(folder(tmp_path / "cut", name))
+    for key, leaf in module.state_dict().items():
+        assert torch.equal(leaf, resumed.state_dict()[key]), key
+
+
+def test_a_checkpoint_written_inside_a_round_replays_it(tmp_path):
+    class SaveInside(FederatedCallback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if pl_module.num_rounds_done == 2 and batch_idx == 0:
+                trainer.save_checkpoint(tmp_path / "inside.ckpt")
+
+    module, _ = fit("FedEM", tmp_path / "whole", rounds=4, callbacks=[SaveInside()])
+    resumed, _ = fit("FedEM", tmp_path / "resumed", rounds=4, ckpt_path=str(tmp_path / "inside.ckpt"))
+    for key, leaf in module.state_dict().items():
+        assert torch.equal(leaf, resumed.state_dict()[key]), key
+
+
+def test_checkpoints_early_stopping_and_learning_rate_work_on_rounds(tmp_path):
+    best = ModelCheckpoint(
+        dirpath=tmp_path / "best", monitor="test/seen/accuracy", mode="max", save_top_k=2, filename="{step}",
+        auto_insert_metric_name=False,
+    )  # fmt: skip
+    stop = EarlyStopping("test/seen/loss", patience=1, min_delta=10.0)
+    run = trainer(tmp_path, 9, best, stop, LearningRateMonitor())
+    solver = LocalSolver(lr=0.2, schedule="linear")
+    run.fit(FederatedModule(solver=solver), datamodule=digits(clients_per_block=2))
+    assert run.global_step == run.current_epoch == 2  # the first evaluation sets the mark, the second has no patience
+    assert sorted(path.name for path in (tmp_path / "best").glob("*.ckpt")) == ["1.ckpt", "2.ckpt"]
+    rows = (tmp_path / "run/version_0/metrics.csv").read_text().splitlines()
+    place = rows[0].split(",").index("lr-Assign")
+    assert [float(row.split(",")[place]) for row in rows[1:]] == pytest.approx([0.2, 0.1])
+
+
+def test_rounds_are_counted_by_max_steps_too(tmp_path):
+    run = trainer(tmp_path, 50, max_steps=3)
+    module = FederatedModule()
+    run.fit(module, datamodule=digits(clients_per_block=2))
+    assert run.global_step == module.num_rounds_done == 3
+    assert module.num_rounds == 3
+
+
+def test_validation_sees_the_committed_model(tmp_path):
+    class Compare(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch.ends_round:
+                self.after_round = pl_module.models__parameters__linear_weight.clone()
+
+        def on_validation_start(self, trainer, pl_module):
+            assert torch.equal(self.after_round, pl_module.models__parameters__linear_weight)
+            assert pl_module.num_rounds_done == trainer.current_epoch + 1
+            self.seen = True
+
+    compare = Compare()
+    trainer(tmp_path, 2, compare).fit(FederatedModule(), datamodule=digits())
+    assert compare.seen
+
+
+def test_sampling_in_proportion_to_size_weighs_uniformly(tmp_path):
+    module = FederatedModule()
+    data = digits(client_sampling="size", clients_per_round=10)
+    trainer(tmp_path, 2).fit(module, datamodule=data)
+    assert module.weighting == "uniform"
+    assert torch.isfinite(module.mixture_weights).all()
+
+
+def test_clients_that_were_not_sampled_keep_their_mixture(tmp_path):
+    module = FederatedModule()
+    data = FederatedDataModule(Synthetic(num_clients=20, test_size=10, dimension=5), clients_per_round=4)
+    trainer(tmp_path, 2).fit(module, datamodule=data)
+    weights = module.mixture_weights
+    untouched = (weights == torch.full_like(weights, 1 / 3)).all(1)
+    assert 12 <= int(untouched.sum()) <= 16
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-6)
+    assert dict(module.named_buffers())["store.mixture_weights"] is weights
+
+
+def test_a_fit_without_a_server_is_refused(tmp_path):
+    run = FederatedTrainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
+    with pytest.raises(ConfigError, match="ServerAggregation"):
+        run.fit(FederatedModule(), datamodule=digits())
+
+
+@pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
+def test_a_module_without_federated_data_is_refused():
+    run = FederatedTrainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
+    with pytest.raises(ConfigError, match="FederatedDataModule"):
+        run.fit(FederatedModule(), train_dataloaders=[1])
+
+
+def test_validation_split_is_measured_where_there_is_one(tmp_path):
+    run = trainer(tmp_path, 1)
+    module = FederatedModule()
+    run.fit(module, datamodule=digits(val_fraction=0.2))
+    assert "val/seen/accuracy" in module.results
+    assert "test/seen/accuracy" not in module.results
+    run.test(module, datamodule=run.datamodule, verbose=False)
+    assert "test/seen/accuracy" in module.results
+
+
+def test_bf16_mixed_stays_near_float32(tmp_path):
+    results = {}
+    for precision in ("32-true", "bf16-mixed"):
+        module = FederatedModule(client_trainer="sequential")
+        trainer(tmp_path / precision, 5, precision=precision).fit(module, datamodule=digits())
+        assert all(leaf.dtype == torch.float32 for leaf in module.parameters())
+        results[precision] = module.results["test/seen/accuracy"]
+    assert abs(results["32-true"] - results["bf16-mixed"]) < 0.03

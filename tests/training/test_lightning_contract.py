@@ -1,0 +1,47 @@
+"""Every private name of Lightning and torch that lit_fed uses exists and behaves as it relies on."""
+
+import inspect
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from torch import nn
+
+from lit_fed.training.loop import ClientLoop, FederatedLoop, RoundLoop
+from lit_fed.training.trainer import FederatedTrainer
+
+
+def test_overridden_private_names_exist():
+    assert {"advance", "run"} <= set(dir(_ManualOptimization))
+    assert list(inspect.signature(_ManualOptimization.advance).parameters) == ["self", "kwargs"]
+    names = {"done", "reset", "restarting", "_should_accumulate", "_should_check_val_fx", "_num_ready_batches_reached"}
+    assert names | {"_is_training_done", "_is_validation_done"} <= set(dir(_TrainingEpochLoop))
+    loop = Trainer(logger=False, enable_checkpointing=False, barebones=False, accelerator="cpu").fit_loop
+    assert isinstance(loop, _FitLoop)
+    assert {"min_epochs", "max_epochs", "epoch_loop"} <= set(dir(loop))
+    assert {"min_steps", "max_steps", "batch_progress", "manual_optimization"} <= set(dir(loop.epoch_loop))
+    assert callable(loop.epoch_loop.batch_progress.reset_on_run)
+    assert {"_parse_ckpt_path", "_parser", "parse_arguments", "instantiate_trainer"} <= set(dir(LightningCLI))
+    assert hasattr(nn.modules.batchnorm, "_BatchNorm")
+    assert hasattr(nn.modules.dropout, "_DropoutNd")
+    assert hasattr(nn.modules.conv, "_ConvNd")
+
+
+def test_the_server_steps_inside_manual_optimisation():
+    source = inspect.getsource(_ManualOptimization.run)
+    order = [source.index(part) for part in ("on_run_start", "advance", "on_run_end")]
+    assert order == sorted(order), "optimizer steps are counted between on_run_start and on_run_end"
+    assert "_step_supports_amp_scaling" in inspect.getsource(torch.amp.grad_scaler.GradScaler.step)
+
+
+def test_the_trainer_installs_the_loops():
+    trainer = FederatedTrainer(accelerator="cpu", max_epochs=7, max_steps=5, logger=False, enable_checkpointing=False)
+    assert isinstance(trainer.fit_loop, FederatedLoop)
+    assert isinstance(trainer.fit_loop.epoch_loop, RoundLoop)
+    assert isinstance(trainer.fit_loop.epoch_loop.manual_optimization, ClientLoop)
+    assert (trainer.max_epochs, trainer.max_steps) == (7, 5)
+    assert trainer.reload_dataloaders_every_n_epochs == 1
+    assert trainer.num_sanity_val_steps == 0
