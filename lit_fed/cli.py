@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -46,7 +47,7 @@ class FederatedParser(LightningArgumentParser):
                 ("--model.network", Network),
                 ("--data.dataset", DataSet),
                 ("--data.partition", Partition),
-            )  # fmt: skip
+            )
             if f'"{option[2:]}"' in message or f"'{option[2:]}'" in message
         ]
         lines = [line for line in str(message).splitlines() if line.strip()]
@@ -62,7 +63,7 @@ def _is_base(one: type) -> bool:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml into the run's folder: complete, and without the checkpoint, so that it runs again as it is."""
+    """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again as it is."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Nothing yet: a run that is refused at its start leaves no folder."""
@@ -193,7 +194,7 @@ class FederatedCLI(LightningCLI):
 
 def _default_name(given: list[str], config: Namespace) -> str:
     """The last config's stem, else the algorithm's class."""
-    files = [after for before, after in zip(given, given[1:], strict=False) if before in ("-c", "--config")]
+    files = [after for before, after in pairwise(given) if before in ("-c", "--config")]
     files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
     stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
     return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
@@ -226,7 +227,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 def _stored_arguments(given: list[str]) -> dict[str, Any] | None:
     """The arguments in the checkpoint that the command line names, if it names a file."""
     pairs = [one.partition("=")[2] for one in given if one.startswith("--ckpt_path=")]
-    pairs += [after for before, after in zip(given, given[1:], strict=False) if before == "--ckpt_path"]
+    pairs += [after for before, after in pairwise(given) if before == "--ckpt_path"]
     if not pairs or not Path(pairs[-1]).is_file() or given[:1] == ["fit"]:
         return None
     stored = load_checkpoint(Path(pairs[-1])).get(CHECKPOINT_KEY, {}).get("arguments")

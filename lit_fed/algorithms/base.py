@@ -84,7 +84,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """Losses [B, M] of samples that depend on the shared state only, for `client_init`; None if it needs none."""
         return None
 
-    def client_init(self, ctx: Context, shared: Shared, state: State, data: ClientData, losses: Tensor | None) -> Work:
+    def client_init(self, ctx: Context, shared: Shared, state: State, data: ClientData, losses: Any) -> Work:
         """The start of a client's phase.
 
         Args:
@@ -120,10 +120,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         return None
 
     def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> Tree | None:
-        """Predictions of samples [B, ...] that depend on the shared state only, e.g. [B, M, K]; None if there are none."""
+        """Predictions of samples [B, ...] that depend on the shared state only, e.g. [B, M, K]; None without any."""
         return ctx.task.outputs(shared.models, x)
 
-    def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: Tree | None) -> Tensor:
+    def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: Any) -> Tensor:
         """Personalised prediction for samples [B, ...].
 
         Returns:

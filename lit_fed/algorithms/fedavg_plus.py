@@ -1,14 +1,14 @@
 """FedAvg+: FedAvg, then every client fine-tunes a copy before it is served.
 
 Jiang, Konečný, Rush, Kannan. "Improving Federated Learning Personalization via Model Agnostic Meta Learning". 2019.
-https://arxiv.org/abs/1909.12488, Algorithm 2's personalised evaluation; named FedAvg+ in the FedEM paper (NeurIPS 2021).
+https://arxiv.org/abs/1909.12488; the FedEM paper (https://arxiv.org/abs/2108.10252, Section 4) calls it FedAvg+.
 
 Symbols:
     w   -> shared.models  the global model, leaves [1, ...]
     φ_i -> state.models   the tuned copy of client i, leaves [1, ...]; lives only while the client is served
 Deviations:
-    The copy is tuned with a fresh optimizer at the initial learning rate. The official FedEM code carries momentum and a
-    schedule of its own from one evaluation to the next; that leak is not offered.
+    The copy is tuned with a fresh optimizer at the initial learning rate. The official FedEM code carries momentum and
+    a schedule of its own from one evaluation to the next; that leak is not offered.
 """
 
 from __future__ import annotations

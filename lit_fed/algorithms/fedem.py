@@ -102,10 +102,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
         q = work.responsibility
-        if batch.index.ndim == 2:  # each component has a batch of its own, [M, B]
-            weight = torch.gather(q, 0, batch.index.T)
-        else:
-            weight = q.index_select(0, batch.index)
+        own_batches = batch.index.ndim == 2  # [M, B]
+        weight = torch.gather(q, 0, batch.index.T) if own_batches else q.index_select(0, batch.index)
         models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
         return work._replace(models=models, optimizer=optimizer)
 

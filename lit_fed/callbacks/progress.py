@@ -46,7 +46,7 @@ class _TimeLeft(ProgressColumn):
 class FederatedProgressBar(ProgressBar, FederatedCallback):
     """Rounds, the clients done in the current one, the last accuracy and the time left.
 
-    On a terminal it is one moving line; elsewhere it prints a line at the start of a fit, twice a minute and at its end.
+    On a terminal it is one moving line; elsewhere it prints a line at the start, twice a minute and at the end.
     """
 
     def __init__(self) -> None:

@@ -112,7 +112,8 @@ def check_finite(result: ClientResult, client_ids: Tensor, round_idx: int) -> No
             finite = leaf.flatten(1).sum(1, dtype=torch.float64).isfinite()
             if not finite.all():
                 client_id = int(client_ids[int((~finite).nonzero()[0])])
-                reason = f"{place} is NaN or infinite; check this client's data, lower --model.solver.lr or set --model.solver.clip_norm"
+                reason = f"{place} is NaN or infinite; check this client's data, "
+                reason += "lower --model.solver.lr or set --model.solver.clip_norm"
                 raise ClientError(client_id, "client_final", round_idx, reason)
 
 

@@ -22,7 +22,7 @@ __all__ = ["Plan", "make_plan", "num_steps"]
 class Plan(NamedTuple):
     """Batches of C clients; a client's real samples come first in each of its batches."""
 
-    index: Tensor  # [C, S, K, B] int64 position within the client's samples; 0 where padded
+    index: Tensor  # type: ignore[assignment] # [C, S, K, B] int64 position within the client's samples; 0 where padded
     counts: Tensor  # [C, S] int64 samples in the batch; 0 after a client's last step
 
 

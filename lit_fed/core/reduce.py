@@ -39,21 +39,23 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     """
     if _ranks() == 1:
         return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
-    flat = [
-        leaf.reshape(len(leaf), leaf.shape[1:].numel()).contiguous().view(torch.uint8) for leaf in tree.leaves(rows)
-    ]
+    flat = [_as_bytes(leaf) for leaf in tree.leaves(rows)]
     widths = [part.shape[1] for part in flat]
     packed = torch.zeros(max(counts), sum(widths), dtype=torch.uint8, device=client_ids.device)
     packed[: flat[0].shape[0]] = torch.cat(flat, dim=1)
     gathered = [torch.empty_like(packed) for _ in counts]
     dist.all_gather(gathered, packed)
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
-    parts = whole.split(widths, dim=1)
+    parts = torch.split(whole, widths, dim=1)
     values = [
         part.contiguous().view(leaf.dtype).view(len(whole), *leaf.shape[1:])
         for part, leaf in zip(parts, tree.leaves(rows), strict=True)
     ]
     return tree.map_leaves(lambda leaf: _place(leaf, client_ids), tree.rebuild(rows, values))
+
+
+def _as_bytes(leaf: Tensor) -> Tensor:
+    return leaf.reshape(len(leaf), leaf.shape[1:].numel()).contiguous().view(torch.uint8)
 
 
 def _place(leaf: Tensor, positions: Tensor) -> Tensor:
@@ -110,7 +112,7 @@ class Accumulator:
         shapes = [leaf.shape for leaf in tree.leaves(self._sum)]
         flat = all_reduce(torch.cat([self._totals, *(leaf.flatten() for leaf in tree.leaves(self._sum))]))
         totals, flat = flat[: len(self._totals)], flat[len(self._totals) :]
-        parts = flat.split([shape.numel() for shape in shapes])
+        parts = torch.split(flat, [shape.numel() for shape in shapes])
         values = [part.view(shape) / totals[0] for part, shape in zip(parts, shapes, strict=True)]
         return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], totals[3:] / totals[0]
 
@@ -126,7 +128,7 @@ def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelS
         total = ctx.total_samples if ctx.weighting == "samples" else ctx.num_clients
         share = reduced.weight / total
         mean = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, models)
-    return tree.map_leaves(_cast, mean, models)
+    return tree.map_leaves(_cast, mean, models)  # type: ignore[no-any-return]
 
 
 def _cast(mean: Tensor, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -53,9 +53,7 @@ class Target:
     def __post_init__(self) -> None:
         """Positions are for classes."""
         if self.positions and self.kind != "multiclass":
-            raise ConfigError(
-                f"labels with a position axis are {self.kind}; give whole numbers, one class per position"
-            )
+            raise ConfigError(f"labels with a position axis are {self.kind}; give classes, one for each position")
 
     @property
     def num_outputs(self) -> int:
@@ -108,7 +106,7 @@ class Task:
             raise ConfigError(f"--model.init_seeds has {len(self.init_seeds)} seeds; give one for each of {num_models}")
         else:
             seeds = self.init_seeds[:num_models]
-        return tree.stack([self._fresh(one) for one in seeds])
+        return tree.stack([self._fresh(one) for one in seeds])  # type: ignore[no-any-return]
 
     def _fresh(self, seed: int) -> ModelState:
         with torch.random.fork_rng(devices=[]):

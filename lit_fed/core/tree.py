@@ -1,4 +1,4 @@
-"""Arithmetic on trees: nested named tuples, tuples, lists and dicts with tensors at the leaves; None is an empty tree."""
+"""Trees: nested named tuples, tuples, lists and dicts with tensors at the leaves; None is an empty tree."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ClientData(NamedTuple):
 
     all_x: Tensor  # [n, ...]
     all_y: Tensor  # [n] or [n, L]
-    index: Tensor | None  # [N] rows of this client; None: every row, N = n
+    index: Tensor | None  # type: ignore[assignment] # [N] rows of this client; None: every row, N = n
     mask: Tensor  # [N], 1 for a sample and 0 for padding
     client_id: Tensor  # [] int64
 
@@ -76,7 +76,7 @@ class Batch(NamedTuple):
 
     x: Tensor  # [B, ...] or [K, B, ...]
     y: Tensor  # [B] or [B, L], or with a leading K
-    index: Tensor  # [B] or [K, B]: position within the client's samples
+    index: Tensor  # type: ignore[assignment] # [B] or [K, B]: position within the client's samples
     mask: Tensor  # [B] or [K, B], 1 for a sample and 0 for padding
 
 

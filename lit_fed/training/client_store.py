@@ -50,13 +50,10 @@ class ClientStore(nn.Module):
         """States [C, ...] of some clients: staged in this round if they are, else committed."""
         rows = tree.index(self.table, client_ids)
         for staged_ids, staged in self._staged:
-            position = {int(client_id): row for row, client_id in enumerate(staged_ids)}
+            position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
             found = [(row, position[one]) for row, one in enumerate(client_ids.tolist()) if one in position]
             if found:
-                targets, sources = map(list, zip(*found, strict=True))
-                rows = tree.map_leaves(
-                    lambda leaf, new: leaf.index_copy(0, _on(leaf, targets), new[sources]), rows, staged
-                )
+                rows = _overlay(rows, staged, torch.tensor(found, device=client_ids.device).T)
         return rows
 
     def stage(self, client_ids: Tensor, states: Tree) -> None:
@@ -98,5 +95,6 @@ class ClientStore(nn.Module):
         self._staged.clear()
 
 
-def _on(like: Tensor, positions: list[int]) -> Tensor:
-    return torch.tensor(positions, device=like.device)
+def _overlay(rows: Tree, staged: Tree, found: Tensor) -> Tree:
+    """Rows with those at found[0] replaced by the staged ones at found[1]."""
+    return tree.map_leaves(lambda leaf, new: leaf.index_copy(0, found[0], new[found[1]]), rows, staged)

@@ -110,8 +110,8 @@ def _refuse_precision(precision: Any) -> None:
     known = {None, 32, "32", "32-true", "bf16-mixed"}
     if precision not in known:
         raise ConfigError(
-            f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: local steps are taken without a gradient "
-            "scaler, and averages need models in float32"
+            f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: local steps are taken without a "
+            "gradient scaler, and averages need models in float32"
         )
 
 

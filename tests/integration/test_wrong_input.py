@@ -1,4 +1,4 @@
-"""Wrong input ends with a message that names the value, the place and the fix, before anything is trained or written."""
+"""Wrong input ends with a message that names the value, the place and the fix; nothing is trained or written."""
 
 import os
 import signal
@@ -105,15 +105,12 @@ def test_client_folder(capsys, tmp_path, changes, parts):
 def test_empty_folder_and_truncated_file(capsys, tmp_path):
     out = ["--trainer.default_root_dir", str(tmp_path / "out")]
     (tmp_path / "empty/seen").mkdir(parents=True)
-    said = message(
-        capsys, [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "empty")]
-    )
-    assert "empty" in said
+    folder_data = [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root"]
+    assert "empty" in message(capsys, [*folder_data, str(tmp_path / "empty")])
     root = clients(tmp_path / "data")
     whole = (root / "seen/bob.npz").read_bytes()
     (root / "seen/bob.npz").write_bytes(whole[: len(whole) // 2])
-    said = message(capsys, [*BASE, *out, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)])
-    assert "bob.npz" in said
+    assert "bob.npz" in message(capsys, [*folder_data, str(root)])
 
 
 def test_nan_in_training_names_client_and_round(capsys, tmp_path):
