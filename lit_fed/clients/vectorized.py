@@ -91,7 +91,10 @@ class VectorizedTrainer:
         algorithm, ctx, shared, split = job.algorithm, job.ctx, job.shared, job.block.data
         client_ids = job.block.phase.client_ids
         index, mask = self._padded(split, client_ids, sizes)
-        each_losses = None if losses is None else losses[_ragged(starts, sizes).to(losses.device)]
+        each_losses = None
+        if losses is not None:
+            rows = _ragged(starts, sizes).to(losses.device)
+            each_losses = losses.index_select(1, rows.flatten()).view(-1, *rows.shape).permute(1, 2, 0)
 
         def data(index: Tensor, mask: Tensor, client_id: Tensor) -> ClientData:
             return ClientData(split.x, split.y, index, mask, client_id)
@@ -175,7 +178,10 @@ class VectorizedTrainer:
         return y[rows]
 
     def _shared_losses(self, job: TrainJob, data: Split, client_ids: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Losses of all samples of the block, client after client in the order of the data, and where each starts."""
+        """Losses [M, n] of all samples of the block, client after client in the order of the data; where each starts.
+
+        Samples come last in memory: what follows works on long rows instead of groups of M numbers.
+        """
         positions = client_ids.cpu() - data.first_id
         order = positions.unique()  # consecutive clients are consecutive rows: views instead of copies
         sizes = data.sizes[order]
@@ -190,8 +196,8 @@ class VectorizedTrainer:
             losses = job.algorithm.shared_losses(job.ctx, job.shared, batch)
             if losses is None:
                 return None, starts
-            parts.append(losses)
-        return torch.cat(parts), starts
+            parts.append(losses.T)
+        return torch.cat(parts, dim=1), starts
 
     def _padded(self, data: Split, client_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [C, N] of each client, and the mask [C, N]."""
