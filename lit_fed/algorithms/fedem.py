@@ -104,8 +104,9 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         q = work.responsibility
         own_batches = batch.index.ndim == 2  # [M, B]
         weight = torch.gather(q, 0, batch.index.T) if own_batches else q.index_select(0, batch.index)
-        models, optimizer, _ = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
-        return work._replace(models=models, optimizer=optimizer)
+        gradient, buffers = ctx.task.grad(work.models, batch, weight)
+        parameters, optimizer = ctx.solver.update(work.models.parameters, gradient, work.optimizer, ctx.lr)
+        return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
         """All components go to the server with the same weight n_t (Alg. 1, line 8); π_t stays."""

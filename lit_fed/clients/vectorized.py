@@ -121,43 +121,41 @@ class VectorizedTrainer:
 
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
-        plan = self._plan(job, sizes)
+        plan, rows, mask = self._plan(job, sizes)
         active_at = (plan.counts > 0).sum(0).tolist()
+        widest = plan.counts.amax(0).tolist()
         step = vmap(lambda work, batch: algorithm.client_step(ctx, shared, work, batch))
         finished = []
         active = len(sizes)
-        for position, now in enumerate(active_at):
+        for position, (now, width) in enumerate(zip(active_at, widest, strict=True)):
             if now < active:  # the others have taken their last step
                 finished.append(tree.index(work, slice(now, active)))
                 work, active = tree.index(work, slice(0, now)), now
-            work = step(work, self._batch(job, plan, position, active))
+            chosen = (slice(0, active), position, slice(None), slice(0, width))
+            work = step(work, self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen]))
         if not finished:
             return work
         return tree.map_leaves(lambda *parts: torch.cat(parts), work, *reversed(finished))
 
-    def _plan(self, job: TrainJob, sizes: Tensor) -> Plan:
-        ghost = job.block.multiplicity.cpu() == 0
+    def _plan(self, job: TrainJob, sizes: Tensor) -> tuple[Plan, Tensor, Tensor]:
+        """The plan of a chunk, and rows of the split and mask of its batches, [C, S, K, B]."""
+        ghost, data, client_ids = job.block.multiplicity.cpu() == 0, job.block.data, job.block.phase.client_ids
         plan = make_plan(
-            sizes.masked_fill(ghost, 0).tolist(), job.block.phase.client_ids.tolist(), job.block.phase.work,
+            sizes.masked_fill(ghost, 0).tolist(), client_ids.tolist(), job.block.phase.work,
             batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
         )  # fmt: skip
-        device = job.block.data.x.device
-        return Plan(plan.index.to(device), plan.counts)
+        starts = data.offsets[client_ids.cpu() - data.first_id].view(-1, 1, 1, 1)
+        mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
+        mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
+        return Plan(plan.index.to(data.x.device), plan.counts), (plan.index + starts).to(data.x.device), mask
 
-    def _batch(self, job: TrainJob, plan: Plan, step: int, active: int) -> Batch:
+    def _batch(self, data: Split, rows: Tensor, index: Tensor, mask: Tensor) -> Batch:
         """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next one is made."""
-        split = job.block.data
-        index = plan.index[:active, step]  # [A, K, B]
-        counts = plan.counts[:active, step].to(index.device)
-        index = index[:, :, : int(counts.max())]
-        starts = split.offsets[job.block.phase.client_ids[:active].cpu() - split.first_id].to(index.device)
-        rows = (index + starts.view(-1, 1, 1)).flatten()
-        mask = (torch.arange(index.shape[2], device=index.device) < counts[:, None]).to(torch.float32)
-        shape = index.shape if index.shape[1] > 1 else (active, index.shape[2])
-        mask = mask[:, None].expand(index.shape).reshape(shape)
-        x = self._gather(split.x, rows).view(*shape, *split.x.shape[1:])
-        y = split.y.index_select(0, rows).view(*shape, *split.y.shape[1:])
-        return Batch(x, y, index.reshape(shape), mask)
+        shape = index.shape if index.shape[1] > 1 else (index.shape[0], index.shape[2])
+        flat = rows.flatten()
+        x = self._gather(data.x, flat).view(*shape, *data.x.shape[1:])
+        y = data.y.index_select(0, flat).view(*shape, *data.y.shape[1:])
+        return Batch(x, y, index.reshape(shape), mask.reshape(shape))
 
     # ------------------------------------------------------------------ samples without a client axis
     def _gather(self, x: Tensor, rows: Tensor) -> Tensor:

@@ -45,18 +45,6 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int) -> int:
     return (work.epochs or 0) * math.ceil(num_samples / _batch_size(num_samples, work, batch_size))
 
 
-def _client_order(num_samples: int, steps: int, size: int, streams: int, rng: np.random.Generator) -> np.ndarray:
-    """Positions [S, K, B], each stream reshuffled when its pass ends; the last batch of a pass may be short."""
-    per_pass = math.ceil(num_samples / size)
-    order = np.zeros((math.ceil(steps / per_pass), per_pass, streams, size), dtype=np.int64)
-    for one_pass in order:
-        for stream in range(streams):
-            padded = np.zeros(per_pass * size, dtype=np.int64)
-            padded[:num_samples] = rng.permutation(num_samples)
-            one_pass[:, stream] = padded.reshape(per_pass, size)
-    return order.reshape(-1, streams, size)[:steps]
-
-
 def make_plan(
     sizes: Sequence[int],
     client_ids: Sequence[int],
@@ -78,20 +66,27 @@ def make_plan(
         round_idx: round, from 0.
         phase: name of the phase; each has its own shuffles.
     """
-    steps = [num_steps(size, work, batch_size) for size in sizes]
-    widths = [_batch_size(size, work, batch_size) for size in sizes]
-    num_clients, longest, width = len(sizes), max(steps, default=0), max(widths, default=0)
-    index = np.zeros((num_clients, longest, work.batches_per_step, width), dtype=np.int64)
-    counts = np.zeros((num_clients, longest), dtype=np.int64)
+    steps = np.array([num_steps(size, work, batch_size) for size in sizes], dtype=np.int64)
+    widths = np.array([_batch_size(size, work, batch_size) for size in sizes], dtype=np.int64)
+    per_pass = -(-np.array(sizes, dtype=np.int64) // np.maximum(widths, 1))
+    longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
+    # A client whose batches are narrower than `width` has one batch per pass, so in this layout the samples of a pass
+    # are consecutive for every client.
+    passes = -(-steps // np.maximum(per_pass, 1))
+    room = int((passes * per_pass).max(initial=0))
+    index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
     for row, (size, client_id) in enumerate(zip(sizes, client_ids, strict=True)):
         if steps[row]:
             rng = generator(seed, round_idx, int(client_id), f"plan/{phase}")
-            order = _client_order(size, steps[row], widths[row], work.batches_per_step, rng)
-            index[row, : steps[row], :, : widths[row]] = order
-            counts[row, : steps[row]] = _counts(size, steps[row], widths[row])
-    return Plan(torch.from_numpy(index), torch.from_numpy(counts))
+            for start in range(0, int(passes[row] * per_pass[row]) * width, int(per_pass[row]) * width):
+                for stream in range(work.batches_per_step):
+                    index[row, stream, start : start + size] = rng.permutation(size)
+    index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
+    return Plan(torch.from_numpy(index), torch.from_numpy(_counts(np.array(sizes), steps, widths, per_pass)))
 
 
-def _counts(num_samples: int, steps: int, width: int) -> np.ndarray:
-    per_pass = math.ceil(num_samples / width)
-    return np.minimum(width, num_samples - (np.arange(steps) % per_pass) * width)
+def _counts(sizes: np.ndarray, steps: np.ndarray, widths: np.ndarray, per_pass: np.ndarray) -> np.ndarray:
+    """Samples in each batch, [C, S]."""
+    step = np.arange(int(steps.max(initial=0)))
+    before = step % np.maximum(per_pass, 1)[:, None] * widths[:, None]
+    return np.where(step < steps[:, None], np.minimum(widths[:, None], sizes[:, None] - before), 0)

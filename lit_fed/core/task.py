@@ -169,25 +169,39 @@ class Task:
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
         """
-        per_model = batch.index.ndim == 2
-        mask = (batch.mask.T if per_model else batch.mask.unsqueeze(1)).to(self.dtype)
-        share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
-        share = share.expand(-1, _num_models(models))
+        share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         if isinstance(self.network, ClosedForm) and not self.target.positions:
-            return self._closed_form(self.network, models, batch, share, per_model)
+            outputs, y, gradient = self._closed_form(self.network, models, batch, share)
+            return (self._losses(outputs, y) * share).sum(0), gradient, models.buffers
         self.network.train()
         if self.model_axis == "vmap":
             return self._by_vmap(models, batch, share, per_model)
         return self._by_loop(models, batch, share, per_model)
 
+    def grad(
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Gradient and buffers of `value_and_grad`, without the loss where that is work of its own."""
+        if isinstance(self.network, ClosedForm) and not self.target.positions:
+            return self._closed_form(self.network, models, batch, self._share(models, batch, weight))[2], models.buffers
+        return self.value_and_grad(models, batch, weight)[1:]
+
+    @staticmethod
+    def _share(models: ModelState, batch: Batch, weight: Tensor | None) -> Tensor:
+        """Factor of each sample's loss in each model's objective, [B, M]."""
+        dtype = next(iter(models.parameters.values())).dtype
+        mask = (batch.mask.T if batch.index.ndim == 2 else batch.mask.unsqueeze(1)).to(dtype)
+        share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
+        return share.expand(-1, _num_models(models))
+
     def _closed_form(
-        self, network: ClosedForm, models: ModelState, batch: Batch, share: Tensor, per_model: bool
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        self, network: ClosedForm, models: ModelState, batch: Batch, share: Tensor
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        per_model = batch.index.ndim == 2
         outputs = self._wide(network.stacked_outputs(models.parameters, batch.x, per_model))
         y = (batch.y.T if per_model else batch.y.unsqueeze(1)).expand(outputs.shape[:2])
         residual = self._residual(outputs, y) * share.unsqueeze(-1)
-        gradient = network.stacked_gradient(batch.x, residual, per_model)
-        return (self._losses(outputs, y) * share).sum(0), gradient, models.buffers
+        return outputs, y, network.stacked_gradient(batch.x, residual, per_model)
 
     def _residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Gradient of the loss of each sample with respect to its outputs, [B, M, K]."""
