@@ -101,7 +101,15 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that are not for the command line."""
-        hidden = {"model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "weights_only"}
+        hidden = {
+            "model",
+            "dataloaders",
+            "train_dataloaders",
+            "val_dataloaders",
+            "datamodule",
+            "weights_only",
+            "verbose",
+        }
         return dict.fromkeys(("fit", "validate", "test"), hidden)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -179,7 +187,8 @@ class FederatedCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints hold plain types only, so nothing in one is ever executed."""
-        return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True}
+        quiet = {} if subcommand == "fit" else {"verbose": False}  # the report prints the table
+        return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True, **quiet}
 
     def before_fit(self) -> None:
         """Find out now whether the run's folder can be written."""
@@ -265,6 +274,10 @@ def main(args: ArgsType = None) -> None:
         FederatedCLI(args)
     except (ConfigError, ClientError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)
+    except Exception as error:
+        if not type(error).__module__.startswith("wandb"):
+            raise
+        _stop(f"lit_fed: W&B: {error}", 2)  # a missing key, say; imported lazily, so its errors are known by name
     except KeyboardInterrupt:
         _stop("lit_fed: interrupted; the last finished round is in last.ckpt, --ckpt_path last goes on from it", 130)
 

@@ -1,9 +1,15 @@
-"""Algorithms: one file per paper."""
+"""Algorithms: one file per paper; every file in this folder is found by itself."""
+
+import importlib
+import pkgutil
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.algorithms.fedavg import FedAvg
-from lit_fed.algorithms.fedavg_plus import FedAvgPlus
-from lit_fed.algorithms.fedem import FedEM
-from lit_fed.algorithms.local import Local
 
-__all__ = ["Algorithm", "FedAvg", "FedAvgPlus", "FedEM", "Local"]
+__all__: list[str] = []
+
+for _found in pkgutil.iter_modules(__path__):
+    _module = importlib.import_module(f"{__name__}.{_found.name}")
+    for _name, _value in vars(_module).items():
+        if isinstance(_value, type) and issubclass(_value, Algorithm) and _value.__module__ == _module.__name__:
+            globals()[_name] = _value
+            __all__.append(_name)

@@ -39,7 +39,3 @@ class CommunicationCost(Callback):
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
         """Go on from the totals of a checkpoint."""
         self.totals = dict(state_dict)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the totals also where no round is left to run."""
-        pl_module.results.update(self.totals)  # type: ignore[union-attr, operator]

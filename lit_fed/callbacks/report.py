@@ -91,12 +91,19 @@ class RunReport(Callback):
         """Stop the clock."""
         self._stop_clock()
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the table of a `validate` run."""
+        module: Any = pl_module
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
+            split = trainer.datamodule.evaluation_split  # type: ignore[attr-defined]
+            _print_table(module.results, split, module.target.kind == "regression")
+
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write everything, summary.json last."""
         module: Any = pl_module
         if not trainer.is_global_zero:
             return
-        _print_table(module.results, module.target.kind == "regression")
+        _print_table(module.results, "test", module.target.kind == "regression")
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -126,26 +133,29 @@ class RunReport(Callback):
 
 
 def _git_commit() -> str | None:
-    """Commit of the working directory, if it is under git."""
+    """Commit of lit_fed's own source, if it runs from a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    if not (package.parent / ".git").exists():
+        return None
     try:
-        command = ["git", "rev-parse", "HEAD"]
+        command = ["git", "-C", str(package), "rev-parse", "HEAD"]
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _print_table(results: dict[str, float], regression: bool) -> None:
+def _print_table(results: dict[str, float], split: str, regression: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
     hit = "mse" if regression else "accuracy"
     shown = {hit: hit, "worst decile": f"{hit}_decile", "worst client": f"{hit}_worst", "loss": "loss"}
-    table = Table(title="test")
+    table = Table(title=split)
     table.add_column("clients")
     for name in shown:
         table.add_column(name, justify="right")
     for population in ("seen", "unseen"):
-        cells = [results.get(f"test/{population}/{key}") for key in shown.values()]
+        cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
         if cells[0] is not None:
             table.add_row(population, *("" if cell is None else f"{cell:.4f}" for cell in cells))
     Console(width=None if sys.stdout.isatty() else 100).print(table)

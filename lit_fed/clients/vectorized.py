@@ -7,6 +7,7 @@ beyond their last short batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,10 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ training
     def train(self, job: TrainJob) -> Iterator[Trained]:
         """Run a phase, yielding after each chunk of clients."""
+        with one_thread(job.block.data.x.device):
+            yield from self._train(job)
+
+    def _train(self, job: TrainJob) -> Iterator[Trained]:
         job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[client_ids.cpu() - data.first_id]
@@ -206,6 +211,10 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict chunk after chunk of clients of similar size."""
+        with one_thread(job.data.x.device):
+            yield from self._predict(job)
+
+    def _predict(self, job: PredictJob) -> Iterator[Served]:
         job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
         positions = job.client_ids.cpu() - job.data.first_id
         sizes = job.data.sizes[positions]
@@ -236,6 +245,18 @@ class VectorizedTrainer:
         prediction = vmap(predict, in_dims=(0, 0, None if outputs is None else 0))(states, x, outputs)
         mask = (torch.arange(shape[1]) < left[:, None]).to(data.x.device, torch.float32)
         return Served(chosen.to(data.x.device), prediction, y, mask)
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """One thread on a CPU: for chunks this small a second one waits longer than it helps, far longer on busy cores."""
+    before = torch.get_num_threads()
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:

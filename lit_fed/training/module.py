@@ -11,7 +11,9 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.algorithms import Algorithm, FedEM
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.fedem import FedEM
+from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.clients import (
     ClientTrainer,
@@ -94,6 +96,11 @@ class FederatedModule(LightningModule):
         if data is None or not hasattr(data, "seen"):
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         if stage == "fit":
+            if not any(isinstance(one, ServerAggregation) for one in self.trainer.callbacks):  # type: ignore[attr-defined]
+                raise ConfigError(
+                    "a fit without a server; add ServerAggregation() to the trainer's callbacks, or take "
+                    "lit_fed.callbacks.with_defaults([])"
+                )
             self.num_rounds = self.trainer.max_epochs if self.trainer.max_epochs not in (None, -1) else 1
             if self.trainer.max_steps != -1:
                 self.num_rounds = min(self.num_rounds, self.trainer.max_steps)
@@ -280,8 +287,7 @@ class FederatedModule(LightningModule):
 
     def commit_round(self) -> None:
         """Write the staged shared and client states; from here on the round has happened."""
-        if self._staged_shared is None:
-            raise ConfigError("no server step was taken in this round; add ServerAggregation() to the callbacks")
+        assert self._staged_shared is not None, "ServerAggregation takes a server step in every phase"
         optimizer: Any = self.optimizers()
         optimizer.optimizer.staged = tree.leaves(self._staged_shared)
         optimizer.step()
@@ -312,6 +318,7 @@ class FederatedModule(LightningModule):
             "identity": self.identity(),
             "arguments": self.arguments,
             "num_rounds": self.num_rounds,
+            "results": dict(self.results),
             "input_shape": list(self.input_shape),
             "target": [self.target.kind, self.target.num_classes, self.target.positions],
         }
@@ -333,6 +340,7 @@ class FederatedModule(LightningModule):
                 f"the checkpoint is of another run: {'; '.join(differences[:4])}. Give the same values, or start a new "
                 "run without --ckpt_path"
             )
+        self.results = dict(stored["results"])  # what a finished run has to report without another round
         if self._trainer is None or not self.trainer.training:
             self.num_rounds = stored["num_rounds"]
 
