@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_fed.callbacks.base import log_round
 from lit_fed.metrics import summarise
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class ClientMetrics(Callback):
         seconds, self._started = time.perf_counter() - self._started, None
         results = {key: value for key, value in module.round_results.items() if key.startswith("train/")}
         module.results.update(results)
-        module.log_dict({**results, "time/round_seconds": seconds}, on_step=True, on_epoch=False, batch_size=1)
+        module.log_dict(results, on_step=True, on_epoch=False, batch_size=1)
+        log_round(trainer, module, {"time/round_seconds": seconds})
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the statistics of the evaluation."""

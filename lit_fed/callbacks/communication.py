@@ -6,6 +6,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_fed.callbacks.base import log_round
+
 __all__ = ["CommunicationCost"]
 
 
@@ -30,7 +32,7 @@ class CommunicationCost(Callback):
         for key, value in sent.items():
             self.totals[key.replace("bytes", "total_bytes")] += value
         module.results.update(self.totals)
-        module.log_dict(sent, on_step=True, on_epoch=False, batch_size=1)
+        log_round(trainer, module, sent)
 
     def state_dict(self) -> dict[str, float]:
         """The totals so far."""
