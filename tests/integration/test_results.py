@@ -2,16 +2,12 @@
 
 import json
 import statistics
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "scripts"))
 import trainer_results
 
-PAGE = ROOT / "docs/results/trainer.md"
+PAGE = Path(__file__).parents[2] / "docs/results/trainer.md"
 
 
 def kept(name):

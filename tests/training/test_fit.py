@@ -1,12 +1,11 @@
 """Whole fits in this process: Lightning's own callbacks, and resuming for every algorithm."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from fit_all import NAMES, fit
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from running import folder, history, numbers
 
 from lit_fed.callbacks import FederatedCallback, with_defaults
 from lit_fed.core.errors import ConfigError
@@ -14,10 +13,6 @@ from lit_fed.core.local import LocalSolver
 from lit_fed.data import Digits, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
-
-sys.path.append(str(Path(__file__).parents[1] / "integration"))
-from fit_all import NAMES, fit
-from running import folder, history, numbers
 
 
 class PowerCutError(RuntimeError):
