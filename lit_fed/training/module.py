@@ -225,10 +225,6 @@ class FederatedModule(LightningModule):
         """The phases of the coming round with these clients, [C], ids drawn twice standing twice."""
         return list(self.algorithm.phases(self.context("plan"), torch.from_numpy(client_ids)))
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a block; on a CPU there is nothing to move, and looking for it costs a millisecond per round."""
-        return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
-
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         """Run a block of clients: gather their states, train, add up their messages, stage their new states."""
         block = batch
