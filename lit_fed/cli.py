@@ -24,7 +24,8 @@ from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.data import DataSet, Partition
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import Network
-from lit_fed.training.module import CHECKPOINT_KEY, FederatedModule
+from lit_fed.training.checkpoint import CHECKPOINT_KEY
+from lit_fed.training.module import FederatedModule
 from lit_fed.training.round_logger import RoundLogger, newest_version
 from lit_fed.training.trainer import FederatedTrainer
 

@@ -35,6 +35,7 @@ def time_left(done: float, total: float, seconds: float) -> str:
 
 class _TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
+        """Time left at the pace of this process; rounds before a resume took none of its time."""
         return Text(
             time_left(
                 task.completed - task.fields["begin"], (task.total or 0) - task.fields["begin"], task.elapsed or 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.types import ClientBlock, ClientResult, Context, Message, ModelState, Split, Tree
+from lit_fed.core.types import ClientBlock, ClientResult, Context, Message, Split, Tree
 
 __all__ = [
     "ClientTrainer",
@@ -89,16 +89,12 @@ def complete(job: TrainJob, result: ClientResult) -> ClientResult:
     message = result.message
     like = message.weight.double()
     up = torch.full_like(like, tree.bits(message.value)) if message.bits_up is None else message.bits_up
-    down = torch.full_like(like, _downlink_bits(job.shared)) if message.bits_down is None else message.bits_down
+    down = (
+        torch.full_like(like, sum(map(tree.bits, tree.models(job.shared))))
+        if message.bits_down is None
+        else message.bits_down
+    )
     return result._replace(message=Message(message.value, like, up, down))
-
-
-def _downlink_bits(shared: Tree) -> int:
-    """Bits of all models in the shared state."""
-    if isinstance(shared, ModelState):
-        return tree.bits(shared)
-    children = shared.values() if isinstance(shared, dict) else shared if isinstance(shared, tuple | list) else ()
-    return sum(_downlink_bits(child) for child in children)
 
 
 def check_finite(result: ClientResult, client_ids: Tensor, round_idx: int) -> None:

@@ -195,7 +195,9 @@ class VectorizedTrainer:
         for lo in range(0, max(len(rows), 1), self.rows_per_pass):
             some = rows[lo : lo + self.rows_per_pass]
             x = self._gather(data.x, some)
-            batch = Batch(x, data.y[some], torch.arange(len(some)), torch.ones(len(some), device=x.device))
+            batch = Batch(
+                x, data.y[some], torch.arange(len(some), device=x.device), torch.ones(len(some), device=x.device)
+            )
             losses = job.algorithm.shared_losses(job.ctx, job.shared, batch)
             if losses is None:
                 return None, starts

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.core.types import Tree
+from lit_fed.core.types import ModelState, Tree
 
-__all__ = ["bits", "index", "items", "leaves", "map_leaves", "norm", "rebuild", "stack", "sub"]
+__all__ = ["bits", "index", "items", "leaves", "map_leaves", "models", "norm", "rebuild", "stack", "sub"]
 
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
@@ -91,3 +91,11 @@ def bits(tree: Tree) -> int:
         96
     """
     return sum(8 * leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def models(tree: Tree) -> list[ModelState]:
+    """All model states in a tree."""
+    if isinstance(tree, ModelState):
+        return [tree]
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, tuple | list) else ()
+    return [found for child in children for found in models(child)]

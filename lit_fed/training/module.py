@@ -29,16 +29,14 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.task import ClosedForm, Target, Task
-from lit_fed.core.types import ClientBlock, Context, ModelState, Phase, Population, Reduced, ServingBlock, Split, Tree
+from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, ServingBlock, Split, Tree
 from lit_fed.metrics import ClientTable
 from lit_fed.models import Linear, Network
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
 from lit_fed.training.server_step import Assign
 
-__all__ = ["FederatedModule", "compare_arguments"]
-
-CHECKPOINT_KEY = "lit_fed"
-"""Where a checkpoint keeps what Lightning does not."""
+__all__ = ["FederatedModule"]
 
 SMALL_MODEL = 20_000
 """Parameters up to which a dense network is bound by overhead on a CPU, so that clients are better run at once."""
@@ -324,28 +322,16 @@ class FederatedModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run.
-
-        Raises:
-            ConfigError: naming what differs.
-        """
+        """Refuse the checkpoint of another run, and go on from its results."""
         stored = checkpoint.get(CHECKPOINT_KEY)
-        if stored is None:
-            raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
-        differences = compare_arguments(stored["arguments"], self.arguments) or compare_arguments(
-            stored["identity"], self.identity()
-        )
-        if differences:
-            raise ConfigError(
-                f"the checkpoint is of another run: {'; '.join(differences[:4])}. Give the same values, or start a new "
-                "run without --ckpt_path"
-            )
+        refuse_other_run(stored, self.arguments, self.identity())
+        assert stored is not None
         self.results = dict(stored["results"])  # what a finished run has to report without another round
         if self._trainer is None or not self.trainer.training:
             self.num_rounds = stored["num_rounds"]
 
     def identity(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint."""
+        """What a resumed run must share with its checkpoint, where no command line says more."""
         return {
             "algorithm": repr(self.algorithm),
             "solver": repr(self.solver),
@@ -398,28 +384,9 @@ class FederatedModule(LightningModule):
         self.measure(batch, "seen")
 
 
-def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str = "") -> list[str]:
-    """Arguments that differ between two nested dicts, as readable lines; nothing is compared with an empty dict.
-
-    Example:
-        >>> compare_arguments({"lr": 0.1}, {"lr": 0.2}, "model.solver.")
-        ['model.solver.lr is 0.2, in the checkpoint 0.1']
-    """
-    if not stored or not given:
-        return []
-    lines = []
-    for key in dict.fromkeys([*stored, *given]):
-        before, now = stored.get(key), given.get(key)
-        if isinstance(before, dict) and isinstance(now, dict):
-            lines += compare_arguments(before, now, f"{place}{key}.")
-        elif before != now:
-            lines.append(f"{place}{key} is {now}, in the checkpoint {before}")
-    return [line.replace(".init_args.", ".").replace(".class_path", "") for line in lines]
-
-
 def _register(module: nn.Module, shared: Tree) -> list[str]:
     """Register leaves of models as parameters and all others as buffers; returns their names in order."""
-    trainable = {id(leaf) for models in _models(shared) for leaf in models.parameters.values()}
+    trainable = {id(leaf) for models in tree.models(shared) for leaf in models.parameters.values()}
     names = []
     for path, leaf in tree.items(shared):
         name = path.replace("/", "__").replace(".", "_")
@@ -429,10 +396,3 @@ def _register(module: nn.Module, shared: Tree) -> list[str]:
             module.register_buffer(name, leaf.clone())
         names.append(name)
     return names
-
-
-def _models(shared: Tree) -> list[ModelState]:
-    if isinstance(shared, ModelState):
-        return [shared]
-    children = shared.values() if isinstance(shared, dict) else shared if isinstance(shared, tuple | list) else ()
-    return [models for child in children for models in _models(child)]

@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.training.checkpoint import AtomicCheckpointIO
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.round_logger import RoundLogger
 
-__all__ = ["AtomicCheckpointIO", "FederatedStrategy", "FederatedTrainer"]
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
-        """Write and move; the file system's rename is atomic within a folder."""
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+__all__ = ["FederatedStrategy", "FederatedTrainer"]
 
 
 class FederatedStrategy(DDPStrategy):

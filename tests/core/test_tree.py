@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lit_fed.core import tree
+from lit_fed.core.types import ModelState
 
 
 class Pair(NamedTuple):
@@ -84,3 +85,12 @@ def test_sub_and_norm():
 def test_bits():
     value = (torch.zeros(3), torch.zeros(2, dtype=torch.float64), torch.zeros(5, dtype=torch.bool))
     assert tree.bits(value) == 96 + 128 + 40
+
+
+def test_models_are_found_wherever_they_are():
+    one, two = ModelState({"w": torch.zeros(2)}, {}), ModelState({"w": torch.ones(3)}, {"b": torch.zeros(1)})
+    found = tree.models({"a": (one, torch.zeros(1)), "b": [two, None]})
+    assert len(found) == 2
+    assert found[0] is one
+    assert found[1] is two
+    assert tree.models(torch.zeros(2)) == []

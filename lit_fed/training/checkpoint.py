@@ -1,0 +1,76 @@
+"""Checkpoints: written whole or not at all, and refused where they belong to another run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.types import _PATH
+
+from lit_fed.core.errors import ConfigError
+
+__all__ = ["CHECKPOINT_KEY", "AtomicCheckpointIO", "compare_arguments", "refuse_other_run"]
+
+CHECKPOINT_KEY = "lit_fed"
+"""Where a checkpoint keeps what Lightning does not."""
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        """Write and move; the file system's rename is atomic within a folder."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def refuse_other_run(stored: dict[str, Any] | None, arguments: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Compare what a checkpoint says of its run with the run that wants it.
+
+    Args:
+        stored: what the checkpoint keeps under `CHECKPOINT_KEY`.
+        arguments: this run's arguments, as the command line gave them; {} without one.
+        identity: what this run must share with the checkpoint in any case.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    if stored is None:
+        raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
+    differences = compare_arguments(stored["arguments"], arguments) or compare_arguments(stored["identity"], identity)
+    if differences:
+        raise ConfigError(
+            f"the checkpoint is of another run: {'; '.join(differences[:4])}. Give the same values, or start a new "
+            "run without --ckpt_path"
+        )
+
+
+def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str = "") -> list[str]:
+    """Arguments that differ between two nested dicts, as readable lines; nothing is compared with an empty dict.
+
+    Example:
+        >>> compare_arguments({"lr": 0.1}, {"lr": 0.2}, "model.solver.")
+        ['model.solver.lr is 0.2, in the checkpoint 0.1']
+    """
+    if not stored or not given:
+        return []
+    lines = []
+    for key in dict.fromkeys([*stored, *given]):
+        before, now = stored.get(key), given.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            lines += compare_arguments(before, now, f"{place}{key}.")
+        elif before != now:
+            lines.append(f"{place}{key} is {now}, in the checkpoint {before}")
+    return [line.replace(".init_args.", ".").replace(".class_path", "") for line in lines]
