@@ -273,8 +273,11 @@ def main(args: ArgsType = None) -> None:
         return
     try:
         FederatedCLI(args)
-    except (ConfigError, ClientError, MisconfigurationException) as error:
-        _stop(f"lit_fed: {error}", 2)
+    except (ConfigError, MisconfigurationException) as error:
+        _stop(f"lit_fed: {error}", 2)  # the same on every rank
+    except ClientError as error:
+        sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client
+        raise SystemExit(2) from None
     except Exception as error:
         if not type(error).__module__.startswith("wandb"):
             raise

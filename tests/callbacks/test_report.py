@@ -88,3 +88,26 @@ def test_validate_and_test_take_their_arguments_from_the_checkpoint(left_behind)
     assert f"{before['test/seen/accuracy']:.4f}" in said
     assert f"{before['test/unseen/accuracy']:.4f}" in said
     run_cli(["validate", "--ckpt_path", last])
+
+
+def test_a_finished_run_continued_reports_the_same(left_behind):
+    folder, _ = left_behind
+    before = json.loads((folder / "summary.json").read_text())
+    config = ["--config", str(folder / "config.yaml"), "--trainer.default_root_dir", str(folder.parents[1])]
+    run_cli(["fit", *config, "--ckpt_path", "last"])
+    after = json.loads((folder / "summary.json").read_text())
+    for summary in (before, after):
+        summary.pop("seconds")
+    assert before == after
+    assert not (folder.parent / "version_1").exists()
+
+
+def test_a_checkpoint_file_opens_a_new_version(left_behind):
+    folder, _ = left_behind
+    config = ["--config", str(folder / "config.yaml"), "--trainer.default_root_dir", str(folder.parents[1])]
+    last = str(folder / "checkpoints/last.ckpt")
+    run_cli(["fit", *config, "--ckpt_path", last, "--trainer.max_epochs", "5"])
+    second = folder.parent / "version_1"
+    assert json.loads((second / "summary.json").read_text())["rounds"] == 5
+    assert pd.read_csv(second / "metrics.csv")["step"].tolist() == [3, 4, 5]
+    assert pd.read_csv(folder / "metrics.csv")["step"].tolist() == [0, 1, 2, 3]

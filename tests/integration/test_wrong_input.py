@@ -162,7 +162,12 @@ def test_interrupt_leaves_the_last_good_checkpoint(tmp_path):
     arguments = ["fit", *SMALL, "--trainer.max_epochs", "100000", "--model.algorithm", "FedEM"]
     command = [sys.executable, "-m", "lit_fed", *arguments, "--trainer.default_root_dir", str(tmp_path)]
     child = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell would hand on "ignore"
     )
     last = folder(tmp_path, "FedEM") / "checkpoints/last.ckpt"
     deadline = time.monotonic() + 60
