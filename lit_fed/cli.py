@@ -122,30 +122,37 @@ class FederatedCLI(LightningCLI):
 
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse; a checkpoint is found, compared and, for `validate` and `test`, brings its own arguments."""
+        """Parse; a checkpoint is found and, for `validate` and `test`, brings its own arguments as defaults."""
         given = list(sys.argv[1:] if args is None else args)
-        stored = _stored_arguments(given)
-        if stored is not None and given[0] != "fit":
-            given = [given[0], "--config", json.dumps(stored), *given[1:]]
         self.config = parser.parse_args(given)
-        config = self.config[self.config.subcommand]
-        config.name = config.name or _default_name(given, config)
-        self._find_checkpoint(config)
+        command = self.config.subcommand
+        config = self.config[command]
+        name = config.name or _default_name(given, config)
+        path = self._find_checkpoint(config, name)
+        if path is not None and command != "fit":
+            stored = load_checkpoint(path).get(CHECKPOINT_KEY, {}).get("arguments") or {}
+            place = given.index(command) + 1
+            self.config = parser.parse_args([*given[:place], "--config", json.dumps(stored), *given[place:]])
+        config = self.config[command]
+        config.name = name
+        if path is not None:
+            config.ckpt_path = str(path)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's arguments never override those of the command line in silence."""
 
-    def _find_checkpoint(self, config: Namespace) -> None:
+    def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
+        """The checkpoint asked for; a fit from `last` goes on in that run's folder."""
         if config.get("ckpt_path") is None:
-            return
-        folder = Path(config.trainer.default_root_dir) / config.name
-        if config.ckpt_path == "last":
-            path, self._resume_version = _newest_checkpoint(folder)
-            config.ckpt_path = str(path)
-        elif not Path(config.ckpt_path).is_file():
-            raise ConfigError(f"--ckpt_path {config.ckpt_path}: no such file; give a .ckpt file, or last")
-        if self._resume_version is not None and self.config.subcommand == "fit":
-            self._keep_rounds = load_checkpoint(Path(config.ckpt_path))["global_step"]
+            return None
+        if config.ckpt_path != "last":
+            if not Path(config.ckpt_path).is_file():
+                raise ConfigError(f"--ckpt_path {config.ckpt_path}: no such file; give a .ckpt file, or last")
+            return Path(config.ckpt_path)
+        path, version = _newest_checkpoint(Path(config.trainer.default_root_dir) / name)
+        if self.config.subcommand == "fit":
+            self._resume_version, self._keep_rounds = version, load_checkpoint(path)["global_step"]
+        return path
 
     # ------------------------------------------------------------------ objects
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
@@ -232,16 +239,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); give another file") from error
     return content
-
-
-def _stored_arguments(given: list[str]) -> dict[str, Any] | None:
-    """The arguments in the checkpoint that the command line names, if it names a file."""
-    pairs = [one.partition("=")[2] for one in given if one.startswith("--ckpt_path=")]
-    pairs += [after for before, after in pairwise(given) if before == "--ckpt_path"]
-    if not pairs or not Path(pairs[-1]).is_file() or given[:1] == ["fit"]:
-        return None
-    stored = load_checkpoint(Path(pairs[-1])).get(CHECKPOINT_KEY, {}).get("arguments")
-    return stored or None
 
 
 def check_writable(folder: Path) -> None:

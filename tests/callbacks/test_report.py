@@ -87,7 +87,9 @@ def test_validate_and_test_take_their_arguments_from_the_checkpoint(left_behind)
     said = run_cli(["test", "--ckpt_path", last])
     assert f"{before['test/seen/accuracy']:.4f}" in said
     assert f"{before['test/unseen/accuracy']:.4f}" in said
-    run_cli(["validate", "--ckpt_path", last])
+    assert "seen" in run_cli(["validate", "--ckpt_path", last])
+    place = ["--name", "FedEM", "--trainer.default_root_dir", str(folder.parents[1])]
+    assert f"{before['test/seen/accuracy']:.4f}" in run_cli(["test", "--ckpt_path", "last", *place])
 
 
 def test_a_finished_run_continued_reports_the_same(left_behind):
