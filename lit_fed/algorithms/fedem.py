@@ -101,9 +101,9 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:
         """A step of every component on its weighted loss (Alg. 1, line 7: LocalSolver(m, θ_m, q_t, S_t))."""
-        q = work.responsibility
         own_batches = batch.index.ndim == 2  # [M, B]
-        weight = torch.gather(q, 0, batch.index.T) if own_batches else q.index_select(0, batch.index)
+        rows = batch.index.T if own_batches else batch.index.unsqueeze(1).expand(-1, self.num_components)
+        weight = work.responsibility.gather(0, rows)  # q_t of the batch, [B, M]
         gradient, buffers = ctx.task.grad(work.models, batch, weight)
         parameters, optimizer = ctx.solver.update(work.models.parameters, gradient, work.optimizer, ctx.lr)
         return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)

@@ -17,7 +17,11 @@ def seed_of(seed: int, round_idx: int, client_id: int, purpose: str) -> np.rando
         >>> int(seed_of(0, 1, 2, "plan").generate_state(1)[0]) == int(seed_of(0, 1, 2, "plan").generate_state(1)[0])
         True
     """
-    return np.random.SeedSequence((seed, round_idx, client_id, zlib.crc32(purpose.encode())))
+    words = (seed, round_idx, client_id, zlib.crc32(purpose.encode()))
+    if min(words) < 0 or max(words) >= 2**32:
+        return np.random.SeedSequence(words)
+    # an array is taken several times faster than a tuple of the same numbers, to the same effect
+    return np.random.SeedSequence(np.array(words, dtype=np.uint32))
 
 
 def generator(seed: int, round_idx: int, client_id: int, purpose: str) -> np.random.Generator:

@@ -78,6 +78,8 @@ class FederatedDataModule(LightningDataModule):
             )
         if not 0 < client_fraction <= 1:
             raise ConfigError(f"--data.client_fraction is {client_fraction}; give a number above 0 and up to 1")
+        if not 0 <= seed < 2**32:
+            raise ConfigError(f"--data.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
         if clients_per_block < 1:
             raise ConfigError(f"--data.clients_per_block is {clients_per_block}; give a whole number >= 1")
         self.dataset, self.partition, self.num_clients = dataset, partition, num_clients
