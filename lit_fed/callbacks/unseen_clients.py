@@ -31,7 +31,7 @@ class UnseenClientEvaluation(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure in every n-th evaluation, counted in rounds so that a resumed run keeps the beat."""
         every = self.every_n_evaluations * (trainer.check_val_every_n_epoch or 1)
-        if not trainer.training and trainer.state.fn == "fit" and int(pl_module.rounds) % every:  # type: ignore
+        if trainer.state.fn == "fit" and int(pl_module.rounds) % every:  # type: ignore
             return
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         self._measure(trainer, pl_module, datamodule.evaluation_split)

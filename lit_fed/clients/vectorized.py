@@ -6,7 +6,7 @@ beyond their last short batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -239,9 +239,10 @@ class VectorizedTrainer:
         x, y = self._gather(data.x, rows.flatten()), self._labels(data.y, rows)
         outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
         outputs = tree.map_leaves(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), outputs)
-        predict: Callable[..., Tensor] = lambda state, x, outputs: job.algorithm.log_prob(  # noqa: E731
-            job.ctx, job.shared, state, x, outputs
-        )
+
+        def predict(state: Tree, x: Tensor, outputs: Tree) -> Tensor:
+            return job.algorithm.log_prob(job.ctx, job.shared, state, x, outputs)
+
         states = tree.index(job.states, chosen.to(data.x.device))
         x = x.view(*shape, *data.x.shape[1:])
         prediction = vmap(predict, in_dims=(0, 0, None if outputs is None else 0))(states, x, outputs)

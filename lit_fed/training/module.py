@@ -34,7 +34,7 @@ from lit_fed.metrics import ClientTable
 from lit_fed.models import Linear, Network
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
-from lit_fed.training.server_step import Assign
+from lit_fed.training.server_step import Assign, register_leaves
 
 __all__ = ["FederatedModule"]
 
@@ -139,7 +139,7 @@ class FederatedModule(LightningModule):
         self.num_clients, self.total_samples = seen.train.num_clients, len(seen.train.y)
         self.groups = seen.groups
         self.shared_template = self.algorithm.shared_init(self.context("init"))
-        self._leaf_names = _register(self, self.shared_template)
+        self._leaf_names = register_leaves(self, self.shared_template)
         self.store = ClientStore([self._kept_init(seen.train, client_id) for client_id in range(self.num_clients)])
         components = self.algorithm.num_models if "mixture_weights" in dict(self.store.named_buffers()) else 0
         self.tables = nn.ModuleDict({"seen": ClientTable(self.num_clients, components)})
@@ -296,7 +296,7 @@ class FederatedModule(LightningModule):
 
     def on_train_start(self) -> None:
         """Forget what an interrupted round left."""
-        self._staged_shared, self._phase = None, None
+        self._staged_shared, self._phase, self.round_results = None, None, {}
         self.store.discard()
         self._show_lr()
 
@@ -322,7 +322,16 @@ class FederatedModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run, and go on from its results."""
+        """Refuse the checkpoint of another run, and go on from its results.
+
+        Raises:
+            ConfigError: naming what differs, or if the module has no data to build its state from.
+        """
+        if self.task is None:
+            raise ConfigError(
+                "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
+                "trainer.test(module, datamodule=..., ckpt_path=...)"
+            )
         stored = checkpoint.get(CHECKPOINT_KEY)
         refuse_other_run(stored, self.arguments, self.identity())
         assert stored is not None
@@ -382,17 +391,3 @@ class FederatedModule(LightningModule):
     def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
         """Measure a block of seen clients."""
         self.measure(batch, "seen")
-
-
-def _register(module: nn.Module, shared: Tree) -> list[str]:
-    """Register leaves of models as parameters and all others as buffers; returns their names in order."""
-    trainable = {id(leaf) for models in tree.models(shared) for leaf in models.parameters.values()}
-    names = []
-    for path, leaf in tree.items(shared):
-        name = path.replace("/", "__").replace(".", "_")
-        if id(leaf) in trainable:
-            module.register_parameter(name, nn.Parameter(leaf.clone()))
-        else:
-            module.register_buffer(name, leaf.clone())
-        names.append(name)
-    return names

@@ -1,4 +1,4 @@
-"""The optimizer that advances Lightning's clock by one round."""
+"""The shared state as parameters and buffers, and the optimizer that writes it once per round."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-__all__ = ["Assign"]
+from lit_fed.core import tree
+from lit_fed.core.types import Tree
+
+__all__ = ["Assign", "register_leaves"]
 
 
 class Assign(Optimizer):
@@ -46,3 +49,17 @@ class Assign(Optimizer):
             leaf.copy_(new)
         self.staged = []
         return loss
+
+
+def register_leaves(module: nn.Module, shared: Tree) -> list[str]:
+    """Register leaves of models as parameters and all others as buffers; returns their names in order."""
+    trainable = {id(leaf) for models in tree.models(shared) for leaf in models.parameters.values()}
+    names = []
+    for path, leaf in tree.items(shared):
+        name = path.replace("/", "__").replace(".", "_")
+        if id(leaf) in trainable:
+            module.register_parameter(name, nn.Parameter(leaf.clone()))
+        else:
+            module.register_buffer(name, leaf.clone())
+        names.append(name)
+    return names

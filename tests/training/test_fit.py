@@ -7,7 +7,7 @@ from fit_all import NAMES, fit
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from running import folder, history, numbers
 
-from lit_fed.callbacks import FederatedCallback, with_defaults
+from lit_fed.callbacks import FederatedCallback, UnseenClientEvaluation, with_defaults
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.data import Digits, Synthetic
@@ -157,3 +157,20 @@ def test_bf16_mixed_stays_near_float32(tmp_path):
         assert all(leaf.dtype == torch.float32 for leaf in module.parameters())
         results[precision] = module.results["test/seen/accuracy"]
     assert abs(results["32-true"] - results["bf16-mixed"]) < 0.03
+
+
+def test_a_checkpoint_without_data_is_refused(tmp_path):
+    run = trainer(tmp_path, 1)
+    run.fit(FederatedModule(), datamodule=digits())
+    with pytest.raises(ConfigError, match="datamodule"):
+        FederatedModule.load_from_checkpoint(tmp_path / "run/version_0/checkpoints/last.ckpt", weights_only=True)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_unseen_clients_keep_their_beat(tmp_path, every):
+    run = trainer(tmp_path, 4, UnseenClientEvaluation(every_n_evaluations=every))
+    run.fit(FederatedModule(), datamodule=digits(unseen_fraction=0.34))
+    rows = (tmp_path / "run/version_0/metrics.csv").read_text().splitlines()
+    place = rows[0].split(",").index("test/unseen/accuracy")
+    measured = [row_idx for row_idx, row in enumerate(rows[1:]) if row.split(",")[place]]
+    assert measured == list(range(every - 1, 4, every))
