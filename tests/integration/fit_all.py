@@ -1,19 +1,35 @@
 """Fits every algorithm in this process, or in each of several ranks, and writes what it leaves behind."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from lightning.pytorch import seed_everything
 
 from lit_fed import algorithms
+from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import with_defaults
+from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
-NAMES = sorted(set(algorithms.__all__) - {"Algorithm"})
+
+@dataclass(frozen=True)
+class StackedAverage(Algorithm):
+    """FedAvg by the other reduction: the server sees every message."""
+
+    reduce = "stack"
+
+    def server_step(self, ctx, shared, reduced, client_ids):
+        share = reduced.weight / reduced.weight.sum()
+        mean = tree.map_leaves(lambda leaf: torch.tensordot(share, leaf.double(), dims=1).to(leaf), reduced.value)
+        return shared._replace(models=mean)
+
+
+NAMES = [*sorted(set(algorithms.__all__) - {"Algorithm"}), "StackedAverage"]
 
 
 def fit(name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep_rounds=0, **trainer_arguments):
@@ -23,7 +39,8 @@ def fit(name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep
         Digits(), num_clients=8, unseen_fraction=0.25, client_fraction=0.7, clients_per_block=2, batch_size=32
     )
     solver = LocalSolver(momentum=0.9, persist_optimizer=True)
-    module = FederatedModule(getattr(algorithms, name)(), solver, client_trainer="sequential")
+    algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)()
+    module = FederatedModule(algorithm, solver, client_trainer="sequential")
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(out), name, version, keep_rounds),
         callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
