@@ -1,10 +1,12 @@
-"""What a network has to be."""
+"""What a network has to be, and checks of the sizes that it is built from."""
 
 from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["Network"]
+from lit_fed.core.errors import ConfigError
+
+__all__ = ["Network", "check_sizes", "image_shape"]
 
 
 class Network(nn.Module):
@@ -13,3 +15,39 @@ class Network(nn.Module):
     Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options of their own; these appear on
     the command line as `--model.network.<option>`.
     """
+
+
+def image_shape(
+    network: str, input_shape: tuple[int, ...], smallest: int = 1, channels: int | None = None
+) -> tuple[int, int, int]:
+    """Channels, height and width of the samples that a network for images is built for.
+
+    Args:
+        network: its name, for the message.
+        input_shape: shape of one sample.
+        smallest: height and width in pixels that it needs at least.
+        channels: how many it reads; None: any number.
+
+    Raises:
+        ConfigError: if the samples are no such images.
+    """
+    if len(input_shape) != 3 or min(input_shape[1:]) < smallest or channels not in (None, input_shape[0]):
+        raise ConfigError(
+            f"{network} reads images [{channels or 'channels'}, height >= {smallest}, width >= {smallest}], the "
+            f"samples are {list(input_shape)}; choose another --model.network, such as MLP"
+        )
+    return input_shape[0], input_shape[1], input_shape[2]
+
+
+def check_sizes(**sizes: int) -> None:
+    """Options that count something.
+
+    Args:
+        sizes: the options by name.
+
+    Raises:
+        ConfigError: naming the first that is below 1.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"--model.network.{name} is {size}; give a whole number >= 1")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.models.base import Network
+from lit_fed.models.base import Network, check_sizes
+from lit_fed.models.convolutions import pooled_convolutions
 
-__all__ = ["LeafCNN"]
+__all__ = ["CNN2", "FedEMCNN", "LeafCNN"]
 
 
 class LeafCNN(Network):
@@ -27,23 +28,65 @@ class LeafCNN(Network):
         self, input_shape: tuple[int, ...], num_outputs: int, hidden_size: int = 128, dropout: float = 0.5
     ) -> None:
         super().__init__()
-        if len(input_shape) != 3 or min(input_shape[1:]) < 4:
-            raise ConfigError(
-                f"LeafCNN reads images [channels, height >= 4, width >= 4], the samples are {list(input_shape)}; "
-                "choose another --model.network, such as MLP"
-            )
+        check_sizes(hidden_size=hidden_size)
         if not 0 <= dropout < 1:
             raise ConfigError(f"--model.network.dropout is {dropout}; give a number in [0, 1)")
-        channels, height, width = input_shape
-        self.features = nn.Sequential(
-            nn.Conv2d(channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        )  # fmt: skip
+        self.features, num_features = pooled_convolutions("LeafCNN", input_shape, (32, 64), kernel_size=5, padding=2)
         self.classifier = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(64 * (height // 4) * (width // 4), hidden_size), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(num_features, hidden_size), nn.ReLU(), nn.Dropout(dropout),
             nn.Linear(hidden_size, num_outputs),
         )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of images [B, C, H, W]."""
+        return self.classifier(self.features(x))  # type: ignore[no-any-return]
+
+
+class FedEMCNN(Network):
+    """FedEM's network for handwritten characters: LEAF's convolutions without padding, then a wide dense layer.
+
+    Marfoq et al. "Federated Multi-Task Learning under a Mixture of Distributions". 2021.
+    https://arxiv.org/abs/2108.10252; this is the network of the official code, which has 2,278,334 parameters on 28×28
+    pixels and 62 classes and no dropout. The paper's text describes `LeafCNN`.
+
+    Args:
+        input_shape: channels, height and width of one image, 16 pixels or more each way.
+        num_outputs: K.
+        hidden_size: units of the dense layer.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, hidden_size: int = 2048) -> None:
+        super().__init__()
+        check_sizes(hidden_size=hidden_size)
+        self.features, num_features = pooled_convolutions("FedEMCNN", input_shape, (32, 64), kernel_size=5)
+        self.classifier = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(num_features, hidden_size), nn.ReLU(),
+            nn.Linear(hidden_size, num_outputs),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of images [B, C, H, W]."""
+        return self.classifier(self.features(x))  # type: ignore[no-any-return]
+
+
+class CNN2(Network):
+    """FedeRiCo's network for CIFAR-10: three 3×3 convolutions of 128 channels, each pooled, and one dense layer.
+
+    Sui et al. "Find Your Friends: Personalized Federated Learning with the Right Collaborators". 2022.
+    https://arxiv.org/abs/2210.06597; from Shen et al. "Federated Mutual Learning". 2020.
+    https://arxiv.org/abs/2006.16765. Neither text speaks of padding, so there is none.
+
+    Args:
+        input_shape: channels, height and width of one image, 22 pixels or more each way.
+        num_outputs: K.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.features, num_features = pooled_convolutions("CNN2", input_shape, (128, 128, 128), kernel_size=3)
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of images [B, C, H, W]."""

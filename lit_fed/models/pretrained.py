@@ -1,0 +1,88 @@
+"""Trained weights for torchvision's networks, from torchvision or from a file."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import lru_cache
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor, nn
+from torchvision.models import WeightsEnum
+
+from lit_fed.core.errors import ConfigError
+
+__all__ = ["load_weights"]
+
+SUFFIXES = (".pt", ".pth")
+
+
+def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], classifier: str) -> None:
+    """Give a network trained weights; its classifier stays as it is where it has another number of classes.
+
+    Args:
+        network: a network of torchvision.
+        weights: a member of `versions`, or the path of a file (.pt, .pth) with a state dict of this network.
+        versions: the weights that torchvision offers, downloaded when first used.
+        classifier: what the names of the classifier's parameters begin with.
+
+    Raises:
+        ConfigError: if the weights are not found or do not fit.
+    """
+    given = _read(weights) if weights.endswith(SUFFIXES) else _download(weights, versions)
+    own = network.state_dict()
+    unlike = {name for name, leaf in given.items() if name in own and own[name].shape != leaf.shape}
+    # a plain dict without versions: files written before BatchNorm counted its batches are taken too
+    found = network.load_state_dict({name: leaf for name, leaf in given.items() if name not in unlike}, strict=False)
+    faults = {
+        "missing": [name for name in found.missing_keys if name not in unlike],
+        "unexpected": found.unexpected_keys,
+        "of another shape": sorted(name for name in unlike if not name.startswith(classifier)),
+    }
+    if any(faults.values()):
+        what = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults.items() if names)
+        name = versions.__name__.removesuffix("_Weights")
+        raise ConfigError(
+            f"--model.network.weights {weights} does not fit torchvision's {name} ({what}); give a state dict of that "
+            "network"
+        )
+
+
+def _some(names: Collection[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(list(names)[:most]) + more
+
+
+def _read(weights: str) -> dict[str, Tensor]:
+    path = Path(weights).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"--model.network.weights {weights} does not exist; give a file with a state dict")
+    return _read_once(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=1)  # a network is built for each component, from the same weights
+def _read_once(path: Path, modified: int) -> dict[str, Tensor]:
+    place, fix = f"--model.network.weights {path}", "write one with torch.save(network.state_dict(), path)"
+    try:
+        given = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"{place} cannot be read as a state dict; {fix}") from error
+    if not isinstance(given, dict) or not all(isinstance(leaf, Tensor) for leaf in given.values()):
+        raise ConfigError(f"{place} holds no state dict; {fix}")
+    return given
+
+
+@lru_cache(maxsize=1)
+def _download(weights: str, versions: type[WeightsEnum]) -> dict[str, Tensor]:
+    if weights not in versions.__members__:
+        raise ConfigError(
+            f"--model.network.weights is {weights}; give one of {', '.join(versions.__members__)}, or the path of a "
+            f"state dict that ends with {' or '.join(SUFFIXES)}"
+        )
+    try:
+        return dict(versions[weights].get_state_dict(progress=True, check_hash=True))
+    except OSError as error:  # no network, no such host, no place to write
+        raise ConfigError(
+            f"--model.network.weights {weights} cannot be downloaded ({error}); give the path of a file with them"
+        ) from error

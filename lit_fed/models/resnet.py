@@ -1,0 +1,63 @@
+"""Residual networks of 18 and 34 layers.
+
+The FedEM paper compares with both on CIFAR-10 (Appendix J.5); FedeRiCo trains the smaller one on CIFAR-100. In training
+a batch of one image of up to 32×32 pixels is refused by the batch normalisation, whose last maps have one pixel.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torchvision.models import ResNet18_Weights, ResNet34_Weights, resnet18, resnet34
+
+from lit_fed.models.base import Network, image_shape
+from lit_fed.models.pretrained import load_weights
+
+__all__ = ["ResNet18", "ResNet34"]
+
+
+class ResNet18(Network):
+    """torchvision's ResNet-18, with a classifier for K classes.
+
+    He et al. "Deep Residual Learning for Image Recognition". 2015. https://arxiv.org/abs/1512.03385.
+
+    Args:
+        input_shape: 3 channels, height and width of one image.
+        num_outputs: K.
+        weights: weights to start from: a name of torchvision, such as IMAGENET1K_V1, or the path (.pt, .pth) of a
+            state dict; null for random ones. A classifier for another number of classes stays random.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str | None = None) -> None:
+        super().__init__()
+        image_shape("ResNet18", input_shape, channels=3)
+        self.layers = resnet18(num_classes=num_outputs)
+        if weights is not None:
+            load_weights(self.layers, weights, ResNet18_Weights, "fc.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of images [B, 3, H, W]."""
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+class ResNet34(Network):
+    """torchvision's ResNet-34, with a classifier for K classes.
+
+    He et al. "Deep Residual Learning for Image Recognition". 2015. https://arxiv.org/abs/1512.03385.
+
+    Args:
+        input_shape: 3 channels, height and width of one image.
+        num_outputs: K.
+        weights: weights to start from: a name of torchvision, such as IMAGENET1K_V1, or the path (.pt, .pth) of a
+            state dict; null for random ones. A classifier for another number of classes stays random.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str | None = None) -> None:
+        super().__init__()
+        image_shape("ResNet34", input_shape, channels=3)
+        self.layers = resnet34(num_classes=num_outputs)
+        if weights is not None:
+            load_weights(self.layers, weights, ResNet34_Weights, "fc.")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of images [B, 3, H, W]."""
+        return self.layers(x)  # type: ignore[no-any-return]
