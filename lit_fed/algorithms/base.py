@@ -1,7 +1,5 @@
 """The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
 
-from __future__ import annotations
-
 from abc import ABC
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
@@ -57,6 +55,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     `solver.persist_optimizer`.
     """
 
+    # Annotations here are not postponed: jsonargparse resolves those of a base in the module of the subclass, and one
+    # name missing there would leave every field on the command line unchecked.
     reduce: ClassVar[Literal["sum", "stack"]] = "sum"
     """What reaches the server: the weighted mean of the messages (one all-reduce) or all of them (an all-gather)."""
 

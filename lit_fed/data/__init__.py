@@ -1,9 +1,13 @@
 """Data sets, and how their samples become clients, splits and blocks."""
 
 from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
+from lit_fed.data.cifar import CIFAR10, CIFAR100
 from lit_fed.data.client_folder import ClientFolder
-from lit_fed.data.dataset import ClientDataSet, DataSet, PooledDataSet, Samples
+from lit_fed.data.dataset import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
 from lit_fed.data.digits import Digits
+from lit_fed.data.drawn import DrawnSplit
+from lit_fed.data.emnist import EMNIST
+from lit_fed.data.mnist import MNIST
 from lit_fed.data.partition import IID, Dirichlet, Natural, Partition
 from lit_fed.data.population import (
     Target,
@@ -14,19 +18,27 @@ from lit_fed.data.population import (
     select_clients,
     split_counts,
 )
+from lit_fed.data.shakespeare import Shakespeare
 from lit_fed.data.synthetic import Synthetic, synthetic_clients, synthetic_parameters
 
 __all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "EMNIST",
     "IID",
+    "MNIST",
     "ClientDataSet",
     "ClientFolder",
     "DataSet",
     "Digits",
     "Dirichlet",
+    "DrawnSplit",
     "Natural",
+    "Normalisation",
     "Partition",
     "PooledDataSet",
     "Samples",
+    "Shakespeare",
     "Synthetic",
     "Target",
     "build_populations",

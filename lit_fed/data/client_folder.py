@@ -7,10 +7,8 @@ ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samp
 
 from __future__ import annotations
 
-import json
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ import numpy as np
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, input_array, label_array, make_split, require
+from lit_fed.data.leaf import LeafUser, read_leaf_users
 
 __all__ = ["ClientFolder"]
 
@@ -34,14 +33,6 @@ class _Client(NamedTuple):
     name: str
     arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
     places: dict[str, str]  # where each split was read, for error messages
-
-
-class _LeafUser(NamedTuple):
-    """One user of one JSON file."""
-
-    x: np.ndarray  # [n, ...]
-    y: np.ndarray  # [n] or [n, L]
-    place: str  # the file, and the user within it
 
 
 @dataclass(frozen=True)
@@ -118,7 +109,7 @@ def _array_of(archive: Any, name: str, path: Path) -> np.ndarray:
 
 def _read_leaf(root: Path) -> list[_Client]:
     """LEAF's users, by name; those without test samples get an empty test split."""
-    train, test = _read_users(root / "train"), _read_users(root / "test")
+    train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
     for name, user in test.items():
         require(name in train, f"{user.place}: no training samples in {root / 'train'}; add some, or remove the user")
     # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
@@ -128,43 +119,7 @@ def _read_leaf(root: Path) -> list[_Client]:
     return clients
 
 
-def _read_users(folder: Path) -> dict[str, _LeafUser]:
-    """The users of all JSON files of a folder, by name."""
-    paths = sorted(folder.glob("*.json"))
-    require(bool(paths), f"{folder}: no .json file; LEAF's layout has them in 'train' and in 'test'")
-    users: dict[str, _LeafUser] = {}
-    for path in paths:
-        for name, user in _users_of(path):
-            require(name not in users, f"{user.place}: is also in another file or twice in this; keep one of them")
-            users[name] = user
-    return users
-
-
-def _users_of(path: Path) -> Iterator[tuple[str, _LeafUser]]:
-    """Names and data of the users of one JSON file."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: is not valid JSON ({error}); write it again") from error
-    known = isinstance(content, dict) and isinstance(content.get("user_data"), dict) and "users" in content
-    require(known, f"{path}: 'users' or 'user_data' is missing; follow LEAF's layout")
-    for name in map(str, content["users"]):
-        data, place = content["user_data"].get(name), f"{path}, user {name!r}"
-        complete = isinstance(data, dict) and {"x", "y"} <= data.keys()
-        require(complete, f"{place}: x or y is missing in 'user_data'; add both or remove the user")
-        yield name, _LeafUser(_array(data, "x", place), _array(data, "y", place), place)
-
-
-def _array(data: dict, key: str, place: str) -> np.ndarray:
-    """A JSON list as an array, fractions as float32: Python's own numbers take four times the memory and more."""
-    try:
-        array = np.asarray(data[key])
-    except ValueError as error:
-        raise ConfigError(f"{place}: the samples of {key} differ in shape; bring them to one shape") from error
-    return input_array(array) if array.dtype.kind == "f" else array
-
-
-def _leaf_client(name: str, train: _LeafUser, test: _LeafUser | None, floating: bool) -> _Client:
+def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bool) -> _Client:
     """One client from its training and test samples; `floating` turns whole inputs into fractions."""
     arrays: dict[str, np.ndarray] = {}
     places: dict[str, str] = {}

@@ -1,9 +1,9 @@
 """What a data set hands over: samples still to be divided among clients, or clients with splits of their own.
 
-Subclasses are frozen dataclasses whose fields are their configuration; the bases are plain classes.
+Subclasses are frozen dataclasses whose fields are their configuration; the bases are plain classes. Annotations are not
+postponed here: the command line would look their names up in the module of each subclass, and check no type where one
+is missing.
 """
-
-from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import ClassVar, NamedTuple
@@ -17,6 +17,7 @@ from lit_fed.core.types import Population, Split
 __all__ = [
     "ClientDataSet",
     "DataSet",
+    "Normalisation",
     "PooledDataSet",
     "Samples",
     "empty_split",
@@ -36,16 +37,50 @@ class Samples(NamedTuple):
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
 
 
+class Normalisation(NamedTuple):
+    """Constants that shift and scale each channel of inputs in 0..1: (x - mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def apply(self, x: np.ndarray) -> np.ndarray:
+        """Normalise inputs, in `x` itself if that is a float32 array that can be written to.
+
+        Args:
+            x: inputs [n, channels, ...] in 0..1.
+
+        Returns:
+            Array of the same shape, float32; the same object where `x` was overwritten.
+
+        Raises:
+            ConfigError: `x` has another number of channels than there are constants.
+        """
+        channels = x.shape[1] if x.ndim > 1 else None
+        require(
+            channels == len(self.mean) == len(self.std),
+            f"inputs of shape {list(x.shape)} have no {len(self.mean)} channels on axis 1 for the constants "
+            f"mean = {self.mean}, std = {self.std}; give one of each per channel",
+        )
+        mean, std = (np.array(one, dtype=np.float32).reshape(-1, *[1] * (x.ndim - 2)) for one in self)
+        # a second copy of a whole data set of pictures would be the largest array of a run
+        out = x if x.dtype == np.float32 and x.flags.writeable else np.empty(x.shape, dtype=np.float32)
+        np.subtract(x, mean, out=out, dtype=np.float32)
+        return np.divide(out, std, out=out)
+
+
 class DataSet(ABC):
     """Base of everything `--data.dataset` accepts.
 
     Attributes:
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
+        normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that newcomers
+            can be treated alike; None: there are none.
     """
 
     num_classes: ClassVar[int | None] = None
     natural: ClassVar[bool] = False
+    normalisation: ClassVar[Normalisation | None] = None
 
     @abstractmethod
     def load(self) -> Samples | tuple[Population, Population | None]:

@@ -5,6 +5,8 @@ import torch
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.dataset import (
     ClientDataSet,
+    DataSet,
+    Normalisation,
     PooledDataSet,
     empty_split,
     input_array,
@@ -18,6 +20,38 @@ def test_only_client_data_sets_name_their_clients():
     assert ClientDataSet.natural
     assert not PooledDataSet.natural
     assert PooledDataSet.num_classes is None
+
+
+def test_normalisation_by_channel_in_place():
+    x = np.array([[[0.5, 1.0], [0.0, 0.25]]], dtype=np.float32)  # one sample, 2 channels, 2 pixels
+    normalised = Normalisation((0.5, 0.25), (0.25, 0.5)).apply(x)
+    assert normalised is x
+    assert x.tolist() == [[[0.0, 2.0], [-0.5, 0.0]]]
+
+
+def test_normalisation_of_vectors():
+    x = np.array([[1.0, 2.0], [3.0, 4.0]], dtype=np.float32)
+    assert Normalisation((1.0, 2.0), (2.0, 1.0)).apply(x).tolist() == [[0.0, 0.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("kind", ["read-only", "float64"])
+def test_normalisation_keeps_what_it_may_not_overwrite(kind):
+    x = np.full((2, 1, 3), 0.5, dtype=np.float64 if kind == "float64" else np.float32)
+    x.flags.writeable = kind != "read-only"
+    normalised = Normalisation((0.25,), (0.125,)).apply(x)
+    assert normalised.dtype == np.float32
+    assert (normalised == 2).all()
+    assert (x == 0.5).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2,)])
+def test_normalisation_needs_a_constant_per_channel(shape):
+    with pytest.raises(ConfigError, match="one of each per channel"):
+        Normalisation((0.5,), (0.5,)).apply(np.zeros(shape, dtype=np.float32))
+
+
+def test_normalisation_is_none_by_default():
+    assert DataSet.normalisation is None
 
 
 def test_pixels_are_scaled():

@@ -48,6 +48,7 @@ def clients(root, **changes):
         (["--model.algorithm", "FedEmm"], ["FedEmm", "model.algorithm", "FedEM", "FedAvg"]),
         (["--model.algorithm", "FedEM", "--model.algorithm.num_component", "3"], ["num_component"]),
         (["--model.algorithm", "FedEM", "--model.algorithm.num_components", "0"], ["num_components", "0", ">= 1"]),
+        (["--model.algorithm", "FedEM", "--model.algorithm.num_components", "abc"], ["num_components", "int", "abc"]),
         (["--model.solver.lr", "-1"], ["model.solver.lr", "-1", ">= 0"]),
         (["--model.solver.optimizer", "lion"], ["optimizer", "lion", "sgd"]),
         (["--model.network", "Lineer"], ["Lineer", "model.network", "Linear"]),
