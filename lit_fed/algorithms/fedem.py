@@ -104,9 +104,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         own_batches = batch.index.ndim == 2  # [M, B]
         rows = batch.index.T if own_batches else batch.index.unsqueeze(1).expand(-1, self.num_components)
         weight = work.responsibility.gather(0, rows)  # q_t of the batch, [B, M]
-        gradient, buffers = ctx.task.grad(work.models, batch, weight)
-        parameters, optimizer = ctx.solver.update(work.models.parameters, gradient, work.optimizer, ctx.lr)
-        return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
+        models, optimizer = ctx.solver.move(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
+        return work._replace(models=models, optimizer=optimizer)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
         """All components go to the server with the same weight n_t (Alg. 1, line 8); π_t stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,18 +28,23 @@ class SequentialTrainer:
 
     Args:
         rows_per_pass: samples in one forward pass without gradient.
+        channels_last: lay out images and convolution weights with the channels last.
     """
 
     name = "sequential"
 
-    def __init__(self, rows_per_pass: int = 1024) -> None:
-        self.rows_per_pass = rows_per_pass
+    def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
+        self.rows_per_pass, self.channels_last = rows_per_pass, channels_last
 
     def check(self, network: nn.Module) -> None:
         """Every network will do."""
 
+    def _with_layout(self, ctx: Context) -> Context:
+        return ctx._replace(task=replace(ctx.task, channels_last=self.channels_last))
+
     def train(self, job: TrainJob) -> Iterator[Trained]:
         """Run a phase, yielding after each client."""
+        job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
             result, optimizer = self._one(job, row, client_id)
             result = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), complete(job, result))
@@ -88,6 +94,7 @@ class SequentialTrainer:
         plan = make_plan(
             [size], [client_id], job.block.phase.work,
             batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
+            smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
         for positions, count in zip(plan.index[0], np.asarray(plan.counts[0]), strict=True):
             index = positions[:, :count] if len(positions) > 1 else positions[0, :count]
@@ -97,6 +104,7 @@ class SequentialTrainer:
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, `rows_per_pass` samples at a time."""
+        job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.client_ids.tolist()):
             data = job.data.client(client_id)
             state = tree.index(job.states, row)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,11 @@ class VectorizedTrainer:
         self._buffer = torch.empty(0)
 
     def check(self, network: nn.Module) -> None:
-        """Refuse layers whose result depends on padding or on the order of random draws, or that vmap makes slow."""
+        """Refuse layers that depend on the order of random draws, that vmap makes slow or that it cannot run."""
         for layer in network.modules():
-            statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-            if statistics or isinstance(layer, nn.modules.batchnorm._BatchNorm | nn.RNNBase):
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and not _vmappable(layer):
+                raise refuse(f"{type(layer).__name__} (momentum {layer.momentum})", self.name)
+            if isinstance(layer, nn.RNNBase):
                 raise refuse(type(layer).__name__, self.name)
             if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
                 raise refuse(f"dropout ({layer.p})", self.name)
@@ -56,9 +58,9 @@ class VectorizedTrainer:
             yield from self._train(job)
 
     def _train(self, job: TrainJob) -> Iterator[Trained]:
-        job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
+        job = job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap")))
         data, client_ids = job.block.data, job.block.phase.client_ids
-        sizes = data.sizes[client_ids.cpu() - data.first_id]
+        sizes = data.sizes[data.positions(client_ids)]
         if (sizes.diff() > 0).any():
             raise ValueError("clients of a block come longest first; data.blocks.make_blocks orders them")
         try:
@@ -128,16 +130,20 @@ class VectorizedTrainer:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         plan, rows, mask = self._plan(job, sizes)
         active_at = (plan.counts > 0).sum(0).tolist()
-        widest = plan.counts.amax(0).tolist()
         step = vmap(lambda work, batch: algorithm.client_step(ctx, shared, work, batch))
         finished = []
         active = len(sizes)
-        for position, (now, width) in enumerate(zip(active_at, widest, strict=True)):
+        for position, now in enumerate(active_at):
             if now < active:  # the others have taken their last step
                 finished.append(tree.index(work, slice(now, active)))
                 work, active = tree.index(work, slice(0, now)), now
-            chosen = (slice(0, active), position, slice(None), slice(0, width))
-            work = step(work, self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen]))
+            parts = []
+            groups = _groups(plan.counts[:active, position], exact=ctx.task.smallest_batch > 1)
+            for members, width in groups:
+                chosen = (members, position, slice(None), slice(0, width))
+                batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
+                parts.append(step(work if len(groups) == 1 else tree.index(work, members), batch))
+            work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
             return work
         return tree.map_leaves(lambda *parts: torch.cat(parts), work, *reversed(finished))
@@ -148,8 +154,9 @@ class VectorizedTrainer:
         plan = make_plan(
             sizes.masked_fill(ghost, 0).tolist(), client_ids.tolist(), job.block.phase.work,
             batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
+            smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
-        starts = data.offsets[client_ids.cpu() - data.first_id].view(-1, 1, 1, 1)
+        starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
         mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
         return Plan(plan.index.to(data.x.device), plan.counts), (plan.index + starts).to(data.x.device), mask
@@ -185,7 +192,7 @@ class VectorizedTrainer:
 
         Samples come last in memory: what follows works on long rows instead of groups of M numbers.
         """
-        positions = client_ids.cpu() - data.first_id
+        positions = data.positions(client_ids)
         order = positions.unique()  # consecutive clients are consecutive rows: views instead of copies
         sizes = data.sizes[order]
         begins = sizes.cumsum(0) - sizes
@@ -206,7 +213,7 @@ class VectorizedTrainer:
 
     def _padded(self, data: Split, client_ids: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Rows [C, N] of each client, and the mask [C, N]."""
-        index = _ragged(data.offsets[client_ids.cpu() - data.first_id], sizes).to(data.x.device)
+        index = _ragged(data.offsets[data.positions(client_ids)], sizes).to(data.x.device)
         mask = torch.arange(index.shape[1]) < sizes[:, None]
         return index, mask.to(data.x.device, torch.float32)
 
@@ -217,8 +224,8 @@ class VectorizedTrainer:
             yield from self._predict(job)
 
     def _predict(self, job: PredictJob) -> Iterator[Served]:
-        job = job._replace(ctx=job.ctx._replace(task=job.ctx.task.with_model_axis("vmap")))
-        positions = job.client_ids.cpu() - job.data.first_id
+        job = job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap")))
+        positions = job.data.positions(job.client_ids)
         sizes = job.data.sizes[positions]
         order = torch.from_numpy(np.lexsort((positions.numpy(), -sizes.numpy())))
         order = order[sizes[order] > 0]
@@ -232,7 +239,7 @@ class VectorizedTrainer:
 
     def _predict_chunk(self, job: PredictJob, chosen: Tensor, begin: int, end: int) -> Served:
         data = job.data
-        positions = job.client_ids[chosen].cpu() - data.first_id
+        positions = data.positions(job.client_ids[chosen])
         left = data.sizes[positions] - begin
         rows = (_ragged(data.offsets[positions] + begin, left.clamp(max=end - begin))).to(data.x.device)
         shape = rows.shape
@@ -260,6 +267,28 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _vmappable(layer: nn.modules.batchnorm._NormBase) -> bool:
+    """BatchNorm whose running averages have a fixed momentum: a cumulative one reads its counter as a number."""
+    known = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and layer.momentum is not None
+    return known or not layer.track_running_stats
+
+
+def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
+    """Clients that take a step together, and the width of their batches.
+
+    Padding changes the statistics of a batch, so with BatchNorm (`exact`) only batches of one width go together.
+    """
+    if not exact or int(counts.min()) == int(counts.max()):
+        return [(slice(0, len(counts)), int(counts.max()))]
+    return [((counts == width).nonzero()[:, 0], width) for width in counts.unique().tolist()]
+
+
+def _merge(parts: list[Tree], members: list[Any]) -> Tree:
+    """The rows of all groups in their former order."""
+    order = torch.cat(members).argsort()
+    return tree.map_leaves(lambda *leaves: torch.cat(leaves)[order.to(leaves[0].device)], *parts)
 
 
 def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:

@@ -124,21 +124,78 @@ class LocalSolver:
         Returns:
             The new models, the new optimizer state and the loss before the step, [M].
         """
-        loss, gradient, buffers = task.value_and_grad(models, batch, weight)
+        models, optimizer, loss = self._advance(task, models, optimizer, batch, lr, weight, with_loss=True)
+        assert loss is not None
+        return models, optimizer, loss
+
+    def move(
+        self,
+        task: Task,
+        models: ModelState,
+        optimizer: OptimizerState,
+        batch: Batch,
+        lr: Tensor,
+        *,
+        weight: Tensor | None = None,
+    ) -> tuple[ModelState, OptimizerState]:
+        """The models and the optimizer state of `step`, without the loss where that is work of its own."""
+        return self._advance(task, models, optimizer, batch, lr, weight, with_loss=False)[:2]
+
+    def _advance(
+        self,
+        task: Task,
+        models: ModelState,
+        optimizer: OptimizerState,
+        batch: Batch,
+        lr: Tensor,
+        weight: Tensor | None,
+        *,
+        with_loss: bool,
+    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+        if task.one_by_one:
+            return self._advance_each(task, models, optimizer, batch, lr, weight)
+        loss: Tensor | None = None
+        if with_loss:
+            loss, gradient, buffers = task.value_and_grad(models, batch, weight)
+        else:
+            gradient, buffers = task.grad(models, batch, weight)
         parameters, optimizer = self.update(models.parameters, gradient, optimizer, lr)
         return ModelState(parameters, buffers), optimizer, loss
+
+    def _advance_each(
+        self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, weight: Tensor | None
+    ) -> tuple[ModelState, OptimizerState, Tensor]:
+        """Model after model, each written straight to its place and updated while the caches hold its gradient."""
+        new = {name: torch.empty_like(leaf) for name, leaf in models.parameters.items()}
+        each = []
+        for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight)):
+            place = slice(m, m + 1)
+            old, first, second = tree.index((models.parameters, optimizer.first, optimizer.second), place)
+            raised = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
+            direction, state = self._direction(old, raised, OptimizerState(optimizer.step, first, second))
+            for name, leaf in old.items():
+                torch.addcmul(leaf, direction[name], lr.to(leaf.dtype), value=-1, out=new[name][place])
+            one = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss))
+            each.append((state.first, state.second, *one))
+        first, second, buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)
+        return ModelState(new, buffers), OptimizerState(state.step, first, second), losses
 
     def update(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
     ) -> tuple[dict[str, Tensor], OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
+        direction, optimizer = self._direction(parameters, gradient, optimizer)
+        return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
+
+    def _direction(
+        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
+    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        """What the learning rate multiplies."""
         if self.clip_norm is not None:
             gradient = self._clip(gradient)
         if self.weight_decay:
             gradient = {name: g.add(parameters[name], alpha=self.weight_decay) for name, g in gradient.items()}
-        move = self._adam if self.optimizer == "adam" else self._sgd
-        direction, optimizer = move(gradient, optimizer)
-        return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
+        return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
 
     def _sgd(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
         if not self.momentum:

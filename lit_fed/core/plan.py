@@ -5,7 +5,6 @@ Plans depend on (seed, round, client) alone, never on a client trainer, so all c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,18 +30,25 @@ def _batch_size(num_samples: int, work: LocalWork, default: int) -> int:
     return min(wanted or num_samples, num_samples)
 
 
-def num_steps(num_samples: int, work: LocalWork, batch_size: int) -> int:
+def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> int:
     """Local steps of a client with `num_samples` samples.
 
     Example:
-        >>> num_steps(300, LocalWork(epochs=2), 128)
-        6
+        >>> num_steps(300, LocalWork(epochs=2), 128), num_steps(129, LocalWork(epochs=1), 128, smallest_batch=2)
+        (6, 1)
     """
-    if num_samples == 0:
+    per_pass = _steps_per_pass(num_samples, _batch_size(num_samples, work, batch_size), smallest_batch)
+    if not per_pass:
         return 0
-    if work.steps:
-        return work.steps
-    return (work.epochs or 0) * math.ceil(num_samples / _batch_size(num_samples, work, batch_size))
+    return work.steps or (work.epochs or 0) * per_pass
+
+
+def _steps_per_pass(num_samples: int, width: int, smallest_batch: int) -> int:
+    """Batches of one pass; a last one below the smallest size is left out."""
+    if num_samples < smallest_batch:
+        return 0
+    whole, rest = divmod(num_samples, width)
+    return whole + (rest >= smallest_batch)
 
 
 def make_plan(
@@ -54,6 +60,7 @@ def make_plan(
     seed: int,
     round_idx: int,
     phase: str,
+    smallest_batch: int = 1,
 ) -> Plan:
     """Plans of some clients, padded to the longest.
 
@@ -65,10 +72,11 @@ def make_plan(
         seed: training seed.
         round_idx: round, from 0.
         phase: name of the phase; each has its own shuffles.
+        smallest_batch: samples below which the last batch of a pass is left out; each pass leaves out others.
     """
-    steps = np.array([num_steps(size, work, batch_size) for size in sizes], dtype=np.int64)
+    steps = np.array([num_steps(size, work, batch_size, smallest_batch) for size in sizes], dtype=np.int64)
     widths = np.array([_batch_size(size, work, batch_size) for size in sizes], dtype=np.int64)
-    per_pass = -(-np.array(sizes, dtype=np.int64) // np.maximum(widths, 1))
+    per_pass = np.array([_steps_per_pass(n, int(b), smallest_batch) for n, b in zip(sizes, widths, strict=True)])
     longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
     # A client whose batches are narrower than `width` has one batch per pass, so in this layout the samples of a pass
     # are consecutive for every client.
@@ -78,9 +86,10 @@ def make_plan(
     for row, (size, client_id) in enumerate(zip(sizes, client_ids, strict=True)):
         if steps[row]:
             rng = generator(seed, round_idx, int(client_id), f"plan/{phase}")
+            kept = min(size, int(per_pass[row] * widths[row]))
             for start in range(0, int(passes[row] * per_pass[row]) * width, int(per_pass[row]) * width):
                 for stream in range(work.batches_per_step):
-                    index[row, stream, start : start + size] = rng.permutation(size)
+                    index[row, stream, start : start + kept] = rng.permutation(size)[:kept]
     index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
     return Plan(torch.from_numpy(index), torch.from_numpy(_counts(np.array(sizes), steps, widths, per_pass)))
 

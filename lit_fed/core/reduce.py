@@ -18,6 +18,10 @@ from lit_fed.core.types import Context, Message, ModelState, Reduced, Tree
 __all__ = ["Accumulator", "all_reduce", "gather_rows", "server_average"]
 
 
+PIECE = 2**18
+"""Elements of a model that are added up at once: few enough for the caches of a CPU."""
+
+
 def _ranks() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
@@ -90,8 +94,9 @@ class Accumulator:
             keep = multiplicity > 0
             self._stacked.append(tree.index(message._replace(weight=weight, bits_up=None, bits_down=None), keep))
             return
-        summed = tree.map_leaves(lambda leaf: torch.tensordot(weight, leaf.double(), dims=1), message.value)
-        self._sum = summed if self._sum is None else tree.map_leaves(torch.add, self._sum, summed)
+        if self._sum is None:
+            self._sum = tree.map_leaves(lambda leaf: torch.zeros_like(leaf[0], dtype=torch.float64), message.value)
+        tree.map_leaves(lambda total, leaf: _add(total, weight, leaf), self._sum, message.value)
 
     def reduce(self, positions: Tensor, counts: list[int]) -> tuple[Reduced, Tensor, Tensor]:
         """The reduction over all ranks.
@@ -109,12 +114,21 @@ class Accumulator:
             rows = gather_rows(rows, positions, counts)
             totals = all_reduce(self._totals)
             return Reduced(rows.value, rows.weight), totals[1:3], totals[3:] / totals[0]
-        shapes = [leaf.shape for leaf in tree.leaves(self._sum)]
-        flat = all_reduce(torch.cat([self._totals, *(leaf.flatten() for leaf in tree.leaves(self._sum))]))
-        totals, flat = flat[: len(self._totals)], flat[len(self._totals) :]
-        parts = torch.split(flat, [shape.numel() for shape in shapes])
-        values = [part.view(shape) / totals[0] for part, shape in zip(parts, shapes, strict=True)]
+        totals, sums = self._totals, tree.leaves(self._sum)
+        if _ranks() > 1:
+            flat = all_reduce(torch.cat([totals, *(leaf.flatten() for leaf in sums)]))
+            parts = torch.split(flat, [len(totals), *(leaf.numel() for leaf in sums)])
+            totals, sums = parts[0], [part.view(leaf.shape) for part, leaf in zip(parts[1:], sums, strict=True)]
+        values = [leaf / totals[0] for leaf in sums]
         return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], totals[3:] / totals[0]
+
+
+def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
+    """Add Σ_c w_c leaf_c in place, piece by piece: a float64 copy of large models would cost more than the sum."""
+    flat, rows = total.view(-1), leaf.reshape(len(leaf), -1)
+    for lo in range(0, len(flat), PIECE):
+        piece = rows[:, lo : lo + PIECE].double()
+        flat[lo : lo + PIECE] += weight @ piece
 
 
 def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:

@@ -6,8 +6,9 @@ takes the very same arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -72,6 +73,8 @@ class Task:
         init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
         model_axis: `loop` takes the M models one after another, `vmap` at once.
         dtype: floating type of the models.
+        channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
+            are taken one after another; the numbers are the same up to rounding.
     """
 
     build: Callable[[], nn.Module]
@@ -80,6 +83,7 @@ class Task:
     init_seeds: tuple[int, ...] | None = None
     model_axis: Literal["loop", "vmap"] = "loop"
     dtype: torch.dtype = torch.float32
+    channels_last: bool = False
 
     @classmethod
     def create(cls, build: Callable[[], nn.Module], target: Target, **fields: object) -> Task:
@@ -88,10 +92,6 @@ class Task:
             network = build()
         dtype = fields.get("dtype", torch.float32)
         return cls(build, target, network.to(dtype), **fields)  # type: ignore[arg-type,call-overload]
-
-    def with_model_axis(self, model_axis: Literal["loop", "vmap"]) -> Task:
-        """The same task, taking the axis of models in another way."""
-        return replace(self, model_axis=model_axis)
 
     def init(self, num_models: int, seed: int) -> ModelState:
         """Fresh models, each from a seed of its own.
@@ -115,6 +115,45 @@ class Task:
         buffers = {name: value.detach() for name, value in network.named_buffers()}
         return ModelState({name: value.detach() for name, value in network.named_parameters()}, buffers)
 
+    @cached_property
+    def norm_names(self) -> frozenset[str]:
+        """Names of the parameters and buffers of BatchNorm layers."""
+        return frozenset(
+            f"{place}.{name}" if place else name
+            for place, layer in self.network.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+            for name in layer.state_dict()
+        )
+
+    @cached_property
+    def smallest_batch(self) -> int:
+        """Samples that a local step needs: 2 where BatchNorm takes its statistics from them, else 1."""
+        return 2 if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.network.modules()) else 1
+
+    def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
+        """Buffers, leaves [M, ...], whose running statistics are those of these samples [B, ...] alone.
+
+        Fewer samples than a local step needs have no statistics: the buffers stay what they are.
+        """
+        if len(x) < self.smallest_batch:
+            return models.buffers
+        layers = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        momenta = [layer.momentum for layer in layers]
+        self.network.eval()
+        try:
+            for layer in layers:
+                layer.train()
+                layer.momentum = 1.0
+            each = []
+            for m in range(_num_models(models)):
+                model = tree.map_leaves(lambda leaf: leaf.clone(), tree.index(models, m))
+                self._forward(model, self._laid_out(x))
+                each.append(model.buffers)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+        return tree.stack(each)  # type: ignore[no-any-return]
+
     # ------------------------------------------------------------------ forward
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
         """Raw outputs in evaluation mode for inputs [B, ...]: [B, M, K], with positions [B, M, L, K]."""
@@ -124,11 +163,20 @@ class Task:
         if self.model_axis == "vmap":
             forward = vmap(lambda model: functional_call(self.network, (model.parameters, model.buffers), (x,)))
             return self._wide(forward(models).transpose(0, 1))
+        x = self._laid_out(x)
         each = [self._forward(tree.index(models, m), x) for m in range(_num_models(models))]
         return self._wide(torch.stack(each, dim=1))
 
     def _forward(self, model: ModelState, x: Tensor) -> Tensor:
-        return functional_call(self.network, (model.parameters, model.buffers), (x,))  # type: ignore[no-any-return]
+        parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
+        return functional_call(self.network, (parameters, model.buffers), (x,))  # type: ignore[no-any-return]
+
+    def _laid_out(self, leaf: Tensor) -> Tensor:
+        """Images or convolution weights in the task's memory format; everything else as it is."""
+        if not self.channels_last or leaf.ndim != 4:
+            return leaf
+        # `contiguous` would leave a leaf of one channel as it is, and convolutions then fall back to the other format
+        return leaf.to(memory_format=torch.channels_last)
 
     def _wide(self, outputs: Tensor) -> Tensor:
         """Losses and probabilities are taken in the models' own type, also where autocast computed in a narrower."""
@@ -169,14 +217,14 @@ class Task:
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
         """
-        share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
+        if self.one_by_one:
+            return tree.stack(list(self.each_gradient(models, batch, weight)))  # type: ignore[no-any-return]
+        share = self._share(models, batch, weight)
         if isinstance(self.network, ClosedForm) and not self.target.positions:
             outputs, y, gradient = self._closed_form(self.network, models, batch, share)
             return (self._losses(outputs, y) * share).sum(0), gradient, models.buffers
         self.network.train()
-        if self.model_axis == "vmap":
-            return self._by_vmap(models, batch, share, per_model)
-        return self._by_loop(models, batch, share, per_model)
+        return self._by_vmap(models, batch, share, batch.index.ndim == 2)
 
     def grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None
@@ -185,6 +233,28 @@ class Task:
         if isinstance(self.network, ClosedForm) and not self.target.positions:
             return self._closed_form(self.network, models, batch, self._share(models, batch, weight))[2], models.buffers
         return self.value_and_grad(models, batch, weight)[1:]
+
+    @property
+    def one_by_one(self) -> bool:
+        """The models take separate passes, so that `each_gradient` costs no more than `value_and_grad`."""
+        return self.model_axis == "loop" and (not isinstance(self.network, ClosedForm) or self.target.positions)
+
+    def each_gradient(
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+        """The results of `value_and_grad` for one model after another, without their leading axis."""
+        share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
+        self.network.train()
+        shared_x = None if per_model else self._laid_out(batch.x)
+        for m in range(_num_models(models)):
+            x, y = (self._laid_out(batch.x[m]), batch.y[m]) if shared_x is None else (shared_x, batch.y)
+            parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
+            parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
+            buffers = {name: leaf[m] for name, leaf in models.buffers.items()}
+            with torch.enable_grad():
+                loss, buffers = self._objective(parameters, buffers, x, y, share[:, m])
+                gradient = torch.autograd.grad(loss, list(parameters.values()))
+            yield loss.detach(), dict(zip(parameters, gradient, strict=True)), buffers
 
     @staticmethod
     def _share(models: ModelState, batch: Batch, weight: Tensor | None) -> Tensor:
@@ -215,6 +285,7 @@ class Task:
     def _objective(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
         outputs = self._wide(functional_call(self.network, (parameters, buffers), (x,)))
         return (self._losses(outputs, y) * share).sum(), buffers
 
@@ -224,21 +295,6 @@ class Task:
         axis = 0 if per_model else None
         function = vmap(grad_and_value(self._objective, has_aux=True), in_dims=(0, 0, axis, axis, 1))
         gradient, (loss, buffers) = function(models.parameters, models.buffers, batch.x, batch.y, share)
-        return loss, gradient, buffers
-
-    def _by_loop(
-        self, models: ModelState, batch: Batch, share: Tensor, per_model: bool
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        each = []
-        for m in range(_num_models(models)):
-            x, y = (batch.x[m], batch.y[m]) if per_model else (batch.x, batch.y)
-            parameters = {name: leaf[m].detach().requires_grad_() for name, leaf in models.parameters.items()}
-            buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}
-            with torch.enable_grad():
-                loss, buffers = self._objective(parameters, buffers, x, y, share[:, m])
-                gradient = torch.autograd.grad(loss, list(parameters.values()))
-            each.append((loss.detach(), dict(zip(parameters, gradient, strict=True)), buffers))
-        loss, gradient, buffers = tree.stack(each)
         return loss, gradient, buffers
 
     # ------------------------------------------------------------------ prediction

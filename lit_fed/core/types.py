@@ -150,10 +150,11 @@ class Split:
         y: labels [n] or [n, L].
         offsets: [T + 1] int64 on the CPU; client t owns rows offsets[t] to offsets[t + 1].
         first_id: identity of the first client; those that take no part in training are numbered after the others.
+        ids: identities of the clients, ascending [T] int64 on the CPU; None: first_id, first_id + 1, ….
     """
 
-    def __init__(self, x: Tensor, y: Tensor, offsets: Tensor, first_id: int = 0) -> None:
-        self.x, self.y, self.offsets, self.first_id = x, y, offsets, first_id
+    def __init__(self, x: Tensor, y: Tensor, offsets: Tensor, first_id: int = 0, ids: Tensor | None = None) -> None:
+        self.x, self.y, self.offsets, self.first_id, self.ids = x, y, offsets, first_id, ids
         self._resident: dict[torch.device, Split] = {}
 
     @property
@@ -162,16 +163,56 @@ class Split:
         return len(self.offsets) - 1
 
     @property
+    def num_samples(self) -> int:
+        """Number of samples n of all clients."""
+        return int(self.offsets[-1] - self.offsets[0])
+
+    @property
     def sizes(self) -> Tensor:
         """Samples per client, [T] int64."""
         return self.offsets.diff()
 
+    @property
+    def samples_per_block(self) -> int | None:
+        """Most samples of a block of clients, where a block has to be brought into memory; None: all are there."""
+        return None
+
+    def positions(self, client_ids: Tensor) -> Tensor:
+        """Places of clients [C] in this split, [C] int64 on the CPU.
+
+        Raises:
+            KeyError: if the split was told its clients' identities and one is not among them.
+        """
+        client_ids = client_ids.cpu()
+        if self.ids is None:
+            return client_ids - self.first_id
+        found = torch.searchsorted(self.ids, client_ids).clamp(max=len(self.ids) - 1)
+        if not torch.equal(self.ids[found], client_ids):
+            raise KeyError(f"clients {client_ids.tolist()} are wanted, the split holds {self.ids.tolist()}")
+        return found
+
     def client(self, client_id: int) -> ClientData:
         """Views of one client's rows."""
-        position = client_id - self.first_id
+        position = int(self.positions(torch.tensor([client_id])))
         lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
         mask = torch.ones(hi - lo, device=self.x.device)
         return ClientData(self.x[lo:hi], self.y[lo:hi], None, mask, torch.tensor(client_id, device=self.x.device))
+
+    def select(self, client_ids: Tensor) -> Split:
+        """A split that holds the samples of these clients [C] at least; here the split itself."""
+        return self
+
+    def subset(self, positions: Tensor) -> Split:
+        """The clients at ascending positions [C], numbered anew from 0; only positions with gaps cost a copy."""
+        sizes = self.sizes[positions]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        first, last = int(positions[0]), int(positions[-1])
+        if last - first + 1 == len(positions):
+            rows = slice(int(self.offsets[first]), int(self.offsets[last + 1]))
+            return Split(self.x[rows], self.y[rows], offsets)
+        ranges = [slice(*self.offsets[one : one + 2].tolist()) for one in positions.tolist()]
+        x, y = (torch.cat([all_rows[rows] for rows in ranges]) for all_rows in (self.x, self.y))
+        return Split(x, y, offsets)
 
     def to(self, device: torch.device | str, **_: Any) -> Split:
         """The same split on another device, copied at most once."""
@@ -179,8 +220,11 @@ class Split:
         if device == self.x.device:
             return self
         if device not in self._resident:
-            self._resident[device] = Split(self.x.to(device), self.y.to(device), self.offsets, self.first_id)
+            self._resident[device] = self._copy(device)
         return self._resident[device]
+
+    def _copy(self, device: torch.device) -> Split:
+        return Split(self.x.to(device), self.y.to(device), self.offsets, self.first_id, self.ids)
 
 
 class Population(NamedTuple):
@@ -191,12 +235,19 @@ class Population(NamedTuple):
     test: Split
     names: list[str]  # [T] identities, as the data set calls them
     groups: Tensor | None = None  # [T] int64 true group, where known
+    measured: Tensor | None = None  # ascending positions [E] int64 of the clients that evaluation measures; None: all
+
+    @property
+    def num_measured(self) -> int:
+        """Number of clients that evaluation measures."""
+        return self.train.num_clients if self.measured is None else len(self.measured)
 
 
 class ServingBlock(NamedTuple):
     """Some clients to be served and measured."""
 
     client_ids: Tensor  # [C] int64
+    rows: Tensor  # [C] int64, their places among the clients that are measured
     data: Split  # what they are measured on
     train: Split  # what they may adapt on
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Network", "check_sizes", "image_shape"]
+__all__ = ["Network", "check_dropout", "check_sizes", "image_shape"]
 
 
 class Network(nn.Module):
@@ -51,3 +51,13 @@ def check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"--model.network.{name} is {size}; give a whole number >= 1")
+
+
+def check_dropout(dropout: float) -> None:
+    """Refuse a share of dropped units outside its range.
+
+    Raises:
+        ConfigError: naming the value.
+    """
+    if not 0 <= dropout < 1:
+        raise ConfigError(f"--model.network.dropout is {dropout}; give a number in [0, 1)")

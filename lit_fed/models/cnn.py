@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.models.base import Network, check_sizes
+from lit_fed.models.base import Network, check_dropout, check_sizes
 from lit_fed.models.convolutions import pooled_convolutions
 
 __all__ = ["CNN2", "FedEMCNN", "LeafCNN"]
@@ -29,8 +28,7 @@ class LeafCNN(Network):
     ) -> None:
         super().__init__()
         check_sizes(hidden_size=hidden_size)
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"--model.network.dropout is {dropout}; give a number in [0, 1)")
+        check_dropout(dropout)
         self.features, num_features = pooled_convolutions("LeafCNN", input_shape, (32, 64), kernel_size=5, padding=2)
         self.classifier = nn.Sequential(
             nn.Flatten(),

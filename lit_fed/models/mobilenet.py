@@ -5,30 +5,33 @@ from __future__ import annotations
 from torch import Tensor
 from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
 
-from lit_fed.models.base import Network, image_shape
+from lit_fed.models.base import Network, check_dropout, image_shape
 from lit_fed.models.pretrained import load_weights
 
 __all__ = ["MobileNetV2"]
 
 
 class MobileNetV2(Network):
-    """torchvision's MobileNetV2, with a classifier for K classes behind its dropout of 0.2.
+    """torchvision's MobileNetV2, with a classifier for K classes.
 
     Sandler et al. "MobileNetV2: Inverted Residuals and Linear Bottlenecks". 2018. https://arxiv.org/abs/1801.04381.
-    FedEM trains it on CIFAR-10 and CIFAR-100 from ImageNet weights, on images of 32×32 pixels as they are. In training
-    a batch of one such image is refused by the batch normalisation, whose last maps have one pixel.
+    FedEM trains it on CIFAR-10 and CIFAR-100 from ImageNet weights, on images of 32×32 pixels as they are.
 
     Args:
         input_shape: 3 channels, height and width of one image.
         num_outputs: K.
         weights: weights to start from: a name of torchvision, such as IMAGENET1K_V1, or the path (.pt, .pth) of a
             state dict; null for random ones. A classifier for another number of classes stays random.
+        dropout: share of the classifier's inputs dropped in training, in [0, 1).
     """
 
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str | None = None) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], num_outputs: int, weights: str | None = None, dropout: float = 0.2
+    ) -> None:
         super().__init__()
         image_shape("MobileNetV2", input_shape, channels=3)
-        self.layers = mobilenet_v2(num_classes=num_outputs)
+        check_dropout(dropout)
+        self.layers = mobilenet_v2(num_classes=num_outputs, dropout=dropout)
         # FedEM's code puts a new layer there: it starts as every nn.Linear does, not as torchvision's classifier
         self.layers.classifier[1].reset_parameters()
         if weights is not None:

@@ -1,7 +1,6 @@
 """Residual networks of 18 and 34 layers.
 
-The FedEM paper compares with both on CIFAR-10 (Appendix J.5); FedeRiCo trains the smaller one on CIFAR-100. In training
-a batch of one image of up to 32×32 pixels is refused by the batch normalisation, whose last maps have one pixel.
+The FedEM paper compares with both on CIFAR-10 (Appendix J.5); FedeRiCo trains the smaller one on CIFAR-100.
 """
 
 from __future__ import annotations

@@ -176,7 +176,8 @@ def test_a_ghost_takes_no_steps():
 @pytest.mark.parametrize(
     ("layer", "named"),
     [
-        (nn.BatchNorm1d(4), "BatchNorm1d"),
+        (nn.BatchNorm1d(4, momentum=None), r"BatchNorm1d \(momentum None\)"),
+        (nn.InstanceNorm1d(4, track_running_stats=True), r"InstanceNorm1d \(momentum 0\.1\)"),
         (nn.Dropout(0.3), r"dropout \(0\.3\)"),
         (nn.LSTM(4, 2), "LSTM"),
         (nn.GRU(4, 2), "GRU"),
@@ -193,7 +194,7 @@ def test_layers_that_only_the_sequential_trainer_can_run_are_refused(layer, name
 
 def test_other_layers_are_taken():
     VectorizedTrainer().check(
-        nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.Dropout(0.0), nn.Embedding(3, 2))
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.GroupNorm(1, 2), nn.BatchNorm2d(2), nn.Dropout(0.0), nn.Embedding(3, 2))
     )
 
 

@@ -30,6 +30,40 @@ def test_identities_may_start_after_those_of_others():
     assert int(client.client_id) == 12
 
 
+def test_identities_may_have_gaps():
+    whole = arange_split()
+    split = Split(whole.x, whole.y, whole.offsets, first_id=10, ids=torch.tensor([11, 14, 90]))
+    assert split.positions(torch.tensor([90, 11])).tolist() == [2, 0]
+    assert split.client(90).y.tolist() == [2, 3, 4]
+    assert int(split.client(14).num_samples) == 0
+    assert split.to("meta").ids.tolist() == [11, 14, 90]
+    for absent in (10, 13, 91):
+        with pytest.raises(KeyError, match=str(absent)):
+            split.positions(torch.tensor([11, absent]))
+
+
+def test_positions_count_from_the_first_identity():
+    assert arange_split(first_id=7).positions(torch.tensor([9, 7])).tolist() == [2, 0]
+
+
+def test_select_is_the_split_itself_where_all_samples_are_held():
+    split = arange_split()
+    assert split.select(torch.tensor([2])) is split
+    assert split.samples_per_block is None
+    assert split.num_samples == 5
+
+
+def test_subset():
+    split = arange_split((2, 0, 3, 1))
+    middle = split.subset(torch.tensor([1, 2]))
+    assert middle.x.data_ptr() == split.x[2:].data_ptr()
+    assert middle.offsets.tolist() == [0, 0, 3]
+    gaps = split.subset(torch.tensor([0, 3]))
+    assert gaps.y.tolist() == [0, 1, 5]
+    assert gaps.offsets.tolist() == [0, 2, 3]
+    assert gaps.first_id == 0
+
+
 def test_split_moves_to_a_device_once():
     split = arange_split()
     assert split.to("cpu") is split

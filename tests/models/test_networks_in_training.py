@@ -30,10 +30,12 @@ CASES = {
     "CNN2": (CNN2, (1, 22, 22), {}),
     "CharLSTM": (CharLSTM, (6,), {"hidden_size": 5}),
     "MobileNetV2": (MobileNetV2, (3, 32, 32), {}),
+    "MobileNetV2 without dropout": (MobileNetV2, (3, 32, 32), {"dropout": 0.0}),
     "ResNet18": (ResNet18, (3, 32, 32), {}),
     "ResNet34": (ResNet34, (3, 32, 32), {}),
 }
 NORMALISED = ["MobileNetV2", "ResNet18", "ResNet34"]
+BATCH_NORM = [*NORMALISED, "MobileNetV2 without dropout"]
 every_network = pytest.mark.parametrize("case", CASES)
 
 
@@ -126,21 +128,24 @@ def test_the_vectorised_trainer_gives_the_same_or_refuses(case):
         assert message.startswith("--model.client_trainer vectorized cannot train a network with ")
         assert message.endswith("; use sequential (or auto)")
         return
-    options = {"train": samples(case, [7, 2, 4]), "rounds": 1, "task": make(case), "batch_size": 5}
-    options["solver"] = LocalSolver(lr=0.05, momentum=0.9)
+    # BatchNorm over few values magnifies rounding (over two it gives 1 and -1, whatever they are): no such batches,
+    # short steps, and predictions, another forward pass away, two digits wider
+    wide = 1e-8 if case in BATCH_NORM else 1e-10
+    sizes = [8, 3, 4] if case in BATCH_NORM else [7, 2, 4]
+    options = {"train": samples(case, sizes), "rounds": 1, "task": make(case), "batch_size": 5}
+    options["solver"] = LocalSolver(lr=1e-4 if case in BATCH_NORM else 0.05, momentum=0.9)
     trainers = SequentialTrainer(), VectorizedTrainer()
     one, other = (run_rounds(FedEM(num_components=2), trainer, **options) for trainer in trainers)
-    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
-    assert distance(one.predictions(), other.predictions()) < 1e-10
+    torch.testing.assert_close((one.shared, one.states), (other.shared, other.states), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(one.predictions(), other.predictions(), rtol=wide, atol=wide)
 
 
-@pytest.mark.parametrize("case", ["Linear", "MLP", "LeafCNN without dropout", "FedEMCNN", "LeNet5", "CNN2"])
-def test_networks_that_the_vectorised_trainer_takes(case):
-    assert refusal(case) is None
+def test_networks_that_the_vectorised_trainer_takes():
+    assert [case for case in CASES if refusal(case)] == ["LeafCNN", "CharLSTM", "MobileNetV2"]
 
 
 @pytest.mark.parametrize(
-    ("case", "layer"), [("LeafCNN", r"dropout \(0\.5\)"), ("CharLSTM", "LSTM"), ("MobileNetV2", "BatchNorm2d|dropout")]
+    ("case", "layer"), [("LeafCNN", r"dropout \(0\.5\)"), ("CharLSTM", "LSTM"), ("MobileNetV2", r"dropout \(0\.2\)")]
 )
 def test_networks_that_only_the_sequential_trainer_takes(case, layer):
     assert re.search(f"with ({layer});", refusal(case))
@@ -186,7 +191,12 @@ def test_dropout_is_fixed_by_the_seed(case):
 
 
 @pytest.mark.parametrize("case", NORMALISED)
-def test_a_batch_of_one_small_image_cannot_be_normalised(case):
-    train = samples(case, [1], torch.float32)
-    with pytest.raises(Exception, match=r"client 0, .*Expected more than 1 value per channel when training"):
-        run_rounds(FedAvg(), SequentialTrainer(), train, rounds=1, task=make(case, torch.float32))
+def test_a_single_image_is_left_out_since_it_has_no_statistics(case):
+    """Maps of 32×32 pixels shrink to one pixel, and a batch of one image to one value per channel."""
+    dtype = torch.float32
+    train, task = samples(case, [1, 5], dtype), make(case, dtype)
+    start, found = task.init(1, 0), run_rounds(FedAvg(), SequentialTrainer(), train, rounds=1, task=task, batch_size=4)
+    counter = "layers." + first_mean(case).replace("running_mean", "num_batches_tracked")
+    assert int(start.buffers[counter][0]) == 0
+    # client 0 takes no step and client 1 a single one, of its five samples four: (1 · 0 + 5 · 1) / 6 rounds to 1
+    assert int(found.shared.models.buffers[counter][0]) == 1

@@ -1,0 +1,69 @@
+"""The client trainer that suits a network and a device."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from lit_fed.clients.base import ClientTrainer
+from lit_fed.clients.debug import DebugTrainer
+from lit_fed.clients.sequential import SequentialTrainer
+from lit_fed.clients.vectorized import VectorizedTrainer
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.task import ClosedForm
+
+__all__ = ["MemoryFormat", "choose_trainer"]
+
+MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+
+SMALL_MODEL = 20_000
+"""Parameters up to which a dense network is bound by overhead on a CPU, so that clients are better run at once."""
+
+
+def choose_trainer(
+    name: str, network: nn.Module, device: torch.device, memory_format: MemoryFormat = "auto"
+) -> ClientTrainer:
+    """The client trainer of this name, which can train the network; `auto` chooses one.
+
+    Args:
+        name: `sequential`, `vectorized`, `debug` or `auto`.
+        network: what is to be trained.
+        device: where.
+        memory_format: layout of images and convolution weights; `auto` puts the channels last wherever there are 2-D
+            convolutions and clients are run one after another.
+
+    Raises:
+        ConfigError: if the one that was named cannot train the network, or not in this memory format.
+    """
+    name = _automatic(network, device) if name == "auto" else name
+    if name == "vectorized":
+        if memory_format == "channels_last":
+            raise ConfigError(
+                "--model.memory_format channels_last is for clients one after another; use --model.client_trainer "
+                "sequential, or memory_format auto"
+            )
+        chosen: ClientTrainer = VectorizedTrainer()
+    else:
+        images = any(isinstance(layer, nn.Conv2d) for layer in network.modules())
+        one_by_one = DebugTrainer if name == "debug" else SequentialTrainer
+        chosen = one_by_one(channels_last=memory_format == "channels_last" or (memory_format == "auto" and images))
+    chosen.check(network)
+    return chosen
+
+
+def _automatic(network: nn.Module, device: torch.device) -> str:
+    """On a CPU clients run at once only where overhead outweighs arithmetic; on a GPU wherever it is not slow.
+
+    Depthwise convolutions, which BatchNorm mostly comes with, are slow with weights of each client's own.
+    """
+    try:
+        VectorizedTrainer().check(network)
+    except ConfigError:
+        return "sequential"
+    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in network.modules()):
+        return "sequential"
+    dense = not any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.modules())
+    small = dense and sum(leaf.numel() for leaf in network.parameters()) <= SMALL_MODEL
+    return "vectorized" if device.type == "cuda" or isinstance(network, ClosedForm) or small else "sequential"

@@ -1,0 +1,157 @@
+"""FedBN: every client keeps its batch normalisation, whatever the algorithm.
+
+Li, Jiang, Zhang, Kamp, Dou. "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization". ICLR 2021.
+https://arxiv.org/abs/2102.07623, Algorithm 1.
+
+Symbols:
+    w_k^l of a BN layer -> state.norm  scale, shift and running statistics of client k, leaves [M, ...]
+Deviations:
+    The paper averages everything else in FedAvg; here it is whatever the algorithm does with its models.
+    A client that was not in training has no normalisation of its own. Ours: it takes the scale and shift of the initial
+    models and its statistics from one pass over its own training samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.local import OptimizerState
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Phase, Reduced, Tree
+
+__all__ = ["LocalNorm", "NormState", "NormWork"]
+
+
+class NormState(NamedTuple):
+    """What a client keeps."""
+
+    inner: Any  # what the algorithm lets it keep
+    norm: dict[str, Tensor]  # its batch normalisation, leaves [M, ...]
+
+    @property
+    def mixture(self) -> Tensor:
+        """Mixture weights of the client, [M], where the algorithm has some."""
+        return self.inner.mixture  # type: ignore[no-any-return]
+
+
+class NormWork(NamedTuple):
+    """A client's phase."""
+
+    inner: Any  # the algorithm's own work
+    norm: dict[str, Tensor]  # the client's batch normalisation before the phase
+    optimizer: OptimizerState
+
+
+@dataclass(frozen=True)
+class LocalNorm:
+    """An algorithm whose clients neither send nor receive the parameters and statistics of BatchNorm layers.
+
+    It has the functions of an algorithm; each hands on a shared state that holds the client's own normalisation.
+
+    Args:
+        inner: the algorithm.
+    """
+
+    inner: Any
+
+    @property
+    def reduce(self) -> str:
+        """As the algorithm's."""
+        return self.inner.reduce  # type: ignore[no-any-return]
+
+    @property
+    def num_models(self) -> int:
+        """M."""
+        return self.inner.num_models  # type: ignore[no-any-return]
+
+    def shared_init(self, ctx: Context) -> Tree:
+        """The algorithm's; its BatchNorm leaves stay what they are."""
+        return self.inner.shared_init(ctx)
+
+    def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> NormState:
+        """Normalisation as in the initial models; a client that was not in training takes its own statistics."""
+        models = tree.models(shared)[0]
+        if ctx.phase == "adapt":
+            models = models._replace(buffers=ctx.task.statistics(models, data.x))
+        state = self.inner.state_init(ctx, shared, data)
+        return NormState(state, _take(models, ctx.task.norm_names))
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
+        """As the algorithm's."""
+        return self.inner.phases(ctx, client_ids)  # type: ignore[no-any-return]
+
+    def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> None:
+        """No loss depends on the shared state alone."""
+
+    def client_init(self, ctx: Context, shared: Tree, state: NormState, data: ClientData, losses: None) -> NormWork:
+        """The algorithm's, with its losses under the client's own normalisation."""
+        shared = _put(shared, state.norm)
+        index = torch.arange(len(data.mask), device=data.mask.device)
+        own = self.inner.shared_losses(ctx, shared, Batch(data.x, data.y, index, data.mask))
+        work = self.inner.client_init(ctx, shared, state.inner, data, own)
+        return NormWork(work, state.norm, work.optimizer)
+
+    def client_step(self, ctx: Context, shared: Tree, work: NormWork, batch: Batch) -> NormWork:
+        """The algorithm's."""
+        inner = work.inner._replace(optimizer=work.optimizer)
+        inner = self.inner.client_step(ctx, _put(shared, work.norm), inner, batch)
+        return NormWork(inner, work.norm, inner.optimizer)
+
+    def client_final(self, ctx: Context, shared: Tree, work: NormWork, data: ClientData) -> ClientResult:
+        """The algorithm's; the client keeps its normalisation and sends what it was sent in its place."""
+        inner = work.inner._replace(optimizer=work.optimizer)
+        result = self.inner.client_final(ctx, _put(shared, work.norm), inner, data)
+        sent, names = tree.models(result.message.value), ctx.task.norm_names
+        if not sent:  # a client that sends no models keeps whole ones anyway
+            return result._replace(state=NormState(result.state, work.norm))  # type: ignore[no-any-return]
+        norm, initial = _take(sent[0], names), _take(tree.models(shared)[0], names)
+        message = result.message._replace(value=_put(result.message.value, initial))
+        if message.bits_up is None:
+            bits = tree.bits(message.value) - len(sent) * tree.bits(initial)
+            message = message._replace(bits_up=torch.full_like(message.weight, bits))
+        if message.bits_down is None:
+            received = tree.models(shared)
+            bits = sum(map(tree.bits, received)) - len(received) * tree.bits(initial)
+            message = message._replace(bits_down=torch.full_like(message.weight, bits))
+        return result._replace(message=message, state=NormState(result.state, norm))  # type: ignore[no-any-return]
+
+    def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
+        """The algorithm's; an average of what nobody changed changes nothing."""
+        return _put(
+            self.inner.server_step(ctx, shared, reduced, client_ids), _take(tree.models(shared)[0], ctx.task.norm_names)
+        )
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """As the algorithm's."""
+        return self.inner.adapt_work(ctx, seen)  # type: ignore[no-any-return]
+
+    def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:
+        """No prediction depends on the shared state alone."""
+
+    def log_prob(self, ctx: Context, shared: Tree, state: NormState, x: Tensor, outputs: None) -> Tensor:
+        """The algorithm's prediction under the client's own normalisation, [B, C]."""
+        shared = _put(shared, state.norm)
+        own = self.inner.shared_outputs(ctx, shared, x)
+        return self.inner.log_prob(ctx, shared, state.inner, x, own)  # type: ignore[no-any-return]
+
+
+def _take(models: ModelState, names: frozenset[str]) -> dict[str, Tensor]:
+    """The leaves of these names."""
+    return {name: leaf for name, leaf in (models.parameters | models.buffers).items() if name in names}
+
+
+def _put(shared: Tree, norm: dict[str, Tensor]) -> Tree:
+    """The same tree with these leaves in each of its models."""
+    if isinstance(shared, ModelState):
+        return ModelState(*({name: norm.get(name, leaf) for name, leaf in part.items()} for part in shared))
+    if isinstance(shared, dict):
+        return {key: _put(value, norm) for key, value in shared.items()}
+    if isinstance(shared, tuple | list):
+        values = [_put(value, norm) for value in shared]
+        return type(shared)(*values) if hasattr(shared, "_fields") else type(shared)(values)
+    return shared

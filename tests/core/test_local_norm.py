@@ -1,0 +1,154 @@
+import pytest
+import torch
+from federated_round import BINARY, Federation, distance, make_clients, make_context, make_task, run_rounds, same_bits
+from normalised import NormalisedMLP
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_norm import LocalNorm
+from lit_fed.training import FederatedModule
+
+SIZES = [6, 9, 3]
+NORM = {"layers.2.weight", "layers.2.bias", "layers.2.running_mean", "layers.2.running_var"}
+ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(num_components=2), Local()]
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda one: type(one).__name__)
+
+
+def task(**fields):
+    return make_task(network=NormalisedMLP, **fields)
+
+
+def settings(rounds=2):
+    solver = LocalSolver(lr=0.1, momentum=0.5)
+    return {"train": make_clients(SIZES), "rounds": rounds, "task": task(), "batch_size": 3, "solver": solver}
+
+
+def norm_leaves(models):
+    return {name: leaf for name, leaf in (models.parameters | models.buffers).items() if name in NORM}
+
+
+def test_names_of_the_layer():
+    assert task().norm_names == NORM | {"layers.2.num_batches_tracked"}
+    assert make_task().norm_names == set()
+
+
+@every_algorithm
+def test_the_server_learns_nothing_of_the_normalisation(algorithm):
+    federation = run_rounds(LocalNorm(algorithm), **settings())
+    start = Federation(algorithm, make_clients(SIZES), task()).shared
+    assert same_bits(norm_leaves(federation.shared.models), norm_leaves(start.models))
+    if not isinstance(algorithm, Local):  # whose models stay with the client as a whole
+        assert distance(start.models.parameters, federation.shared.models.parameters) > 1e-3
+        own = federation.states.norm["layers.2.running_mean"]
+        assert float((own - own[:1])[1:].abs().min()) > 0  # no two clients alike
+        assert distance(own, norm_leaves(start.models)["layers.2.running_mean"].expand_as(own)) > 1e-3
+
+
+def test_one_round_of_fedavg_by_hand():
+    """Clients train from the server's weights under their own normalisation; all but that is averaged."""
+    options = settings(rounds=1) | {"solver": LocalSolver(lr=0.1), "batch_size": 9}  # whole-batch steps
+    federation = run_rounds(LocalNorm(FedAvg()), **options)
+    federation.round()  # in the second round the clients' normalisations differ
+    network, ours = options["task"].build().double().train(), Federation(FedAvg(), options["train"], options["task"])
+    start = tree.index(ours.shared.models, 0)
+    kept = [norm_leaves(start) | {"layers.2.num_batches_tracked": torch.tensor(0)} for _ in SIZES]
+    server = start.parameters | start.buffers
+    for _ in range(2):
+        trained = []
+        for client_id in range(3):
+            state = {name: leaf.clone() for name, leaf in (server | kept[client_id]).items()}
+            parameters = {name: state[name].requires_grad_() for name, _ in network.named_parameters()}
+            data = options["train"].client(client_id)
+            logit = functional_call(network, state, (data.x,))[:, 0]
+            loss = F.binary_cross_entropy_with_logits(logit, data.y.double())
+            gradient = torch.autograd.grad(loss, list(parameters.values()))
+            for name, g in zip(parameters, gradient, strict=True):
+                state[name] = (state[name] - 0.1 * g).detach()
+            kept[client_id] = {name: state[name].detach() for name in kept[client_id]}
+            trained.append(state)
+        for name in server:
+            if name not in kept[0]:
+                server[name] = sum(n * one[name] for n, one in zip(SIZES, trained, strict=True)) / sum(SIZES)
+    found = tree.index(federation.shared.models, 0)
+    for name in server:
+        torch.testing.assert_close((found.parameters | found.buffers)[name], server[name], rtol=0, atol=1e-12)
+    for client_id, own in enumerate(kept):
+        state = tree.index(federation.states.norm, client_id)
+        for name, leaf in own.items():
+            torch.testing.assert_close(state[name][0], leaf, rtol=0, atol=1e-12)
+
+
+@every_algorithm
+def test_sequential_is_vectorized(algorithm):
+    one, other = (
+        run_rounds(LocalNorm(algorithm), trainer, **settings())
+        for trainer in (SequentialTrainer(), VectorizedTrainer())
+    )
+    assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
+    for seen in (True, False):
+        newcomers = make_clients([4, 7], seed=3, first_id=3)
+        data = None if seen else newcomers
+        assert distance(one.predictions(data, seen=seen), other.predictions(data, seen=seen)) < 1e-10
+
+
+def test_normalisation_is_not_counted_as_traffic():
+    whole, without = run_rounds(FedAvg(), **settings(1)), run_rounds(LocalNorm(FedAvg()), **settings(1))
+    leaves = {name: leaf for name, leaf in tree.index(whole.shared.models, 0).parameters.items() if name in NORM}
+    saved = tree.bits(leaves) + tree.bits(tree.index(whole.shared.models, 0).buffers)
+    assert (whole.bits - without.bits).tolist() == [3 * saved, 3 * saved]
+
+
+def test_a_newcomer_takes_the_statistics_of_its_own_samples():
+    federation = run_rounds(LocalNorm(FedAvg()), **settings())
+    newcomer = make_clients([7], seed=5, first_id=3)
+    state = federation.serve(newcomer, seen=False)
+    models = tree.index(federation.shared.models, 0)
+    hidden = newcomer.x @ models.parameters["layers.1.weight"].T + models.parameters["layers.1.bias"]
+    torch.testing.assert_close(state.norm["layers.2.running_mean"][0, 0], hidden.mean(0), rtol=0, atol=1e-12)
+    torch.testing.assert_close(state.norm["layers.2.running_var"][0, 0], hidden.var(0), rtol=0, atol=1e-12)
+
+
+def test_a_newcomer_with_one_sample_has_no_statistics():
+    models = task().init(1, 0)
+    assert task().statistics(models, torch.randn(1, 4, dtype=torch.float64)) is models.buffers
+
+
+def test_statistics_leave_the_network_as_it_was():
+    one = task()
+    models = one.init(2, 0)
+    before = tree.map_leaves(lambda leaf: leaf.clone(), models)
+    one.statistics(models, torch.randn(5, 4, dtype=torch.float64))
+    assert same_bits(models, before)
+    assert one.network.layers[2].momentum == 0.1
+
+
+def test_mixture_weights_keep_their_name():
+    module = FederatedModule(FedEM(num_components=2), network=NormalisedMLP, batch_norm="local")
+    module.build(BINARY, (4,), population())
+    assert module.mixture_weights.shape == (3, 2)
+    assert module.algorithm_name == "FedEM"
+
+
+def test_a_network_without_normalisation_is_refused():
+    module = FederatedModule(FedAvg(), batch_norm="local")
+    with pytest.raises(ConfigError, match=r"--model\.batch_norm is local, and Linear has no BatchNorm; leave it out"):
+        module.build(BINARY, (4,), population())
+
+
+def population():
+    from lit_fed.core.types import Population
+
+    train = make_clients(SIZES, dtype=torch.float32)
+    return Population(train, train, train, ["a", "b", "c"])
+
+
+def test_context_is_shared():  # the algorithm's own phases and reduction are taken
+    wrapped = LocalNorm(FedEM(shuffle_per_component=True))
+    phases = wrapped.phases(make_context(), torch.arange(3))
+    assert phases[0].work.batches_per_step == 3
+    assert (wrapped.reduce, wrapped.num_models) == ("sum", 3)
