@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
 from jsonargparse import Namespace
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -24,8 +23,9 @@ from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.data import DataSet, Partition
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import Network
-from lit_fed.training.checkpoint import CHECKPOINT_KEY
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.output import check_writable
 from lit_fed.training.round_logger import RoundLogger, newest_version
 from lit_fed.training.trainer import FederatedTrainer
 
@@ -81,7 +81,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 class FederatedCLI(LightningCLI):
-    """`fit`, `validate` and `test` of federated runs."""
+    """The commands of federated runs."""
 
     def __init__(self, args: ArgsType = None) -> None:
         self._keep_rounds: int | None = None
@@ -108,10 +108,11 @@ class FederatedCLI(LightningCLI):
             "train_dataloaders",
             "val_dataloaders",
             "datamodule",
+            "return_predictions",
             "weights_only",
             "verbose",
         }
-        return dict.fromkeys(("fit", "validate", "test"), hidden)
+        return dict.fromkeys(("fit", "validate", "test", "predict", "personalize"), hidden)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's name."""
@@ -122,7 +123,7 @@ class FederatedCLI(LightningCLI):
 
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse; a checkpoint is found and, for `validate` and `test`, brings its own arguments as defaults."""
+        """Parse; a checkpoint is found and, except for `fit`, brings its own arguments as defaults."""
         given = list(sys.argv[1:] if args is None else args)
         self.config = parser.parse_args(given)
         command = self.config.subcommand
@@ -144,6 +145,8 @@ class FederatedCLI(LightningCLI):
     def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
         """The checkpoint asked for; a fit from `last` goes on in that run's folder."""
         if config.get("ckpt_path") is None:
+            if self.config.subcommand in ("predict", "personalize"):
+                raise ConfigError("--ckpt_path is not set; give a .ckpt file of a run, or last")
             return None
         if config.ckpt_path != "last":
             if not Path(config.ckpt_path).is_file():
@@ -195,13 +198,16 @@ class FederatedCLI(LightningCLI):
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         """Checkpoints hold plain types only, so nothing in one is ever executed."""
-        quiet = {} if subcommand == "fit" else {"verbose": False}  # the report prints the table
-        return super()._prepare_subcommand_kwargs(subcommand) | {"weights_only": True, **quiet}
+        given = super()._prepare_subcommand_kwargs(subcommand)
+        if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
+            return {name: value for name, value in given.items() if name != "datamodule"}
+        quiet = {"verbose": False} if subcommand in ("validate", "test") else {}  # the report prints the table
+        return given | {"weights_only": True, **quiet}
 
     def before_fit(self) -> None:
         """Find out now whether the run's folder can be written."""
         if self.trainer.is_global_zero and self.trainer.loggers:
-            check_writable(Path(self.config.fit.trainer.default_root_dir))
+            check_writable(Path(self.config.fit.trainer.default_root_dir), "--trainer.default_root_dir")
 
     def after_fit(self) -> None:
         """End with a pass over the test split."""
@@ -226,37 +232,6 @@ def _newest_checkpoint(folder: Path) -> tuple[Path, int]:
         f"--ckpt_path last: no checkpoint under {folder}/version_*/checkpoints; give its path, set "
         "--trainer.default_root_dir and --name as in the run to be continued, or start without --ckpt_path"
     )
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """A checkpoint's content.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
-    try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); give another file") from error
-    return content
-
-
-def check_writable(folder: Path) -> None:
-    """Find out whether a folder can be written before anything is computed.
-
-    Raises:
-        ConfigError: naming the folder and the fix.
-    """
-    probe = folder / f".lit_fed_{os.getpid()}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(
-            f"--trainer.default_root_dir {folder}: {reason}; choose a folder that can be written"
-        ) from error
 
 
 def main(args: ArgsType = None) -> None:

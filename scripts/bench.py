@@ -1,11 +1,10 @@
-"""Measures what lit_fed costs against two yardsticks in the same run, and writes docs/results/speed.json.
+"""Measures what lit_fed costs against yardsticks in the same run; writes docs/results/speed.json and speed.md.
 
     python scripts/bench.py                     # all rows
     python scripts/bench.py fedem_round         # some rows
 
-All figures are process CPU seconds on one thread, medians over turns, and ratios within one run: machines are noisy,
-ratios less so. The yardsticks are a textbook loop (`DataLoader(TensorDataset)` of batch 128 for each client, an
-E-step pass, one training pass per component, torch's SGD) and the same loop over tensors by index.
+All figures are process CPU seconds on one thread unless a row says otherwise, medians over turns, and ratios within one
+run: machines are noisy, ratios less so. The yardstick is a textbook loop (scripts/textbook.py).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,148 +26,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from bench_networks import NETWORK_ROWS
+from measuring import PlainLoop, in_process, medians, with_ratios
+from textbook import Textbook, index_batches
+from torch import nn
 
 from lit_fed.algorithms import FedEM
 from lit_fed.callbacks import with_defaults
-from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Synthetic
-from lit_fed.data.module import FederatedDataModule, round_blocks, serving_blocks
+from lit_fed.data.module import FederatedDataModule
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
 ROOT = Path(__file__).resolve().parents[1]
-BATCH, M = 128, 3
-
-
-def medians(repetitions: int, **functions: tuple[Callable[[], Any], int]) -> dict[str, float]:
-    """Median process CPU seconds of each function.
-
-    Args:
-        repetitions: how often the functions are measured in turn, so that all see the machine in the same moods.
-        functions: name -> function and how often it runs in each turn.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(repetitions):
-        for name, (function, times) in functions.items():
-            for _ in range(times):
-                start = time.process_time()
-                function()
-                seconds[name].append(time.process_time() - start)
-    return {name: float(np.median(measured)) for name, measured in seconds.items()}
-
-
-# ---------------------------------------------------------------------- yardsticks
-def loader_batches(x: Tensor, y: Tensor, shuffle: bool) -> Any:
-    """Batches as a textbook makes them."""
-    return DataLoader(TensorDataset(x, y), batch_size=BATCH, shuffle=shuffle)
-
-
-def index_batches(x: Tensor, y: Tensor, shuffle: bool) -> Any:
-    """Batches of tensors by index."""
-    order = torch.randperm(len(y)) if shuffle else torch.arange(len(y))
-    for lo in range(0, len(y), BATCH):
-        yield x[order[lo : lo + BATCH]], y[order[lo : lo + BATCH]]
-
-
-class Yardstick:
-    """FedEM on linear models with binary labels, one client and one component after another."""
-
-    def __init__(self, batches: Callable[[Tensor, Tensor, bool], Any], data: Split) -> None:
-        self.batches, self.data = batches, data
-        dimension = data.x.shape[1]
-        self.components = [nn.Linear(dimension, 1) for _ in range(M)]
-        self.local = [nn.Linear(dimension, 1) for _ in range(M)]
-        self.mixture = torch.full((data.num_clients, M), 1 / M)
-        self.loss = nn.BCEWithLogitsLoss(reduction="none")
-
-    def client(self, client_id: int) -> tuple[Tensor, Tensor]:
-        """Samples and labels of one client."""
-        lo, hi = int(self.data.offsets[client_id]), int(self.data.offsets[client_id + 1])
-        return self.data.x[lo:hi], self.data.y[lo:hi].float()
-
-    def e_step(self, client_id: int, x: Tensor, y: Tensor) -> Tensor:
-        """Responsibilities of one client; its mixture weights are updated."""
-        with torch.no_grad():
-            parts = [
-                torch.stack([self.loss(one(some_x)[:, 0], some_y) for one in self.components], 1)
-                for some_x, some_y in self.batches(x, y, False)
-            ]
-            q = torch.softmax(self.mixture[client_id].log() - torch.cat(parts), 1)
-            self.mixture[client_id] = q.mean(0)
-        return q
-
-    def round(self) -> None:
-        """One round over all clients."""
-        sums = [[torch.zeros_like(p) for p in one.parameters()] for one in self.components]
-        total = len(self.data.y)
-        for client_id in range(self.data.num_clients):
-            x, y = self.client(client_id)
-            q = self.e_step(client_id, x, y)
-            for m, model in enumerate(self.local):
-                model.load_state_dict(self.components[m].state_dict())
-                sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
-                labelled = torch.stack([y, q[:, m]], 1)
-                for some_x, some_y in self.batches(x, labelled, True):
-                    loss = (self.loss(model(some_x)[:, 0], some_y[:, 0]) * some_y[:, 1]).mean()
-                    sgd.zero_grad()
-                    loss.backward()
-                    sgd.step()
-                for total_p, p in zip(sums[m], model.parameters(), strict=True):
-                    total_p.add_(p.detach(), alpha=len(y) / total)
-        for model, averaged in zip(self.components, sums, strict=True):
-            for p, mean in zip(model.parameters(), averaged, strict=True):
-                p.data.copy_(mean)
-
-    def evaluate(self, clients: int) -> float:
-        """Accuracy over the first clients."""
-        correct = 0.0
-        with torch.no_grad():
-            for client_id in range(clients):
-                x, y = self.client(client_id)
-                for some_x, some_y in self.batches(x, y, False):
-                    parts = [torch.sigmoid(one(some_x)[:, 0]) for one in self.components]
-                    p = torch.stack(parts, 1) @ self.mixture[client_id]
-                    correct += float(((p > 0.5) == (some_y > 0.5)).sum())
-        return correct
-
-
-# ---------------------------------------------------------------------- lit_fed without Lightning
-class PlainLoop:
-    """Rounds of a module without a trainer."""
-
-    def __init__(self, data: FederatedDataModule, module: FederatedModule) -> None:
-        self.data, self.module = data, module
-        module.build(data.target, data.input_shape, data.seen, batch_size=BATCH)
-        module.num_rounds = 10_000
-        self.serving = serving_blocks(data.seen.test, data.seen.train, clients_per_block=data.clients_per_block)
-
-    @torch.no_grad()
-    def round(self) -> None:
-        """One round over the cohort."""
-        module = self.module
-        cohort = self.data._draw(module.seed, module.num_rounds_done)
-        blocks = round_blocks(module.phases(cohort), self.data.seen.train, batch_size=BATCH, clients_per_block=1024)
-        for block in blocks:
-            module.training_step(block, 0)
-            if block.ends_phase:
-                reduced = module.reduce_messages()
-                module.exchange_states()
-                module.server_step(reduced)
-        for name, leaf in zip(module._leaf_names, tree.leaves(module.shared), strict=True):
-            getattr(module, name).data.copy_(leaf)
-        module._staged_shared = None
-        module.store.commit()
-        module.rounds += 1
-
-    @torch.no_grad()
-    def evaluate(self) -> None:
-        """One evaluation over all clients."""
-        for block in self.serving:
-            self.module.measure(block, "seen")
-        self.module.tables["seen"].reset()
+BATCH = 128
 
 
 def synthetic(test_size: int) -> FederatedDataModule:
@@ -184,13 +55,22 @@ def solver() -> LocalSolver:
     return LocalSolver(momentum=0.9, weight_decay=5e-4)
 
 
+def textbooks(data: Split) -> tuple[Textbook, Textbook]:
+    """The yardstick on linear models with binary labels, and the same over tensors by index."""
+    sgd = {"momentum": 0.9, "weight_decay": 5e-4}
+    return (
+        Textbook(lambda: nn.Linear(data.x.shape[1], 1), data, batch_size=BATCH, sgd=sgd),
+        Textbook(lambda: nn.Linear(data.x.shape[1], 1), data, batch_size=BATCH, batches=index_batches, sgd=sgd),
+    )
+
+
 # ---------------------------------------------------------------------- rows
 def fedem_round() -> dict[str, float]:
     """FedEM on the synthetic data: CPU seconds of one round."""
     data = synthetic(test_size=1)
     ours = PlainLoop(data, FederatedModule(FedEM(), solver()))
     own_shuffles = PlainLoop(data, FederatedModule(FedEM(shuffle_per_component=True), solver()))
-    textbook, by_index = Yardstick(loader_batches, data.seen.train), Yardstick(index_batches, data.seen.train)
+    textbook, by_index = textbooks(data.seen.train)
     for warm_up in (ours.round, own_shuffles.round, by_index.round):
         warm_up()
     row = medians(
@@ -207,7 +87,7 @@ def evaluation() -> dict[str, float]:
     """Evaluation of all 1.5 million test points by mixtures of three models: CPU seconds."""
     data = synthetic(test_size=5000)
     ours = PlainLoop(data, FederatedModule(FedEM(), solver()))
-    textbook, by_index = Yardstick(loader_batches, data.seen.test), Yardstick(index_batches, data.seen.test)
+    textbook, by_index = textbooks(data.seen.test)
     ours.evaluate()
     row = medians(
         3,
@@ -216,14 +96,6 @@ def evaluation() -> dict[str, float]:
         lit_fed=(ours.evaluate, 5),
     )
     return with_ratios(row)
-
-
-def with_ratios(row: dict[str, float]) -> dict[str, float]:
-    """How many times fewer CPU seconds than the yardsticks."""
-    return row | {
-        "ratio": row["textbook"] / row["lit_fed"],
-        "ratio to by_index": row["by_index"] / row["lit_fed"],
-    }
 
 
 def lightning_overhead() -> dict[str, float]:
@@ -293,10 +165,7 @@ def start_up() -> dict[str, float]:
 
 def memory() -> dict[str, float]:
     """Peak gigabytes over the data: 10,000 synthetic clients, 100 sampled per round, in a process of its own."""
-    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import bench; bench.memory_child()"
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert out.returncode == 0, out.stderr
-    return json.loads(out.stdout.splitlines()[-1])
+    return in_process("bench", "memory_child()")
 
 
 def memory_child() -> None:
@@ -315,7 +184,77 @@ def memory_child() -> None:
     sys.stdout.write(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}) + "\n")
 
 
-ROWS = {function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory)}
+def on_demand() -> dict[str, float]:
+    """Clients drawn when needed, 100 of 1,000 or of 100,000 per round: peak memory, and seconds to the first step."""
+    few, many = (
+        in_process("bench", f"on_demand_child({num_clients}, {time.time()})") for num_clients in (1_000, 100_000)
+    )
+    return {
+        "peak GB, 1,000 clients": few["peak GB"],
+        "peak GB, 100,000 clients": many["peak GB"],
+        "state table MB, 100,000 clients": many["state table MB"],
+        "wall seconds to the first step, 100,000 clients": many["seconds from process start"],
+        "of these after imports": many["seconds after imports"],
+    }
+
+
+def on_demand_child(num_clients: int, started: float) -> None:
+    """Train three rounds with evaluations of 100 clients and print the peak and when the first step began."""
+    imported = time.time()
+    dataset = Synthetic(num_clients=num_clients, test_size=50, variant="corrected", on_demand=True)
+    data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100, eval_clients=100)
+    module, first_step = FederatedModule(FedEM(), solver()), FirstStep()
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = FederatedTrainer(
+            accelerator="cpu", max_epochs=3, logger=RoundLogger(folder, "bench"),
+            callbacks=with_defaults([first_step], progress=False), enable_progress_bar=False,
+            enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, datamodule=data)
+    row = {
+        "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+        "state table MB": sum(leaf.nbytes for leaf in module.store.buffers()) / 1e6,
+        "seconds from process start": first_step.at - started,
+        "seconds after imports": first_step.at - imported,
+    }
+    sys.stdout.write(json.dumps(row) + "\n")
+
+
+class FirstStep(lightning.pytorch.Callback):
+    """Notes when the first block of clients began to train."""
+
+    at = 0.0
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """The first block is the one that finds no time noted."""
+        self.at = self.at or time.time()
+
+
+ROWS = {
+    function.__name__: function
+    for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand)
+} | NETWORK_ROWS
+
+
+def page(rows: dict[str, dict[str, Any]]) -> str:
+    """docs/results/speed.md."""
+    lines = [
+        "# What lit_fed costs",
+        "",
+        "Generated by `python scripts/bench.py` from `docs/results/speed.json`; do not edit. Process CPU seconds on",
+        "one thread unless a row says otherwise, medians, with the yardstick in the same run.",
+    ]
+    for name in [one for one in ROWS if one in rows]:
+        row = dict(rows[name])
+        facts = {key: row.pop(key) for key in FACTS}
+        lines += ["", f"## {name}", "", facts.pop("what"), "", "| figure | value |", "|---|---|"]
+        lines += [f"| {key} | {value:g} |" for key, value in row.items()]
+        lines += ["", ", ".join(f"{key} {value}" for key, value in facts.items()) + "."]
+    return "\n".join([*lines, ""])
+
+
+FACTS = ("what", "load", "torch", "lightning", "python", "date")
+"""What is kept beside the figures of a row."""
 
 
 def main() -> None:
@@ -327,16 +266,17 @@ def main() -> None:
     torch.set_num_threads(1)
     kept = json.loads(chosen.out.read_text()) if chosen.out.is_file() else {}
     for name in chosen.rows or ROWS:
-        start = time.time()
+        start, load = time.time(), os.getloadavg()[0]
         row = {key: float(f"{value:.4g}") for key, value in ROWS[name]().items()}
         kept[name] = {
             "what": (ROWS[name].__doc__ or "").strip(), **row,
-            "load": round(os.getloadavg()[0], 2), "torch": torch.__version__, "lightning": lightning.__version__,
+            "load": round(load, 2), "torch": torch.__version__, "lightning": lightning.__version__,
             "python": platform.python_version(), "date": time.strftime("%Y-%m-%d"),
         }  # fmt: skip
         print(f"{name} ({time.time() - start:.0f} s): {json.dumps(row)}", flush=True)
         chosen.out.parent.mkdir(parents=True, exist_ok=True)
         chosen.out.write_text(json.dumps(kept, indent=2) + "\n")
+        chosen.out.with_suffix(".md").write_text(page(kept))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RunReport", "client_table", "write_atomically"]
+__all__ = ["RunReport", "client_table", "print_table", "write_atomically"]
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -29,7 +29,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
-    """One row per client with the results of the last measurement; `pi_m` are the weights it was served with."""
+    """One row per measured client with its last results; `pi_m` are the weights it was served with."""
     import pandas as pd
 
     tables = []
@@ -37,13 +37,14 @@ def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
         population, rows = getattr(datamodule, name), module.client_rows.get(name)
         if population is None or rows is None:
             continue
+        positions = range(len(population.names)) if population.measured is None else population.measured.tolist()
         count = rows[:, 0]
         each = rows[:, 1:3] / count.clamp(min=1)[:, None]
         hit = "mse" if module.target.kind == "regression" else "accuracy"
         columns = {
-            "client_id": population.names,
+            "client_id": [population.names[position] for position in positions],
             "population": name,
-            "num_train": population.train.sizes.tolist(),
+            "num_train": population.train.sizes[list(positions)].tolist(),
             "num_test": count.long().tolist(),
             hit: each[:, 1].masked_fill(count == 0, float("nan")).tolist(),
             "loss": each[:, 0].masked_fill(count == 0, float("nan")).tolist(),
@@ -96,14 +97,14 @@ class RunReport(Callback):
         module: Any = pl_module
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             split = trainer.datamodule.evaluation_split  # type: ignore[attr-defined]
-            _print_table(module.results, split, module.target.kind == "regression")
+            print_table(module.results, split, module.target.kind == "regression")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write everything, summary.json last."""
         module: Any = pl_module
         if not trainer.is_global_zero:
             return
-        _print_table(module.results, "test", module.target.kind == "regression")
+        print_table(module.results, "test", module.target.kind == "regression")
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -122,7 +123,7 @@ class RunReport(Callback):
         return {
             "rounds": module.num_rounds_done,
             "seconds": round(self.seconds, 3),
-            "algorithm": type(module.algorithm).__name__,
+            "algorithm": module.algorithm_name,
             "client_trainer": module.client_trainer.name,
             "device": str(module.device),
             "versions/python": sys.version.split()[0],
@@ -144,7 +145,8 @@ def _git_commit() -> str | None:
         return None
 
 
-def _print_table(results: dict[str, float], split: str, regression: bool) -> None:
+def print_table(results: dict[str, float], split: str, regression: bool) -> None:
+    """Print the statistics over clients of one split, a line for each population."""
     from rich.console import Console
     from rich.table import Table
 

@@ -44,7 +44,7 @@ class FederatedWandb(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the mixture weights, clients ordered by their largest component."""
+        """Log the mixture weights of the clients that are measured, ordered by their largest component."""
         module: Any = pl_module
         last = module.num_rounds_done == module.num_rounds
         if not batch.ends_round or not (last or module.num_rounds_done % self.every_n_rounds == 0):
@@ -53,7 +53,8 @@ class FederatedWandb(Callback):
             return
         import wandb
 
-        weights = module.mixture_weights.cpu().numpy()
+        measured = trainer.datamodule.seen.measured  # type: ignore[attr-defined]
+        weights = module.mixture_weights.cpu()[slice(None) if measured is None else measured].numpy()
         ordered = weights[np.lexsort((-weights.max(1), weights.argmax(1)))]
         pixels = np.repeat(np.repeat(ordered.T, 24, axis=0), 4, axis=1)
         self._log(trainer, {"mixture_weights": wandb.Image(np.uint8(255 * pixels), caption="components × clients")})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError
+from lit_fed.core.forward_memory import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, Tree
@@ -54,17 +56,21 @@ class SequentialTrainer:
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
+        batches = self._batches(job, row, client_id, data)
+        first = next(batches, None)
+        if first is not None and first.index.ndim == 1 and ctx.task.one_by_one and ctx.task.same_in_training:
+            ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 
         def call(function: Callable[..., Value], *arguments: Any) -> Value:
             return self._call(client_id, ctx.round_idx, function, ctx, shared, *arguments)
 
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
             torch.manual_seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
-            losses = call(self.losses, algorithm, data)
+            losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
             work = call(algorithm.client_init, tree.index(job.states, row), data, losses)
             if job.optimizers is not None:
                 work = work._replace(optimizer=tree.index(job.optimizers, row))
-            for batch in self._batches(job, row, client_id, data):
+            for batch in () if first is None else chain([first], batches):
                 work = call(algorithm.client_step, work, batch)
             return call(algorithm.client_final, work, data), work.optimizer
 
@@ -76,18 +82,39 @@ class SequentialTrainer:
             stage = function.__name__.strip("_")
             raise ClientError(client_id, stage, round_idx, f"{type(error).__name__}: {error}") from error
 
-    def losses(self, ctx: Context, shared: Tree, algorithm: Algorithm, data: ClientData) -> Tensor | None:
-        """The algorithm's `shared_losses` of one client's samples, [N, M], or None."""
-        parts = []
-        for lo in range(0, max(len(data.all_y), 1), self.rows_per_pass):
-            rows = slice(lo, lo + self.rows_per_pass)
-            index = torch.arange(lo, lo + len(data.mask[rows]), device=data.mask.device)
-            batch = Batch(data.all_x[rows], data.all_y[rows], index, data.mask[rows])
-            losses = algorithm.shared_losses(ctx, shared, batch)
+    def losses(
+        self, ctx: Context, shared: Tree, algorithm: Algorithm, data: ClientData, first: Batch | None = None
+    ) -> Tensor | None:
+        """The algorithm's `shared_losses` of one client's samples, [N, M], or None.
+
+        Args:
+            ctx: what every client knows.
+            shared: what the server sent.
+            algorithm: the algorithm.
+            data: the client's samples.
+            first: its first batch, if the pass over these samples is worth remembering.
+        """
+        total = len(data.all_y)
+        rest = torch.arange(total, device=data.mask.device)
+        parts, places = [], []
+        if first is not None:
+            losses = algorithm.shared_losses(ctx, shared, first)
             if losses is None:
                 return None
             parts.append(losses)
-        return torch.cat(parts)
+            places.append(first.index)
+            rest = rest[torch.ones_like(rest, dtype=torch.bool).index_fill(0, first.index, False)]
+        for index in rest.split(self.rows_per_pass) if len(rest) or not parts else ():
+            # consecutive rows are a view
+            rows = slice(int(index[0]), int(index[-1]) + 1) if first is None and len(index) else index
+            losses = algorithm.shared_losses(
+                ctx, shared, Batch(data.all_x[rows], data.all_y[rows], index, data.mask[rows])
+            )
+            if losses is None:
+                return None
+            parts.append(losses)
+            places.append(index)
+        return parts[0] if first is None and len(parts) == 1 else torch.cat(parts)[torch.cat(places).argsort()]
 
     def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[Batch]:
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0

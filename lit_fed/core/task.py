@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.forward_memory import ForwardMemory, Pass
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ModelState
 
@@ -75,6 +76,7 @@ class Task:
         dtype: floating type of the models.
         channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
             are taken one after another; the numbers are the same up to rounding.
+        memory: the forward pass of one client that is worth keeping.
     """
 
     build: Callable[[], nn.Module]
@@ -84,6 +86,7 @@ class Task:
     model_axis: Literal["loop", "vmap"] = "loop"
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
+    memory: ForwardMemory | None = None
 
     @classmethod
     def create(cls, build: Callable[[], nn.Module], target: Target, **fields: object) -> Task:
@@ -130,6 +133,14 @@ class Task:
         """Samples that a local step needs: 2 where BatchNorm takes its statistics from them, else 1."""
         return 2 if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.network.modules()) else 1
 
+    @cached_property
+    def same_in_training(self) -> bool:
+        """Whether training and evaluation are the same function: no BatchNorm and no dropout."""
+        layers = list(self.network.modules())
+        drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
+        drops = drops or any(isinstance(one, nn.RNNBase) and one.dropout > 0 for one in layers)
+        return not drops and not any(isinstance(one, nn.modules.batchnorm._NormBase) for one in layers)
+
     def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
         """Buffers, leaves [M, ...], whose running statistics are those of these samples [B, ...] alone.
 
@@ -163,9 +174,27 @@ class Task:
         if self.model_axis == "vmap":
             forward = vmap(lambda model: functional_call(self.network, (model.parameters, model.buffers), (x,)))
             return self._wide(forward(models).transpose(0, 1))
+        if self.memory is not None and x is self.memory.x:
+            return self._remembered(self.memory, models)
         x = self._laid_out(x)
         each = [self._forward(tree.index(models, m), x) for m in range(_num_models(models))]
         return self._wide(torch.stack(each, dim=1))
+
+    def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
+        """Outputs of a pass that a gradient can be taken of later."""
+        self.network.train()  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
+        x = self._laid_out(memory.x)
+        memory.models, memory.passes = models, [self._pass(models, m, x) for m in range(_num_models(models))]
+        return torch.stack([one.outputs.detach() for one in memory.passes], dim=1)
+
+    def _pass(self, models: ModelState, m: int, x: Tensor) -> Pass:
+        """Forward pass of model m with a graph, in the mode that the network is in."""
+        parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
+        parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
+        buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
+        with torch.enable_grad():
+            outputs = self._wide(functional_call(self.network, (parameters, buffers), (x,)))
+        return Pass(parameters, outputs, buffers)
 
     def _forward(self, model: ModelState, x: Tensor) -> Tensor:
         parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
@@ -244,17 +273,19 @@ class Task:
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
         """The results of `value_and_grad` for one model after another, without their leading axis."""
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
+        known = [] if self.memory is None else self.memory.take(models, batch.x)
         self.network.train()
         shared_x = None if per_model else self._laid_out(batch.x)
         for m in range(_num_models(models)):
-            x, y = (self._laid_out(batch.x[m]), batch.y[m]) if shared_x is None else (shared_x, batch.y)
-            parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
-            parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
-            buffers = {name: leaf[m] for name, leaf in models.buffers.items()}
+            y = batch.y[m] if per_model else batch.y
+            if known:
+                one = known.pop(0)
+            else:
+                one = self._pass(models, m, self._laid_out(batch.x[m]) if shared_x is None else shared_x)
             with torch.enable_grad():
-                loss, buffers = self._objective(parameters, buffers, x, y, share[:, m])
-                gradient = torch.autograd.grad(loss, list(parameters.values()))
-            yield loss.detach(), dict(zip(parameters, gradient, strict=True)), buffers
+                loss = (self._losses(one.outputs, y) * share[:, m]).sum()
+            gradient = torch.autograd.grad(loss, list(one.parameters.values()))
+            yield loss.detach(), dict(zip(one.parameters, gradient, strict=True)), one.buffers
 
     @staticmethod
     def _share(models: ModelState, batch: Batch, weight: Tensor | None) -> Tensor:

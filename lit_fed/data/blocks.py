@@ -11,7 +11,7 @@ import numpy as np
 from lit_fed.core.seeds import generator
 from lit_fed.data.dataset import require
 
-__all__ = ["cohort_size", "draw_cohort", "make_blocks", "split_by_work", "whole_part"]
+__all__ = ["cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "split_by_work", "whole_part"]
 
 
 def whole_part(fraction: float, total: int) -> int:
@@ -91,20 +91,49 @@ def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> 
     return [np.array(sorted(share), dtype=np.int64) for share in shares]
 
 
-def make_blocks(client_ids: np.ndarray, sizes: np.ndarray, clients_per_block: int) -> list[np.ndarray]:
+def make_blocks(
+    client_ids: np.ndarray, sizes: np.ndarray, clients_per_block: int, samples_per_block: int | None = None
+) -> list[np.ndarray]:
     """Cut clients into blocks of similar length.
 
     Args:
         client_ids: clients of one rank [m].
         sizes: training samples of every client of the population [T], looked up by id.
         clients_per_block: most clients in a block.
+        samples_per_block: most samples in a block of several clients; None: any number.
 
     Returns:
         Blocks of ids, the largest client first, equal ones by id; no block without clients.
     """
+    ordered = _longest_first(np.asarray(client_ids, dtype=np.int64), np.asarray(sizes))
+    return cut_blocks(ordered, np.asarray(sizes)[ordered], clients_per_block, samples_per_block)
+
+
+def cut_blocks(
+    client_ids: np.ndarray, sizes: np.ndarray, clients_per_block: int, samples_per_block: int | None = None
+) -> list[np.ndarray]:
+    """Cut clients into blocks in the order given.
+
+    Args:
+        client_ids: clients [m].
+        sizes: samples of each of them [m].
+        clients_per_block: most clients in a block.
+        samples_per_block: most samples in a block of several clients; None: any number.
+
+    Example:
+        >>> [block.tolist() for block in cut_blocks(np.arange(5), np.array([9, 1, 2, 3, 1]), 3, 5)]
+        [[0], [1, 2], [3, 4]]
+    """
     require(clients_per_block >= 1, f"clients_per_block = {clients_per_block}; choose a whole number of at least 1")
-    order = _longest_first(np.asarray(client_ids, dtype=np.int64), np.asarray(sizes))
-    return [order[start : start + clients_per_block] for start in range(0, len(order), clients_per_block)]
+    ends, blocks, start = np.cumsum(sizes), [], 0
+    while start < len(client_ids):
+        end = start + clients_per_block
+        if samples_per_block is not None:
+            before = ends[start] - sizes[start]
+            end = min(end, max(start + 1, int(np.searchsorted(ends, before + samples_per_block, side="right"))))
+        blocks.append(client_ids[start:end])
+        start = end
+    return blocks
 
 
 def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:

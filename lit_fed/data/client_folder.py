@@ -20,14 +20,14 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, input_array, label_array, make_split, require
 from lit_fed.data.leaf import LeafUser, read_leaf_users
 
-__all__ = ["ClientFolder"]
+__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "to_population"]
 
 SPLITS = ("train", "val", "test")
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 OPTIONAL_ARRAYS = ("x_val", "y_val")
 
 
-class _Client(NamedTuple):
+class ClientArrays(NamedTuple):
     """One client as it was read."""
 
     name: str
@@ -54,7 +54,7 @@ class ClientFolder(ClientDataSet):
         root = Path(self.root).expanduser()
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
         if (root / "train").is_dir() and not (root / "seen").is_dir():
-            return _to_population(_read_leaf(root)), None
+            return to_population(_read_leaf(root)), None
         require(
             (root / "seen").is_dir(),
             f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; add one",
@@ -62,37 +62,58 @@ class ClientFolder(ClientDataSet):
         seen = _read_folder(root / "seen")
         unseen = _read_folder(root / "unseen") if (root / "unseen").is_dir() else []
         _check_alike(seen + unseen)
-        return _to_population(seen), _to_population(unseen) if unseen else None
+        return to_population(seen), to_population(unseen) if unseen else None
 
 
-def _read_folder(folder: Path) -> list[_Client]:
-    """All .npz files of a folder, by name."""
+def _read_folder(folder: Path) -> list[ClientArrays]:
+    """All clients of a folder; without both val arrays a client has no validation split."""
+    clients = read_files(folder, REQUIRED_ARRAYS, OPTIONAL_ARRAYS)
+    require(bool(clients), f"{folder}: no .npz file; save one per client, or remove the folder")
+    for client in clients:
+        for name, other in (OPTIONAL_ARRAYS, OPTIONAL_ARRAYS[::-1]):
+            require(
+                name not in client.arrays or other in client.arrays,
+                f"{client.places['val']}: array {other} is missing; save it beside {name}",
+            )
+    return [checked(client) for client in clients]
+
+
+def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> list[ClientArrays]:
+    """The arrays of each .npz file of a folder as they were stored, by the files' names.
+
+    Args:
+        folder: an existing folder.
+        required: names of the arrays that every file must hold.
+        optional: names of those that it may hold; others are not read.
+
+    Raises:
+        ConfigError: naming the file that cannot be read, or its missing array.
+    """
     paths = sorted(folder.glob("*.npz"))
-    require(bool(paths), f"{folder}: no .npz file; save one per client, or remove the folder")
-    return [_checked(_Client(path.stem, _read_npz(path), dict.fromkeys(SPLITS, str(path)))) for path in paths]
+    return [
+        ClientArrays(path.stem, _read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path))) for path in paths
+    ]
 
 
-def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    """The known arrays of one client's file."""
+def _read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Some arrays of one client's file."""
     require(
         zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); save it again with numpy.savez"
     )
     try:
         with np.load(path, allow_pickle=False) as archive:
-            return _known_arrays(archive, path)
+            return _arrays_of(archive, path, required, optional)
     except ConfigError:  # a ValueError too, but one that already says what to do
         raise
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise ConfigError(f"{path}: cannot be read ({error}); save it again with numpy.savez") from error
 
 
-def _known_arrays(archive: Any, path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an open file; without both val arrays there is no validation split."""
-    for name in REQUIRED_ARRAYS:
-        require(name in archive, f"{path}: array {name} is missing; save {', '.join(REQUIRED_ARRAYS)} in it")
-    for name, other in (OPTIONAL_ARRAYS, OPTIONAL_ARRAYS[::-1]):
-        require(name not in archive or other in archive, f"{path}: array {other} is missing; save it beside {name}")
-    return {name: _array_of(archive, name, path) for name in (*REQUIRED_ARRAYS, *OPTIONAL_ARRAYS) if name in archive}
+def _arrays_of(archive: Any, path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Some arrays of an open file."""
+    for name in required:
+        require(name in archive, f"{path}: array {name} is missing; save {', '.join(required)} in it")
+    return {name: _array_of(archive, name, path) for name in (*required, *optional) if name in archive}
 
 
 def _array_of(archive: Any, name: str, path: Path) -> np.ndarray:
@@ -107,7 +128,7 @@ def _array_of(archive: Any, name: str, path: Path) -> np.ndarray:
         ) from error
 
 
-def _read_leaf(root: Path) -> list[_Client]:
+def _read_leaf(root: Path) -> list[ClientArrays]:
     """LEAF's users, by name; those without test samples get an empty test split."""
     train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
     for name, user in test.items():
@@ -119,7 +140,7 @@ def _read_leaf(root: Path) -> list[_Client]:
     return clients
 
 
-def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bool) -> _Client:
+def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bool) -> ClientArrays:
     """One client from its training and test samples; `floating` turns whole inputs into fractions."""
     arrays: dict[str, np.ndarray] = {}
     places: dict[str, str] = {}
@@ -127,10 +148,10 @@ def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bo
         if user is not None:
             arrays[f"x_{split}"] = user.x.astype(np.float32) if floating and user.x.dtype.kind == "i" else user.x
             arrays[f"y_{split}"], places[split] = user.y, user.place
-    return _checked(_Client(name, arrays, dict.fromkeys(SPLITS, train.place) | places))
+    return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, train.place) | places))
 
 
-def _checked(client: _Client) -> _Client:
+def checked(client: ClientArrays) -> ClientArrays:
     """The client with all six arrays in their final types, after all checks that need no other client."""
     arrays: dict[str, np.ndarray] = {}
     for split in SPLITS:
@@ -175,17 +196,30 @@ def _converted(place: str, name: str, array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _check_alike(clients: list[_Client]) -> None:
+def _check_alike(clients: list[ClientArrays]) -> None:
     """The same type and sample shape in all splits of all clients."""
-    expected = clients[0]
+    first = clients[0]
+    types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
+    check_types(clients, types, {name: f"{name}_train in {first.places['train']}" for name in types})
+
+
+def check_types(clients: list[ClientArrays], types: dict[str, str], places: dict[str, str]) -> None:
+    """Refuse samples of another type or shape than is expected.
+
+    Args:
+        clients: clients with arrays in their final types.
+        types: for `x` and for `y` the type and shape of a sample, such as `float32 of shape [64]`.
+        places: for both, whose type this is, for the error message.
+
+    Raises:
+        ConfigError: naming the file and the array.
+    """
     for client in clients:
         for name, array in client.arrays.items():
-            model = expected.arrays[f"{name[0]}_train"]
             require(
-                _sample_type(array) == _sample_type(model),
+                _sample_type(array) == types[name[0]],
                 f"{client.places[name[2:]]}: samples of {name} are {_sample_type(array)}, but those of "
-                f"{name[0]}_train in {expected.places['train']} are {_sample_type(model)}; "
-                "store all clients with one type and sample shape",
+                f"{places[name[0]]} are {types[name[0]]}; store all clients with one type and sample shape",
             )
 
 
@@ -194,13 +228,13 @@ def _sample_type(array: np.ndarray) -> str:
     return f"{array.dtype} of shape {list(array.shape[1:])}"
 
 
-def _to_population(clients: list[_Client]) -> Population:
+def to_population(clients: list[ClientArrays]) -> Population:
     """All clients' arrays end to end; a client's own arrays are let go as soon as they are joined."""
     train, val, test = (_join(clients, split) for split in SPLITS)
     return Population(train, val, test, [client.name for client in clients])
 
 
-def _join(clients: list[_Client], split: str) -> Split:
+def _join(clients: list[ClientArrays], split: str) -> Split:
     """One split of all clients."""
     x = [client.arrays.pop(f"x_{split}") for client in clients]
     y = [client.arrays.pop(f"y_{split}") for client in clients]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.plan import num_steps
+from lit_fed.core.seeds import generator
 from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, Population, ServingBlock, Split
-from lit_fed.data.blocks import draw_cohort, make_blocks, split_by_work
+from lit_fed.data.blocks import cut_blocks, draw_cohort, make_blocks, split_by_work
 from lit_fed.data.dataset import DataSet
 from lit_fed.data.digits import Digits
 from lit_fed.data.partition import Partition
 from lit_fed.data.population import build_populations, check_labels, fingerprint, infer_target
 
-__all__ = ["Blocks", "FederatedDataModule", "round_blocks", "serving_blocks"]
+__all__ = ["Blocks", "FederatedDataModule", "Predicted", "round_blocks", "serving_blocks"]
 
 Block = TypeVar("Block")
 
@@ -38,6 +39,13 @@ class Blocks(Generic[Block]):
         return iter(self.blocks)
 
 
+class Predicted(NamedTuple):
+    """What a prediction run predicts."""
+
+    population: Literal["seen", "unseen"] = "seen"
+    split: Literal["train", "val", "test"] = "test"
+
+
 class FederatedDataModule(LightningDataModule):
     """A data set as clients: partition, splits, cohorts and blocks.
 
@@ -52,8 +60,10 @@ class FederatedDataModule(LightningDataModule):
         client_fraction: share of the clients sampled in each round.
         clients_per_round: number of clients sampled in each round, instead of a share.
         client_sampling: `uniform` without replacement, or `size`: with replacement, in proportion to the samples.
-        clients_per_block: most clients handed to a client trainer at once.
-        seed: seed of partition and splits.
+        clients_per_block: most clients handed to a client trainer at once; fewer where their states lie in files.
+        eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
+            clients and one of the unseen, drawn from `seed`; null measures all.
+        seed: seed of partition, splits and the sample of clients that is measured.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class FederatedDataModule(LightningDataModule):
         clients_per_round: int | None = None,
         client_sampling: Literal["uniform", "size"] = "uniform",
         clients_per_block: int = 1024,
+        eval_clients: int | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -82,13 +93,17 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError(f"--data.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
         if clients_per_block < 1:
             raise ConfigError(f"--data.clients_per_block is {clients_per_block}; give a whole number >= 1")
+        if eval_clients is not None and eval_clients < 1:
+            raise ConfigError(f"--data.eval_clients is {eval_clients}; give a whole number >= 1, or null for all")
         self.dataset, self.partition, self.num_clients = dataset, partition, num_clients
         self.batch_size, self.seed = batch_size, seed
         self.val_fraction, self.test_fraction, self.unseen_fraction = val_fraction, test_fraction, unseen_fraction
         self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
+        self.eval_clients = eval_clients
         self.seen: Population | None = None
         self.unseen: Population | None = None
+        self.predicted = Predicted()
 
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data, once."""
@@ -106,20 +121,35 @@ class FederatedDataModule(LightningDataModule):
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
         self.fingerprint = fingerprint(seen, unseen)
-        self.seen, self.unseen = seen, unseen
+        self.seen = self._with_measured(seen, "evaluation/seen")
+        self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(0, 0)  # a cohort that cannot be drawn is an error now, not in the first round
+
+    def _with_measured(self, population: Population, purpose: str) -> Population:
+        """The population with the clients that evaluation measures, if these are not all."""
+        num_clients = population.train.num_clients
+        if self.eval_clients is None or self.eval_clients >= num_clients:
+            return population
+        drawn = generator(self.seed, 0, 0, purpose).choice(num_clients, self.eval_clients, replace=False)
+        return population._replace(measured=torch.from_numpy(np.sort(drawn)))
 
     @property
     def evaluation_split(self) -> Literal["val", "test"]:
         """What periodic evaluation measures: the validation samples, or without any the test samples."""
         assert self.seen is not None
-        return "val" if len(self.seen.val.y) else "test"
+        return "val" if self.seen.val.num_samples else "test"
 
-    def splits(self, population: Literal["seen", "unseen"], name: Literal["val", "test"]) -> tuple[Split, Split]:
-        """The split to measure and the training split to adapt on."""
+    def splits(
+        self, population: Literal["seen", "unseen"], name: Literal["train", "val", "test"]
+    ) -> tuple[Split, Split]:
+        """The split to measure or predict, and the training split to adapt on."""
+        chosen = self._chosen(population)
+        return {"train": chosen.train, "val": chosen.val, "test": chosen.test}[name], chosen.train
+
+    def _chosen(self, population: Literal["seen", "unseen"]) -> Population:
         chosen = self.seen if population == "seen" else self.unseen
         assert chosen is not None
-        return (chosen.val if name == "val" else chosen.test), chosen.train
+        return chosen
 
     # ------------------------------------------------------------------ blocks
     def _draw(self, seed: int, round_idx: int) -> np.ndarray:
@@ -129,6 +159,12 @@ class FederatedDataModule(LightningDataModule):
             len(sizes), sizes, fraction=self.client_fraction, number=self.clients_per_round,
             sampling=self.client_sampling, seed=seed, round_idx=round_idx,
         )  # fmt: skip
+
+    def block_size(self) -> int:
+        """Most clients in a block, fewer where their states are read from files for one block at a time."""
+        assert self.trainer is not None
+        module: Any = self.trainer.lightning_module
+        return min(self.clients_per_block, module.store.clients_per_block or self.clients_per_block)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a block; on a CPU there is nothing to move, and looking for it costs a millisecond per round."""
@@ -142,7 +178,7 @@ class FederatedDataModule(LightningDataModule):
         phases = module.phases(self._draw(module.seed, module.num_rounds_done))
         return Blocks(
             round_blocks(
-                phases, self.seen.train, batch_size=self.batch_size, clients_per_block=self.clients_per_block,
+                phases, self.seen.train, batch_size=self.batch_size, clients_per_block=self.block_size(),
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip
@@ -155,13 +191,28 @@ class FederatedDataModule(LightningDataModule):
         """This rank's seen clients, for the test."""
         return self.serving("seen", "test")
 
-    def serving(self, population: Literal["seen", "unseen"], name: Literal["val", "test"]) -> Blocks[ServingBlock]:
-        """This rank's blocks of clients to be served and measured."""
+    def predict_dataloader(self) -> Blocks[ServingBlock]:
+        """This rank's clients of `predicted`.
+
+        Raises:
+            ConfigError: if there are no such clients, or none of them has samples in that split.
+        """
+        population, split = self.predicted
+        if population == "unseen" and self.unseen is None:
+            raise ConfigError("--population unseen: the data have no unseen clients; choose seen")
+        if not self.splits(population, split)[0].num_samples:
+            raise ConfigError(f"--split {split}: the {population} clients have no samples in it; choose another split")
+        return self.serving(population, split)
+
+    def serving(
+        self, population: Literal["seen", "unseen"], name: Literal["train", "val", "test"]
+    ) -> Blocks[ServingBlock]:
+        """This rank's blocks of clients to be served and measured, or predicted."""
         assert self.trainer is not None
         data, train = self.splits(population, name)
         return Blocks(
             serving_blocks(
-                data, train, clients_per_block=self.clients_per_block,
+                data, train, self._chosen(population).measured, clients_per_block=self.block_size(),
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip
@@ -186,7 +237,10 @@ def round_blocks(
         ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
         work = np.zeros(len(sizes))
         work[ids] = [max(1, num_steps(int(size), phase.work, batch_size)) for size in sizes[ids]]
-        ordered = [make_blocks(share, sizes, clients_per_block) for share in split_by_work(ids, work, num_ranks)]
+        ordered = [
+            make_blocks(share, sizes, clients_per_block, data.samples_per_block)
+            for share in split_by_work(ids, work, num_ranks)
+        ]
         slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
         for position in range(max(map(len, ordered))):
             present = position < len(ordered[rank])
@@ -204,15 +258,29 @@ def round_blocks(
 
 
 def serving_blocks(
-    data: Split, train: Split, *, clients_per_block: int, rank: int = 0, num_ranks: int = 1
+    data: Split,
+    train: Split,
+    measured: Tensor | None = None,
+    *,
+    clients_per_block: int,
+    rank: int = 0,
+    num_ranks: int = 1,
 ) -> list[ServingBlock]:
-    """One rank's blocks of clients to be served, the same number on every rank; a block may be empty."""
-    all_ids = np.arange(data.num_clients)
-    shares = split_by_work(all_ids, data.sizes.numpy() + 1, num_ranks)
-    most = max(len(share) for share in shares)
-    ids = [torch.from_numpy(shares[rank][lo : lo + clients_per_block]) for lo in range(0, most, clients_per_block)]
-    return [ServingBlock(_identities(some, data), data, train) for some in ids]
+    """One rank's blocks of clients to be served, the same number on every rank; a block may be empty.
 
-
-def _identities(positions: Tensor, data: Split) -> Tensor:
-    return positions + data.first_id
+    Args:
+        data: what clients are measured on.
+        train: what they may adapt on.
+        measured: positions [E] of the clients that are measured; None: all.
+        clients_per_block: most clients in a block.
+        rank: this rank.
+        num_ranks: number of ranks.
+    """
+    measured = torch.arange(data.num_clients) if measured is None else measured
+    sizes = data.sizes[measured].numpy()
+    shares = split_by_work(np.arange(len(measured)), sizes + 1, num_ranks)
+    held, most_held = sizes + train.sizes[measured].numpy(), data.samples_per_block or train.samples_per_block
+    cuts = [cut_blocks(share, held[share], clients_per_block, most_held) for share in shares]
+    empty = [measured[:0].numpy()] * (max(map(len, cuts)) - len(cuts[rank]))
+    rows = map(torch.from_numpy, [*cuts[rank], *empty])
+    return [ServingBlock(measured[some] + data.first_id, some, data, train) for some in rows]

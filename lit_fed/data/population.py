@@ -29,6 +29,7 @@ from lit_fed.data.dataset import (
     make_split,
     require,
 )
+from lit_fed.data.drawn import DrawnSplit
 from lit_fed.data.partition import Dirichlet, Natural, Partition
 
 __all__ = [
@@ -44,6 +45,9 @@ __all__ = [
 
 DEFAULT_NUM_CLIENTS = 20
 """Clients of a partition where nobody asked for a number."""
+
+CLIENTS_LOOKED_AT = 8
+"""Clients whose samples are checked, of those that are drawn when they are needed."""
 
 
 class _Rows(NamedTuple):
@@ -116,19 +120,28 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
         population: T clients.
         client_ids: ascending ids [m] of at least one client.
     """
-    train, val, test = (_select(split, client_ids) for split in (population.train, population.val, population.test))
+    positions = torch.from_numpy(client_ids)
+    train, val, test = (split.subset(positions) for split in (population.train, population.val, population.test))
     names = [population.names[client_id] for client_id in client_ids]
-    groups = None if population.groups is None else population.groups[torch.from_numpy(client_ids)]
+    groups = None if population.groups is None else population.groups[positions]
     return Population(train, val, test, names, groups)
 
 
 def fingerprint(*populations: Population | None) -> str:
-    """A digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; None is an empty place."""
+    """A digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; None is an empty place.
+
+    Of a split that draws its clients it covers all sizes, what the samples depend on, and the samples of a few clients.
+    """
     digest = hashlib.blake2b(digest_size=16)
     for population in populations:
         digest.update(b"none" if population is None else b"population")
         for split in () if population is None else (population.train, population.val, population.test):
-            for tensor in (split.offsets, split.x, split.y):
+            tensors = [split.offsets]
+            if isinstance(split, DrawnSplit):
+                digest.update(split.origin.encode())
+                tensors.append(split.numbers)
+            looked_at = _looked_at(split)
+            for tensor in (*tensors, looked_at.x, looked_at.y):
                 array = np.ascontiguousarray(tensor.numpy())
                 digest.update(f"{array.dtype.str}{array.shape}".encode())
                 digest.update(array.reshape(-1).view(np.uint8).data)
@@ -139,7 +152,8 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
     """What there is to predict, by the type and shape of the training labels.
 
     Args:
-        y_train: training labels [n] or [n, L]; floating ones mean regression, a second axis means sequences.
+        y_train: training labels [n] or [n, L]; floating ones mean regression, a second axis means sequences; n = 0
+            where clients are drawn when they are needed.
         num_classes: number of classes where the data set knows it; None: one more than the largest label.
 
     Returns:
@@ -151,16 +165,24 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
         require(y_train.ndim == 1, f"floating training labels have shape {shape}; regression takes one number each")
         return Target("regression", 1)
     positions = y_train.ndim == 2
+    require(
+        num_classes is not None or len(y_train) > 0,
+        "the data set draws its clients when they are needed and does not say how many classes there are; "
+        "set its num_classes",
+    )
     # A single class in all of the training data is a binary problem that nobody has an example of yet.
     classes = max(2, int(y_train.max()) + 1 if num_classes is None else num_classes)
     return Target("binary" if classes == 2 and not positions else "multiclass", classes, positions)
 
 
 def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
-    """Raise a `ConfigError` naming split, client and label where a class is negative or not below the class count."""
+    """Raise a `ConfigError` naming split, client and label where a class is negative or not below the class count.
+
+    Of a split that draws its clients, a few of them are looked at.
+    """
     if target.kind == "regression":
         return
-    for kind, name, population, split in _all_splits(seen, unseen):
+    for kind, name, population, split in _all_splits(seen, unseen, samples=True):
         wrong = (split.y < 0) | (split.y >= target.num_classes)
         row = _first_row(wrong)
         if row is not None:
@@ -199,7 +221,7 @@ def _with_validation(
     seen: Population, unseen: Population | None, val_fraction: float, seed: int
 ) -> tuple[Population, Population | None]:
     """Take validation samples from the training ones, where they are wanted and the data set has none."""
-    own_validation = any(len(population.val.y) for population in (seen, unseen) if population is not None)
+    own_validation = any(population.val.num_samples for population in (seen, unseen) if population is not None)
     if val_fraction == 0 or own_validation:
         return seen, unseen
     first_unseen = seen.train.num_clients  # unseen clients get streams of their own
@@ -212,6 +234,8 @@ def _with_validation(
 def _cut_validation(population: Population, val_fraction: float, seed: int, first_id: int) -> Population:
     """The same clients with a part of their training samples moved to the validation split."""
     train = population.train
+    if isinstance(train, DrawnSplit):
+        return _draw_validation(population, train, val_fraction, seed, first_id)
     bounds = train.offsets.tolist()
     rows = [
         _split_rows(np.arange(start, end), val_fraction, 0.0, seed, first_id + client_id)
@@ -220,6 +244,22 @@ def _cut_validation(population: Population, val_fraction: float, seed: int, firs
     x, y = train.x.numpy(), train.y.numpy()
     new_train, new_val = _gather(x, y, [r.train for r in rows]), _gather(x, y, [r.val for r in rows])
     return population._replace(train=new_train, val=new_val)
+
+
+def _draw_validation(
+    population: Population, train: DrawnSplit, val_fraction: float, seed: int, first_id: int
+) -> Population:
+    """The same for clients that are drawn: each draw of either split keeps its rows."""
+    sizes = train.sizes.tolist()
+
+    def rows(position: int) -> _Rows:
+        return _split_rows(np.arange(sizes[position]), val_fraction, 0.0, seed, first_id + position)
+
+    counts = torch.tensor([split_counts(size, val_fraction, 0.0)[:2] for size in sizes])
+    return population._replace(
+        train=train.rows(lambda position: rows(position).train, counts[:, 0]),
+        val=train.rows(lambda position: rows(position).val, counts[:, 1]),
+    )
 
 
 def _divide_pool(
@@ -299,27 +339,22 @@ def _hold_out(
     return select_clients(seen, np.flatnonzero(~chosen)), select_clients(seen, np.flatnonzero(chosen))
 
 
-def _select(split: Split, client_ids: np.ndarray) -> Split:
-    """The chosen clients' samples; only ids with gaps cost a copy."""
-    bounds = split.offsets.tolist()
-    first, last = int(client_ids[0]), int(client_ids[-1])
-    if last - first + 1 == len(client_ids):
-        start, end = bounds[first], bounds[last + 1]
-        return Split(split.x[start:end], split.y[start:end], split.offsets[first : last + 2] - start)
-    ranges = [slice(bounds[client_id], bounds[client_id + 1]) for client_id in client_ids]
-    sizes = split.sizes[torch.from_numpy(client_ids)]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    return Split(torch.cat([split.x[rows] for rows in ranges]), torch.cat([split.y[rows] for rows in ranges]), offsets)
-
-
-def _all_splits(seen: Population, unseen: Population | None) -> list[tuple[str, str, Population, Split]]:
-    """(kind of clients, name of the split, population, split) for each split."""
+def _all_splits(
+    seen: Population, unseen: Population | None, *, samples: bool = False
+) -> list[tuple[str, str, Population, Split]]:
+    """(kind of clients, name of the split, population, split) for each split; with `samples` what to look at of it."""
     return [
-        (kind, name, population, getattr(population, name))
+        (kind, name, population, _looked_at(split) if samples else split)
         for kind, population in (("seen", seen), ("unseen", unseen))
         if population is not None
-        for name in ("train", "val", "test")
+        for name, split in (("train", population.train), ("val", population.val), ("test", population.test))
     ]
+
+
+def _looked_at(split: Split) -> Split:
+    """The samples that checks look at: all where they are in memory, else those of a few clients, first to last."""
+    few = torch.linspace(0, split.num_clients - 1, min(split.num_clients, CLIENTS_LOOKED_AT)).long()
+    return split.select(few + split.first_id)
 
 
 def _check_training(seen: Population, unseen: Population | None) -> None:
@@ -332,7 +367,7 @@ def _check_training(seen: Population, unseen: Population | None) -> None:
 
 def _check_finite(seen: Population, unseen: Population | None) -> None:
     """Raise a `ConfigError` naming split and client of the first NaN or infinity."""
-    for kind, name, population, split in _all_splits(seen, unseen):
+    for kind, name, population, split in _all_splits(seen, unseen, samples=True):
         for array_name, tensor in (("x", split.x), ("y", split.y)):
             row = _first_non_finite(tensor)
             if row is not None:
@@ -357,4 +392,5 @@ def _first_row(wrong: Tensor) -> int | None:
 
 def _owner_name(population: Population, split: Split, row: int) -> str:
     """Name of the client whose sample this row is."""
-    return population.names[int(torch.searchsorted(split.offsets, row, right=True)) - 1]
+    position = int(torch.searchsorted(split.offsets, row, right=True)) - 1
+    return population.names[position if split.ids is None else int(split.ids[position]) - split.first_id]

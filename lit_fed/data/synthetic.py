@@ -8,7 +8,8 @@ Symbols: θ_m `components` [M, d], π_t `mixtures` [T, M], n_t `sizes` [T].
 
 Deviations: the published generator never advances its write position, so every component labels the *first* rows of
 a client and the rows left over keep label 0. The paper's numbers were obtained on those labels, hence `published` keeps
-them; `corrected` uses the same draws and labels each component's own rows.
+them; `corrected` uses the same draws and labels each component's own rows. With `on_demand` sizes, mixtures and
+components are the same draws again, but each client's samples come from streams of its own, one for each split.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from lit_fed.core.types import Population
+from lit_fed.core.seeds import generator
+from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.drawn import DrawnSplit
 
 __all__ = ["ClientArrays", "Synthetic", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
 
@@ -59,6 +63,8 @@ class Synthetic(ClientDataSet):
         seed: seed of the data, independent of the training seed.
         one_hot_mixtures: round every mixture to its largest component, so that each client has one component only.
         samples_per_client: training samples of each client; None: min(⌊lognormal(4, 2)⌋ + 50, 1000), as in the paper.
+        on_demand: draw a client's samples whenever they are needed and keep none, for populations too big for memory;
+            takes the variant "corrected".
     """
 
     num_clients: int = 300
@@ -71,6 +77,7 @@ class Synthetic(ClientDataSet):
     seed: int = 1234
     one_hot_mixtures: bool = False
     samples_per_client: int | None = None
+    on_demand: bool = False
 
     num_classes: ClassVar[int | None] = 2
 
@@ -83,10 +90,32 @@ class Synthetic(ClientDataSet):
         require(0 <= self.seed < 2**32, f"Synthetic: seed = {self.seed}; choose a whole number from 0 to 2**32 - 1")
         known = ("published", "corrected")
         require(self.variant in known, f"Synthetic: variant = {self.variant!r}; choose 'published' or 'corrected'")
+        require(
+            not self.on_demand or self.variant == "corrected",
+            f"Synthetic: on_demand with variant = {self.variant!r}, which is one stream of all clients; "
+            "choose variant 'corrected', or leave on_demand out",
+        )
 
     def load(self) -> tuple[Population, None]:
         """All clients, with true groups argmax_m π_tm; the validation split is empty."""
         parameters = synthetic_parameters(self)
+        train, test = self._drawn(parameters) if self.on_demand else self._held(parameters)
+        names = [str(client_id) for client_id in range(self.num_clients)]
+        groups = torch.from_numpy(parameters.mixtures.argmax(axis=1))
+        return Population(train, empty_split(train), test, names, groups), None
+
+    def _drawn(self, parameters: SyntheticParameters) -> tuple[DrawnSplit, DrawnSplit]:
+        """Training and test split without samples."""
+        x, y = map(torch.from_numpy, _allocate(0, self.dimension))
+
+        def split(name: str, sizes: np.ndarray) -> DrawnSplit:
+            draw = partial(_draw_client, self, parameters, name, sizes)
+            return DrawnSplit(draw, torch.from_numpy(sizes), x, y, repr(self))
+
+        return split("train", parameters.sizes), split("test", np.full(self.num_clients, self.test_size))
+
+    def _held(self, parameters: SyntheticParameters) -> tuple[Split, Split]:
+        """Training and test split of the one stream of all clients."""
         train_sizes, test_sizes = parameters.sizes, np.full(self.num_clients, self.test_size)
         x_train, y_train = _allocate(int(train_sizes.sum()), self.dimension)
         x_test, y_test = _allocate(int(test_sizes.sum()), self.dimension)
@@ -96,10 +125,7 @@ class Synthetic(ClientDataSet):
             test_start, test_end = test_end, test_end + len(client.y_test)
             x_train[train_start:train_end], y_train[train_start:train_end] = client.x_train, client.y_train
             x_test[test_start:test_end], y_test[test_start:test_end] = client.x_test, client.y_test
-        train, test = make_split(x_train, y_train, train_sizes), make_split(x_test, y_test, test_sizes)
-        names = [str(client_id) for client_id in range(self.num_clients)]
-        groups = torch.from_numpy(parameters.mixtures.argmax(axis=1))
-        return Population(train, empty_split(train), test, names, groups), None
+        return make_split(x_train, y_train, train_sizes), make_split(x_test, y_test, test_sizes)
 
 
 def synthetic_parameters(config: Synthetic) -> SyntheticParameters:
@@ -136,8 +162,20 @@ def _draw_sizes(config: Synthetic, stream: np.random.RandomState) -> np.ndarray:
     return np.minimum(heavy_tailed + 50, 1000)
 
 
+def _draw_client(
+    config: Synthetic, parameters: SyntheticParameters, split: str, sizes: np.ndarray, client_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of one client and split from their own stream: x [n, d] float32, y [n] int64."""
+    stream = generator(config.seed, 0, client_id, f"synthetic/{split}")
+    return _draw_samples(config, stream, int(sizes[client_id]), parameters.mixtures[client_id], parameters.components)
+
+
 def _draw_samples(
-    config: Synthetic, stream: np.random.RandomState, size: int, mixture: np.ndarray, components: np.ndarray
+    config: Synthetic,
+    stream: np.random.RandomState | np.random.Generator,
+    size: int,
+    mixture: np.ndarray,
+    components: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Shuffled samples of one client and split: x [size, d] float32, y [size] int64."""
     counts = stream.multinomial(size, mixture)

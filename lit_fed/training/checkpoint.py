@@ -12,7 +12,14 @@ from lightning.fabric.utilities.types import _PATH
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["CHECKPOINT_KEY", "AtomicCheckpointIO", "compare_arguments", "refuse_other_run"]
+__all__ = [
+    "CHECKPOINT_KEY",
+    "AtomicCheckpointIO",
+    "compare_arguments",
+    "load_checkpoint",
+    "refuse_differences",
+    "refuse_other_run",
+]
 
 CHECKPOINT_KEY = "lit_fed"
 """Where a checkpoint keeps what Lightning does not."""
@@ -36,6 +43,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             partial.unlink(missing_ok=True)
 
 
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """A checkpoint's content, on the CPU; plain types only, so nothing in it is ever executed.
+
+    Raises:
+        ConfigError: if it cannot be read.
+    """
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); give another file") from error
+    return content
+
+
 def refuse_other_run(stored: dict[str, Any] | None, arguments: dict[str, Any], identity: dict[str, Any]) -> None:
     """Compare what a checkpoint says of its run with the run that wants it.
 
@@ -49,7 +69,13 @@ def refuse_other_run(stored: dict[str, Any] | None, arguments: dict[str, Any], i
     """
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
-    differences = compare_arguments(stored["arguments"], arguments) or compare_arguments(stored["identity"], identity)
+    refuse_differences(
+        compare_arguments(stored["arguments"], arguments) or compare_arguments(stored["identity"], identity)
+    )
+
+
+def refuse_differences(differences: list[str]) -> None:
+    """Raise a `ConfigError` with the first of these differences between a checkpoint and a run, if there are any."""
     if differences:
         raise ConfigError(
             f"the checkpoint is of another run: {'; '.join(differences[:4])}. Give the same values, or start a new "

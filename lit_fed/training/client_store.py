@@ -1,15 +1,32 @@
-"""Per-client states, stacked on a leading axis of clients."""
+"""Per-client states, stacked on a leading axis of clients; the larger leaves in files where memory is short."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
 import torch
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
+from lit_fed.training.checkpoint_index import INDEX_KEY
+from lit_fed.training.client_files import ClientFiles, choose_leaves, clients_folder, folder_beside
 
 __all__ = ["ClientStore"]
+
+STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
+"""Initial states copied into the table together: for small ones a copy of each costs more than the state."""
+
+BYTES_PER_BLOCK = 16 * 2**20
+"""What states read from files for one block of clients may take in memory; a single client may take more."""
 
 BUFFER_NAMES = {"mixture": "mixture_weights"}
 """Fields of a client's state whose stacked form has a name of its own in the field."""
@@ -21,48 +38,126 @@ class ClientStore(nn.Module):
     New states are staged and become visible to the table, and so to checkpoints, only by `commit`: a round that is cut
     off leaves no trace.
 
+    Where all states together exceed the budget, the largest leaves go to files (`ClientFiles`). The buffer `versions`
+    [T] is then their index: −1 for a client that has never trained, whose state is computed anew whenever it is wanted.
+
     Args:
-        states: initial state of each client, T trees of one structure; [] or stateless trees make an empty store.
+        initial: a client's initial state by its id, trees of one structure; stateless trees make a store without
+            buffers.
+        num_clients: T.
+        memory_bytes: what the states of all clients may take in memory.
     """
 
-    def __init__(self, states: list[Tree]) -> None:
+    versions: Tensor
+
+    def __init__(self, initial: Callable[[int], Tree], num_clients: int, memory_bytes: float = math.inf) -> None:
         super().__init__()
-        self.template = tree.map_leaves(lambda leaf: leaf.clone(), states[0])
-        self._names = [self._name(path) for path, _ in tree.items(self.template)]
-        for name, leaf in zip(self._names, tree.leaves(self.template), strict=True):
-            self.register_buffer(name, torch.empty(len(states), *leaf.shape, dtype=leaf.dtype))
-        for client_id, state in enumerate(states):
-            for name, leaf in zip(self._names, tree.leaves(state), strict=True):
-                getattr(self, name)[client_id] = leaf
-        self._staged: list[tuple[Tensor, Tree]] = []
+        self._initial = initial
+        self.template = tree.map_leaves(lambda leaf: leaf.clone(), initial(0))
+        self._leaves = {self._name(path): leaf for path, leaf in tree.items(self.template)}
+        chosen = choose_leaves([leaf.nbytes for leaf in self._leaves.values()], num_clients, memory_bytes)
+        in_files = [name for position, name in enumerate(self._leaves) if position in chosen]
+        self._names = [name for name in self._leaves if name not in in_files]
+        self.files = ClientFiles(in_files) if in_files else None
+        if self.files is not None:
+            self.register_buffer("versions", torch.full((num_clients,), -1))
+        self._fill(num_clients)
+        self._staged: list[tuple[Tensor, list[Tensor]]] = []
+        self._staged_versions: Tensor | None = None
+        self._version = 0  # of the next file
+        self._collects = False  # only one rank deletes
+
+    def _fill(self, num_clients: int) -> None:
+        """Register the buffers [T, ...] and write the initial states into them."""
+        for name in self._names:
+            leaf = self._leaves[name]
+            self.register_buffer(name, torch.empty(num_clients, *leaf.shape, dtype=leaf.dtype))
+        at_once = max(1, min(STATES_AT_ONCE, BYTES_AT_ONCE // max(sum(one.nbytes for one in self._leaves.values()), 1)))
+        states, start = (self._by_name(self._initial(one)) for one in range(num_clients if self._names else 0)), 0
+        while some := list(islice(states, at_once)):
+            for name in self._names:
+                getattr(self, name)[start : start + len(some)] = torch.stack([state[name] for state in some])
+            start += len(some)
 
     @staticmethod
     def _name(path: str) -> str:
-        parts = path.removeprefix("state/").split("/")
+        parts = path.removeprefix("state/").removeprefix("inner/").split("/")  # `inner`: within a LocalNorm
         return "__".join(BUFFER_NAMES.get(part, part) for part in parts).replace(".", "_")
+
+    def _by_name(self, states: Tree) -> dict[str, Tensor]:
+        return dict(zip(self._leaves, tree.leaves(states), strict=True))
 
     @property
     def table(self) -> Tree:
-        """Committed states of all clients, leaves [T, ...]."""
-        return tree.rebuild(self.template, [getattr(self, name) for name in self._names])
+        """Committed states of all clients, leaves [T, ...]; read from files, they are all held at once."""
+        leaves = {name: getattr(self, name) for name in self._names}
+        if self.files is not None:
+            leaves |= self._read(torch.arange(len(self.versions), device=self.versions.device), self.versions)
+        return tree.rebuild(self.template, [leaves[name] for name in self._leaves])
 
+    @property
+    def clients_per_block(self) -> int | None:
+        """Most clients whose states may be gathered at once; None for any number, where all states are in memory."""
+        if self.files is None:
+            return None
+        return max(1, BYTES_PER_BLOCK // sum(self._leaves[name].nbytes for name in self.files.names))
+
+    # ------------------------------------------------------------------ one round
     def gather(self, client_ids: Tensor) -> Tree:
         """States [C, ...] of some clients: staged in this round if they are, else committed."""
-        rows = tree.index(self.table, client_ids)
+        rows = [getattr(self, name)[client_ids] for name in self._names]
         for staged_ids, staged in self._staged:
             position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
             found = [(row, position[one]) for row, one in enumerate(client_ids.tolist()) if one in position]
             if found:
                 rows = _overlay(rows, staged, torch.tensor(found, device=client_ids.device).T)
-        return rows
+        leaves = dict(zip(self._names, rows, strict=True))
+        if self.files is not None:
+            leaves |= self._read(client_ids, self.versions if self._staged_versions is None else self._staged_versions)
+        return tree.rebuild(self.template, [leaves[name] for name in self._leaves])
+
+    def _read(self, client_ids: Tensor, versions: Tensor) -> dict[str, Tensor]:
+        """Leaves [C, ...] from the files of these versions [T], one client after another."""
+        assert self.files is not None
+        rows = [self._leaves[name].new_empty(len(client_ids), *self._leaves[name].shape) for name in self.files.names]
+        pairs = zip(client_ids.tolist(), versions[client_ids].tolist(), strict=True)
+        for row, (client_id, version) in enumerate(pairs):
+            if version >= 0:
+                leaves = self.files.read(client_id, version)
+            else:
+                with torch.autocast("cpu", enabled=False):  # the state that it would have had from the start
+                    first = self._by_name(self._initial(client_id))
+                leaves = [first[name] for name in self.files.names]
+            for target, leaf in zip(rows, leaves, strict=True):
+                target[row] = leaf
+        return dict(zip(self.files.names, (leaf.to(client_ids.device) for leaf in rows), strict=True))
 
     def stage(self, client_ids: Tensor, states: Tree) -> None:
-        """Keep new states [C, ...] aside until `commit`."""
+        """Keep new states [C, ...] aside until `commit`; what belongs into files is written now, not held."""
+        leaves = self._by_name(states)
+        if self.files is not None:
+            for row, client_id in enumerate(client_ids.tolist()):
+                self.files.write(client_id, self._version, [leaves[name][row] for name in self.files.names])
+            self._stage_version(client_ids)
         if self._names:
-            self._staged.append((client_ids, states))
+            self._staged.append((client_ids, [leaves[name] for name in self._names]))
+
+    def _stage_version(self, client_ids: Tensor) -> None:
+        """These clients' states are now those of the current phase's version."""
+        assert self.files is not None
+        if self._staged_versions is None:
+            self._staged_versions = self.versions.clone()
+        before = self._staged_versions[client_ids]
+        old = before != self._version
+        self.files.supersede(client_ids[old].tolist(), before[old].tolist())
+        self._staged_versions[client_ids] = self._version
 
     def exchange(self, positions: Tensor, counts: list[int], client_ids: Tensor, from_entry: int) -> None:
         """Give every rank the states that any rank staged since entry `from_entry`, in the order of `client_ids`.
+
+        Of states in files only the version is needed, and every rank knows it: one version for each phase. The files
+        are there, since a rank gets here after the reduction of the messages, which ends when all ranks have sent
+        theirs, and each has written before it sent.
 
         Args:
             positions: place in `client_ids` of each rank's staged rows, rank after rank, [C].
@@ -70,10 +165,13 @@ class ClientStore(nn.Module):
             client_ids: clients of the phase, [C].
             from_entry: number of staged entries before this phase.
         """
+        if self.files is not None:
+            self._stage_version(client_ids)
+            self._version += 1
         if not self._names:
             return
         mine = [states for _, states in self._staged[from_entry:]]
-        empty = tree.map_leaves(lambda leaf: leaf[:0], self.table)
+        empty = [getattr(self, name)[:0] for name in self._names]
         rows = tree.map_leaves(lambda *parts: torch.cat(parts), empty, *mine)
         del self._staged[from_entry:]
         self._staged.append((client_ids, gather_rows(rows, positions, counts)))
@@ -84,17 +182,86 @@ class ClientStore(nn.Module):
         return len(self._staged)
 
     def commit(self) -> None:
-        """Write what is staged into the table."""
+        """Write what is staged into the table; of states in files only the index changes."""
         for client_ids, states in self._staged:
-            for name, leaf in zip(self._names, tree.leaves(states), strict=True):
+            for name, leaf in zip(self._names, states, strict=True):
                 getattr(self, name)[client_ids] = leaf
         self._staged.clear()
+        if self._staged_versions is not None:
+            self.versions.copy_(self._staged_versions)
+            self._staged_versions = None
+            self._version = 1 + int(self.versions.max())  # a committed file is never written again
+            self.collect()
 
     def discard(self) -> None:
         """Forget what is staged."""
         self._staged.clear()
+        self._staged_versions = None
+
+    # ------------------------------------------------------------------ files of a run
+    @property
+    def in_files(self) -> list[str]:
+        """Names of the leaves that lie in files."""
+        return [] if self.files is None else self.files.names
+
+    @property
+    def location(self) -> str | None:
+        """The folder of the files, for a checkpoint to name."""
+        return None if self.files is None or self.files.folder is None else str(self.files.folder)
+
+    def find(self, state: dict[str, Tensor], checkpoint: _PATH | None, recorded: str | None) -> None:
+        """Find the files that a checkpoint refers to, before its index is loaded.
+
+        Args:
+            state: the checkpoint's `state_dict`.
+            checkpoint: its path; None where that is not known.
+            recorded: the `location` of the run that wrote it; a run's folder that was moved is found by the path.
+
+        Raises:
+            ConfigError: naming the first client whose file is missing.
+        """
+        if self.files is not None:
+            places = [] if checkpoint is None else [folder_beside(Path(checkpoint).absolute().parent)]
+            places += [] if recorded is None else [Path(recorded)]
+            self.files.find(state[INDEX_KEY], list(dict.fromkeys(places)))
+
+    def open(self, trainer: Trainer) -> None:
+        """Make the run's folder of client files ready, on all ranks: before this, none of them may write.
+
+        Rank zero alone deletes and takes files along; the broadcast lets the others go on when it is done.
+        """
+        if self.files is None:
+            return
+        self._collects = trainer.is_global_zero
+        opened = None
+        if self._collects:
+            opened = self.files.open(clients_folder(trainer), Path(trainer.default_root_dir), self.versions)
+        folder, self._version, taken = trainer.strategy.broadcast(opened)
+        self.files.folder = folder
+        if taken is not None:
+            self.versions[self.versions >= 0] = taken
+
+    @contextmanager
+    def saving(self, path: Path, is_global_zero: bool) -> Iterator[None]:
+        """Around the writing of a checkpoint: the files that it refers to stay as long as it exists."""
+        if self.files is None or self.files.checkpoints is None or not is_global_zero:
+            yield
+            return
+        self.files.checkpoints.announce(path)
+        yield
+        self.files.checkpoints.written(path, self._index())
+        self.collect()
+
+    def collect(self) -> None:
+        """Delete the files that neither the committed index nor an existing checkpoint needs."""
+        if self.files is not None and self._collects:
+            self.files.collect(self._index())
+
+    def _index(self) -> np.ndarray:
+        return self.versions.cpu().numpy()  # type: ignore[no-any-return]
 
 
-def _overlay(rows: Tree, staged: Tree, found: Tensor) -> Tree:
+def _overlay(rows: list[Tensor], staged: list[Tensor], found: Tensor) -> list[Tensor]:
     """Rows with those at found[0] replaced by the staged ones at found[1]."""
-    return tree.map_leaves(lambda leaf, new: leaf.index_copy(0, found[0], new[found[1]]), rows, staged)
+    pairs = zip(rows, staged, strict=True)
+    return [leaf.index_copy(0, found[0], new[found[1]]) for leaf, new in pairs]

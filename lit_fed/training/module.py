@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
@@ -17,32 +17,29 @@ from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.clients import (
     ClientTrainer,
-    DebugTrainer,
-    PredictJob,
+    MemoryFormat,
     SequentialTrainer,
     TrainJob,
-    VectorizedTrainer,
-    evaluate,
+    choose_trainer,
 )
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.reduce import Accumulator
-from lit_fed.core.task import ClosedForm, Target, Task
-from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, ServingBlock, Split, Tree
+from lit_fed.core.task import Target, Task
+from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, Split, Tree
 from lit_fed.metrics import ClientTable
 from lit_fed.models import Linear, Network
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
 from lit_fed.training.server_step import Assign, register_leaves
+from lit_fed.training.serving import ClientServing, ServingFacts
 
 __all__ = ["FederatedModule"]
 
-SMALL_MODEL = 20_000
-"""Parameters up to which a dense network is bound by overhead on a CPU, so that clients are better run at once."""
 
-
-class FederatedModule(LightningModule):
+class FederatedModule(ClientServing):
     """A federated algorithm with its state: what the server knows and what each client keeps.
 
     Args:
@@ -57,6 +54,12 @@ class FederatedModule(LightningModule):
             clients are sampled in proportion to their samples.
         init_seeds: seeds of the initial models, one each, for `torch.manual_seed`; null derives them from the training
             seed.
+        client_memory_gb: memory in GB (10⁹ bytes) that the states of all clients may take together; beyond it, their
+            largest parts lie in files beside the run's checkpoints.
+        memory_format: layout of images and of the weights of 2-D convolutions; `auto` puts the channels last wherever
+            clients are run one after another, which pays on every device that was measured.
+        batch_norm: parameters and running statistics of BatchNorm layers: treated like all weights (`average`), or kept
+            by each client (`local`, FedBN).
     """
 
     def __init__(
@@ -68,12 +71,20 @@ class FederatedModule(LightningModule):
         aggregation: Literal["renormalised", "stale_fill"] = "renormalised",
         weighting: Literal["samples", "uniform"] | None = None,
         init_seeds: list[int] | None = None,
+        client_memory_gb: float = 4.0,
+        memory_format: MemoryFormat = "auto",
+        batch_norm: Literal["average", "local"] = "average",
     ) -> None:
         super().__init__()
+        if not client_memory_gb >= 0:
+            raise ConfigError(f"--model.client_memory_gb is {client_memory_gb}; give a number >= 0")
         self.automatic_optimization = False
-        self.algorithm, self.solver, self.network = algorithm, solver, network
+        self.algorithm: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
+        self.algorithm_name = type(algorithm).__name__
+        self.solver, self.network = solver, network
         self.client_trainer_name, self.aggregation, self.weighting = client_trainer, aggregation, weighting
         self.init_seeds = None if init_seeds is None else tuple(init_seeds)
+        self.client_memory_gb, self.memory_format = client_memory_gb, memory_format
         self.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
         self.task: Task | None = None
         self.seed = 0
@@ -128,27 +139,62 @@ class FederatedModule(LightningModule):
             unseen: clients that take no part in it.
             batch_size: samples in a local batch.
         """
+        train = seen.train
+        ctx = self.build_shared(
+            target, input_shape, num_clients=train.num_clients, total_samples=train.num_samples, groups=seen.groups,
+            batch_size=batch_size,
+        )  # fmt: skip
+        initial = partial(self._kept_init, ctx, train)
+        self.store = ClientStore(initial, self.num_clients, self.client_memory_gb * 1e9)
+        components = self.algorithm.num_models if "mixture_weights" in dict(self.store.named_buffers()) else 0
+        self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, components)})
+        if unseen is not None:
+            self.tables["unseen"] = ClientTable(unseen.num_measured, components)
+
+    def build_shared(
+        self,
+        target: Target,
+        input_shape: tuple[int, ...],
+        *,
+        num_clients: int,
+        total_samples: int,
+        groups: Tensor | None = None,
+        batch_size: int = 128,
+    ) -> Context:
+        """Make task and initial shared state from sizes alone, which is enough to serve newcomers.
+
+        Args:
+            target: what is predicted.
+            input_shape: shape of one sample.
+            num_clients: clients of the training.
+            total_samples: their training samples.
+            groups: true group of each of them [T], where known.
+            batch_size: samples in a local batch.
+
+        Returns:
+            The context of initial states.
+        """
         self.weighting = self.weighting or "samples"
         self.batch_size = batch_size
         self.target, self.input_shape = target, input_shape
         self.task = Task.create(
             lambda: self.network(input_shape, target.num_outputs), target, init_seeds=self.init_seeds
         )
+        if isinstance(self.algorithm, LocalNorm) and not self.task.norm_names:
+            raise ConfigError(
+                f"--model.batch_norm is local, and {type(self.task.network).__name__} has no BatchNorm; leave it out"
+            )
         if self.client_trainer_name != "auto":
-            self._client_trainer = self._checked_trainer(self.client_trainer_name)
-        self.num_clients, self.total_samples = seen.train.num_clients, len(seen.train.y)
-        self.groups = seen.groups
-        self.shared_template = self.algorithm.shared_init(self.context("init"))
+            self._client_trainer = self._choose_trainer()
+        self.num_clients, self.total_samples, self.groups = num_clients, total_samples, groups
+        ctx = self.context("init")
+        self.shared_template = self.algorithm.shared_init(ctx)
         self._leaf_names = register_leaves(self, self.shared_template)
-        self.store = ClientStore([self._kept_init(seen.train, client_id) for client_id in range(self.num_clients)])
-        components = self.algorithm.num_models if "mixture_weights" in dict(self.store.named_buffers()) else 0
-        self.tables = nn.ModuleDict({"seen": ClientTable(self.num_clients, components)})
-        if unseen is not None:
-            self.tables["unseen"] = ClientTable(unseen.train.num_clients, components)
+        return ctx
 
-    def _kept_init(self, data: Split, client_id: int) -> Tree:
+    def _kept_init(self, ctx: Context, data: Split, client_id: int) -> Tree:
         """What a client keeps before its first round: its state, and its optimizer's if that persists."""
-        ctx, client = self.context("init"), data.client(client_id)
+        client = data.client(client_id)
         state = self.algorithm.state_init(ctx, self.shared_template, client)
         if not self.solver.persist_optimizer:
             return {"state": state}
@@ -163,28 +209,12 @@ class FederatedModule(LightningModule):
     def client_trainer(self) -> ClientTrainer:
         """The client trainer, chosen when first needed, since `auto` looks at the device."""
         if self._client_trainer is None:
-            auto = self.client_trainer_name == "auto"
-            self._client_trainer = self._checked_trainer(self._auto_trainer() if auto else self.client_trainer_name)
+            self._client_trainer = self._choose_trainer()
         return self._client_trainer
 
-    def _checked_trainer(self, name: str) -> ClientTrainer:
+    def _choose_trainer(self) -> ClientTrainer:
         assert self.task is not None
-        trainers = {one.name: one for one in (SequentialTrainer, VectorizedTrainer, DebugTrainer)}
-        chosen = trainers[name]()
-        chosen.check(self.task.network)
-        return chosen
-
-    def _auto_trainer(self) -> str:
-        """On a CPU clients run at once only where overhead outweighs arithmetic; on a GPU wherever possible."""
-        assert self.task is not None
-        network = self.task.network
-        try:
-            VectorizedTrainer().check(network)
-        except ConfigError:
-            return "sequential"
-        dense = not any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.modules())
-        small = dense and sum(leaf.numel() for leaf in network.parameters()) <= SMALL_MODEL
-        return "vectorized" if self.device.type == "cuda" or isinstance(network, ClosedForm) or small else "sequential"
+        return choose_trainer(self.client_trainer_name, self.task.network, self.device, self.memory_format)
 
     # ------------------------------------------------------------------ state
     @property
@@ -225,12 +255,12 @@ class FederatedModule(LightningModule):
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         """Run a block of clients: gather their states, train, add up their messages, stage their new states."""
-        block = batch
         if self._phase is None:
             self._accumulator = Accumulator(self.algorithm.reduce)
             self._staged_before = self.store.num_staged
-        self._phase = block
-        ids = block.phase.client_ids
+        self._phase = batch  # which outlives the block's samples
+        ids = batch.phase.client_ids
+        block = batch._replace(data=batch.data.select(ids))
         kept = self.store.gather(ids)
         job = TrainJob(
             self.algorithm, self.context(block.phase.name), self.shared, block, kept["state"], kept.get("optimizer"),
@@ -298,7 +328,12 @@ class FederatedModule(LightningModule):
         """Forget what an interrupted round left."""
         self._staged_shared, self._phase, self.round_results = None, None, {}
         self.store.discard()
+        self.store.open(self.trainer)
         self._show_lr()
+
+    def on_fit_end(self) -> None:
+        """Delete what was kept for checkpoints that are gone by now."""
+        self.store.collect()
 
     def _show_lr(self) -> None:
         """Let Lightning's learning-rate monitor see the coming round's local learning rate."""
@@ -317,9 +352,18 @@ class FederatedModule(LightningModule):
             "arguments": self.arguments,
             "num_rounds": self.num_rounds,
             "results": dict(self.results),
-            "input_shape": list(self.input_shape),
-            "target": [self.target.kind, self.target.num_classes, self.target.positions],
+            "client_files": self.store.location,
+            "serving": self._serving_facts().plain(),
         }
+
+    def _serving_facts(self) -> ServingFacts:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        train = data.seen.train
+        return ServingFacts(
+            self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
+            self.num_clients, self.total_samples, self.groups, self.batch_size, data.block_size(),
+            self.weighting or "samples", self.seed, self.num_rounds, data.dataset.normalisation,
+        )  # fmt: skip
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the checkpoint of another run, and go on from its results.
@@ -335,6 +379,8 @@ class FederatedModule(LightningModule):
         stored = checkpoint.get(CHECKPOINT_KEY)
         refuse_other_run(stored, self.arguments, self.identity())
         assert stored is not None
+        path = None if self._trainer is None else self.trainer.ckpt_path
+        self.store.find(checkpoint["state_dict"], path, stored.get("client_files"))
         self.results = dict(stored["results"])  # what a finished run has to report without another round
         if self._trainer is None or not self.trainer.training:
             self.num_rounds = stored["num_rounds"]
@@ -345,49 +391,7 @@ class FederatedModule(LightningModule):
             "algorithm": repr(self.algorithm),
             "solver": repr(self.solver),
             "clients": self.num_clients,
+            "client states in files": self.store.in_files,
             "data (fingerprint)": self.fingerprint,
             "seed": self.seed,
         }
-
-    # ------------------------------------------------------------------ serving clients
-    def serve(self, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
-        """States [C, ...] that clients are served with: kept or fresh, adapted if the algorithm asks for it."""
-        ctx = self.context("adapt")
-        if seen:
-            states = self.store.gather(client_ids)["state"]
-        else:
-            fresh = [self.algorithm.state_init(ctx, self.shared, train.client(one)) for one in client_ids.tolist()]
-            states = tree.map_leaves(lambda leaf: leaf.to(self.device), tree.stack(fresh))
-        work = self.algorithm.adapt_work(ctx, seen)
-        if work is None or not len(client_ids):
-            return states
-        sizes = train.sizes[client_ids.cpu() - train.first_id]
-        order = torch.argsort(sizes, descending=True, stable=True)
-        block = ClientBlock(
-            Phase("adapt", client_ids[order], work),
-            torch.ones(len(order), dtype=torch.float64, device=self.device),
-            train,
-        )
-        job = TrainJob(self.algorithm, ctx, self.shared, block, tree.index(states, order), None, self.batch_size)
-        adapted = [trained.result.state for trained in self.client_trainer.train(job)]
-        rows = tree.map_leaves(lambda *parts: torch.cat(parts), *adapted)
-        return tree.index(rows, torch.argsort(order))
-
-    def measure(self, block: ServingBlock, population: Literal["seen", "unseen"]) -> None:
-        """Serve some clients, predict their samples and add the results to the table of their population."""
-        states = self.serve(block.client_ids, block.train, seen=population == "seen")
-        ctx = self.context("evaluate")
-        job = PredictJob(self.algorithm, ctx, self.shared, block.data, block.client_ids, states)
-        rows = evaluate(self.client_trainer, job)
-        table: Any = self.tables[population]
-        if table.rows.shape[1] > rows.shape[1]:
-            rows = torch.cat([rows, states.mixture.to(rows)], dim=1)
-        table.update(block.client_ids - block.data.first_id, rows)
-
-    def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
-        self.measure(batch, "seen")
-
-    def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
-        self.measure(batch, "seen")

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import Trainer
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
+from lit_fed.callbacks.report import print_table
+from lit_fed.callbacks.served_clients import ServedClients, newcomer_tables, prediction_table
 from lit_fed.core.errors import ConfigError
-from lit_fed.training.checkpoint import AtomicCheckpointIO
+from lit_fed.data.module import FederatedDataModule, Predicted
+from lit_fed.data.newcomers import NewcomerData
+from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
 from lit_fed.training.loop import FederatedLoop
+from lit_fed.training.output import (
+    check_new_folder,
+    check_table_file,
+    check_table_format,
+    new_folder,
+    write_table,
+)
 from lit_fed.training.round_logger import RoundLogger
+from lit_fed.training.serving import restore_for_newcomers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
 
 class FederatedStrategy(DDPStrategy):
-    """Process group and launcher of DDP without its wrapper: clients train whole models of their own, rank by rank."""
+    """Process group and launcher of DDP without its wrapper: clients train whole models of their own, rank by rank.
+
+    On CPUs every rank takes one thread: more ranks use more cores better than more threads do.
+    """
+
+    def setup_environment(self) -> None:
+        """Join the process group; keep the ranks of one machine out of each other's cores."""
+        super().setup_environment()
+        if self.root_device.type == "cpu":
+            torch.set_num_threads(1)
 
     def configure_ddp(self) -> None:
         """Start all ranks from rank 0's shared state and client table."""
@@ -61,6 +91,122 @@ class FederatedTrainer(Trainer):
                 raise KeyboardInterrupt from None
             raise
 
+    def predict(
+        self,
+        model: LightningModule | None = None,
+        dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None,
+        *,
+        population: Literal["seen", "unseen"] = "seen",
+        split: Literal["train", "val", "test"] = "test",
+        output: str = "predictions.csv",
+    ) -> pd.DataFrame | None:
+        """Serve the clients of a run, as in its test, and write what is predicted for each of their samples.
+
+        Args:
+            model: a `FederatedModule`.
+            dataloaders: the data module, where it is not given by name.
+            datamodule: the data module.
+            return_predictions: return the table.
+            ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
+            weights_only: refuse checkpoints with anything but tensors and plain types.
+            population: clients that were in training (`seen`) or those kept out of it (`unseen`); of both, those that
+                the test measures.
+            split: which of their samples are predicted.
+            output: table to be written, a `.csv` or `.parquet` file: a row for each sample, by client and in the order
+                of the client's split, with the probability of every class, or for regression the predicted value.
+
+        Returns:
+            The table, see `prediction_table`, on rank zero; None elsewhere.
+
+        Raises:
+            ConfigError: if the file cannot be written, or there are no such clients or samples.
+        """
+        path = Path(output)
+        check_table_file(path)
+        data = datamodule if dataloaders is None else dataloaders
+        if not isinstance(data, FederatedDataModule):
+            raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
+        data.predicted = Predicted(population, split)
+        served = ServedClients()
+        with self._also(served):
+            super().predict(model, None, data, False, ckpt_path, weights_only)
+        if not self.is_global_zero:
+            return None
+        module: Any = self.lightning_module
+        clients: Any = data.seen if population == "seen" else data.unseen
+        table = prediction_table(served, clients.names, clients.train.first_id, module.target)
+        write_table(table, path)
+        sys.stdout.write(f"predictions: {path}\n")
+        return None if return_predictions is False else table
+
+    def personalize(
+        self,
+        model: LightningModule,
+        ckpt_path: str | None = None,
+        clients: str = "",
+        output: str = "",
+        format: Literal["csv", "parquet"] = "csv",
+    ) -> pd.DataFrame | None:
+        """Serve new clients from a checkpoint alone: their adapted states, accuracies and predictions.
+
+        Args:
+            model: a `FederatedModule` with the settings of the checkpoint's, not yet trained or tested.
+            ckpt_path: checkpoint of a run, or `last` on the command line.
+            clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
+                be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
+                clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1.
+            output: folder to be written, new or empty: clients.csv, predictions and `states/<client>.pt`.
+            format: kind of the file of predictions.
+
+        Returns:
+            The table of clients on rank zero; None elsewhere.
+
+        Raises:
+            ConfigError: if the checkpoint, a client's file or the folder will not do; nothing has been computed then.
+        """
+        if not output:
+            raise ConfigError("--output is not set; give a new folder for the results")
+        folder = Path(output)
+        check_new_folder(folder)
+        check_table_format(format)
+        if ckpt_path is None:
+            raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
+        module: Any = model
+        data = NewcomerData(clients, restore_for_newcomers(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
+        with new_folder(folder, owner=self.is_global_zero) as partial:
+            served = ServedClients(partial / "states")
+            with self._also(served):
+                super().predict(module, datamodule=data, return_predictions=False)
+            if not self.is_global_zero:
+                return None
+            table, predictions, results = newcomer_tables(served, data, module)
+            write_table(table, partial / "clients.csv")
+            write_table(predictions, partial / f"predictions.{format}")
+        if results:
+            print_table(results, "newcomers", module.target.kind == "regression")
+        sys.stdout.write(f"results: {folder}\n")
+        return table
+
+    @contextmanager
+    def _also(self, callback: Callback) -> Iterator[None]:
+        """With one callback more."""
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        callbacks.append(callback)
+        try:
+            yield
+        finally:
+            callbacks.remove(callback)
+
+    def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
+        """Write a checkpoint; client files that only its predecessor needed are deleted."""
+        store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
+        with nullcontext() if store is None else store.saving(Path(filepath), self.is_global_zero):
+            super().save_checkpoint(filepath, *args, **kwargs)
+
     @property
     def log_dir(self) -> str | None:
         """The run's folder, for rank zero to write in; None where nothing is logged."""
@@ -77,6 +223,7 @@ def _refuse_arguments(arguments: dict[str, Any]) -> None:
         "overfit_batches": ((0.0, 0), cut),
         "gradient_clip_val": ((), "clients clip for themselves; use --model.solver.clip_norm"),
         "accumulate_grad_batches": ((1,), "clients take whole batches; use --data.batch_size"),
+        "limit_predict_batches": ((1.0,), "every client is served; choose a population and a split"),
         "val_check_interval": ((1.0,), "validation follows whole rounds; use --trainer.check_val_every_n_epoch"),
     }
     for name, (harmless, reason) in refused.items():

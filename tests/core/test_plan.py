@@ -124,3 +124,20 @@ def test_more_epochs_begin_with_the_same_batches():
     assert two[: len(one)] == one
     steps = batches(plan_of([11], LocalWork(steps=4)), 0)
     assert steps == two[:4]
+
+
+def test_a_last_batch_below_the_smallest_is_left_out():
+    work, options = LocalWork(epochs=2), {"batch_size": 4, "seed": 0, "round_idx": 0, "phase": "train"}
+    plan = make_plan([9, 1, 6], [0, 1, 2], work, smallest_batch=2, **options)
+    assert plan.counts.tolist() == [[4, 4, 4, 4], [0, 0, 0, 0], [4, 2, 4, 2]]
+    passes = plan.index[0, :, 0].view(2, 8)
+    assert all(len(set(one.tolist())) == 8 for one in passes)
+    left_out = [set(range(9)) - set(one.tolist()) for one in passes]
+    assert left_out[0] != left_out[1]  # each pass leaves out another sample, for this seed
+    whole = make_plan([9], [0], work, **options)
+    assert whole.counts.tolist() == [[4, 4, 1, 4, 4, 1]]
+
+
+@pytest.mark.parametrize(("samples", "steps"), [(0, 0), (1, 0), (2, 1), (4, 1), (5, 1), (6, 2)])
+def test_steps_with_a_smallest_batch(samples, steps):
+    assert num_steps(samples, LocalWork(epochs=1), 4, smallest_batch=2) == steps

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
+from lit_fed.data.blocks import cohort_size, cut_blocks, draw_cohort, make_blocks, split_by_work
 
 SIZES = np.array([5, 1, 9, 5, 2, 30])
 
@@ -94,3 +94,16 @@ def test_no_clients_make_no_blocks():
 def test_empty_blocks_are_refused():
     with pytest.raises(ConfigError, match="clients_per_block = 0"):
         make_blocks(np.arange(6), SIZES, 0)
+
+
+def test_blocks_may_be_limited_by_samples():
+    blocks = make_blocks(np.arange(6), SIZES, 3, samples_per_block=10)
+    assert [block.tolist() for block in blocks] == [[5], [2], [0, 3], [4, 1]]
+    for limit, count in ((None, 2), (10**9, 2), (1, 6)):
+        assert len(make_blocks(np.arange(6), SIZES, 3, samples_per_block=limit)) == count
+
+
+def test_blocks_are_cut_in_the_order_given():
+    ids = np.array([4, 2, 0, 1])
+    assert [block.tolist() for block in cut_blocks(ids, SIZES[ids], 3)] == [[4, 2, 0], [1]]
+    assert [block.tolist() for block in cut_blocks(ids, np.array([0, 0, 5, 0]), 4, 2)] == [[4, 2], [0], [1]]

@@ -118,6 +118,45 @@ def test_fixed_size():
     assert sizes.tolist() == [7] * 6
 
 
+ON_DEMAND = replace(SMALL, variant="corrected", on_demand=True)
+
+
+def test_on_demand_shares_the_parameters():
+    drawn, held = (replace(ON_DEMAND, on_demand=one).load()[0] for one in (True, False))
+    assert drawn.train.sizes.tolist() == held.train.sizes.tolist()
+    assert drawn.test.sizes.tolist() == [40] * 6
+    assert drawn.val.num_samples == 0
+    assert (drawn.names, drawn.groups.tolist()) == (held.names, held.groups.tolist())
+
+
+def test_on_demand_samples_come_from_streams_of_the_client():
+    seen, _ = ON_DEMAND.load()
+    alone, together = seen.train.select(torch.tensor([4])), seen.train.select(torch.arange(6))
+    other, _ = replace(ON_DEMAND, num_clients=6, test_size=7).load()
+    for split in (together, other.train.select(torch.tensor([4, 2]))):
+        assert torch.equal(split.client(4).x, alone.client(4).x)
+        assert torch.equal(split.client(4).y, alone.client(4).y)
+    test = seen.test.select(torch.tensor([4])).client(4)
+    assert test.x.shape == (40, 8)
+    assert not torch.equal(test.x[:40], alone.x[:40])
+    assert not torch.equal(alone.client(4).x[:50], together.client(3).x[:50])
+    assert together.x.dtype == torch.float32
+    assert float(together.x.abs().max()) <= 1
+
+
+def test_on_demand_labels_come_from_the_components():
+    config = replace(ON_DEMAND, one_hot_mixtures=True)
+    parameters, held = synthetic_parameters(config), config.load()[0].test.select(torch.arange(6))
+    for client_id, mixture in enumerate(parameters.mixtures):
+        client, component = held.client(client_id), parameters.components[mixture.argmax()]
+        np.testing.assert_array_equal(client.y, (client.x.double().numpy() @ component > 0).astype(int))
+
+
+def test_on_demand_takes_the_corrected_variant():
+    with pytest.raises(ConfigError, match=r"variant = 'published'.*choose variant 'corrected'"):
+        replace(ON_DEMAND, variant="published")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

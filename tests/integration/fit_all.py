@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import seed_everything
+from normalised import NormalisedMLP
 
 from lit_fed import algorithms
 from lit_fed.algorithms.base import Algorithm
@@ -30,9 +31,14 @@ class StackedAverage(Algorithm):
 
 
 NAMES = [*sorted(set(algorithms.__all__) - {"Algorithm"}), "StackedAverage"]
+IN_FILES = ["FedEM", "Local"]
+BATCH_NORM = ["average", "local"]
 
 
-def fit(name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep_rounds=0, **trainer_arguments):
+def fit(
+    name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep_rounds=0, client_memory_gb=4.0, model=None,
+    **trainer_arguments,
+):  # fmt: skip
     """Fit and test one algorithm; returns its module and trainer."""
     seed_everything(3, verbose=False)
     data = FederatedDataModule(
@@ -40,7 +46,9 @@ def fit(name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep
     )
     solver = LocalSolver(momentum=0.9, persist_optimizer=True)
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)()
-    module = FederatedModule(algorithm, solver, client_trainer="sequential")
+    module = FederatedModule(
+        algorithm, solver, client_trainer="sequential", client_memory_gb=client_memory_gb, **(model or {})
+    )
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(out), name, version, keep_rounds),
         callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
@@ -59,3 +67,10 @@ if __name__ == "__main__":
         module, trainer = fit(name, out, **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / f"{name}.pt")
+    for name in IN_FILES:
+        fit(name, out / "files", client_memory_gb=0, **extra)
+    for batch_norm in BATCH_NORM:
+        model = {"network": NormalisedMLP, "batch_norm": batch_norm}
+        module, trainer = fit("FedEM", out / batch_norm, model=model, **extra)
+        if trainer.is_global_zero:
+            torch.save(module.state_dict(), out / f"{batch_norm}.pt")

@@ -12,12 +12,23 @@ SMALL = [
 ]  # fmt: skip
 
 
-def run(arguments, timeout=120, **environment):
-    """Run `python -m lit_fed` and return the finished process."""
+def start(arguments, **environment):
+    """Start `python -m lit_fed`."""
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment}
     command = [sys.executable, "-m", "lit_fed", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=env, check=False)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+
+def run(arguments, timeout=120, **environment):
+    """Run `python -m lit_fed` and return the finished process."""
+    with start(arguments, **environment) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def folder(out, name, version=0):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fit_all import NAMES
+from fit_all import BATCH_NORM, IN_FILES, NAMES
 from running import SMALL, folder, history, numbers, run
 
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
@@ -33,10 +33,35 @@ def test_two_ranks_equal_one_bit_for_bit(outs, name):
     assert numbers(one) == numbers(two)
     assert history(one) == history(two)
     assert (one / "clients.csv").read_text() == (two / "clients.csv").read_text()
+    compare_states(outs, name)
+
+
+@pytest.mark.parametrize("batch_norm", BATCH_NORM)
+def test_two_ranks_equal_one_with_batch_norm(outs, batch_norm):
+    one, two = (folder(outs / ranks / batch_norm, "FedEM") for ranks in ("1", "2"))
+    assert numbers(one) == numbers(two)
+    assert history(one) == history(two)
+    compare_states(outs, batch_norm)
+
+
+def compare_states(outs, name):
     states = [torch.load(outs / ranks / f"{name}.pt", weights_only=True) for ranks in ("1", "2")]
     assert states[0].keys() == states[1].keys()
     for key, leaf in states[0].items():
         assert torch.equal(leaf, states[1][key]), key
+
+
+@pytest.mark.parametrize("name", IN_FILES)
+def test_two_ranks_equal_one_with_states_in_files(outs, name):
+    one, two, in_memory = (folder(outs / ranks, name) for ranks in ("1/files", "2/files", "1"))
+    assert numbers(one) == numbers(two) == numbers(in_memory)
+    assert history(one) == history(two) == history(in_memory)
+    assert (one / "clients.csv").read_text() == (two / "clients.csv").read_text()
+    files = [sorted((path / "clients").iterdir()) for path in (one, two)]
+    assert [path.name for path in files[0]] == [path.name for path in files[1]]
+    for alone, shared in zip(*files, strict=True):
+        contents = [torch.load(path, weights_only=True) for path in (alone, shared)]
+        assert all(torch.equal(leaf, contents[1][key]) for key, leaf in contents[0].items()), alone.name
 
 
 def test_a_rank_without_clients_on_the_command_line(tmp_path):

@@ -1,21 +1,29 @@
-"""The result page is generated from kept files, and what it claims lies in the ranges asked for."""
+"""Result pages are generated from kept files, and what they claim lies in the ranges asked for."""
 
 import json
 import statistics
 from pathlib import Path
 
+import bench
 import pytest
+import real_data_results
 import trainer_results
 
-PAGE = Path(__file__).parents[2] / "docs/results/trainer.md"
+RESULTS = Path(__file__).parents[2] / "docs/results"
 
 
 def kept(name):
     return json.loads((trainer_results.KEPT / f"{name}.json").read_text())
 
 
-def test_the_page_is_what_the_kept_files_give():
-    assert PAGE.read_text() == trainer_results.page()
+def speed():
+    return json.loads((RESULTS / "speed.json").read_text())
+
+
+def test_the_pages_are_what_the_kept_files_give():
+    assert (RESULTS / "trainer.md").read_text() == trainer_results.page()
+    assert (RESULTS / "real_data.md").read_text() == real_data_results.page()
+    assert (RESULTS / "speed.md").read_text() == bench.page(speed())
 
 
 @pytest.mark.parametrize(
@@ -42,9 +50,36 @@ def test_other_initial_values():
 
 
 def test_speed():
-    rows = json.loads((trainer_results.RESULTS / "speed.json").read_text())
-    assert rows["fedem_round"]["ratio"] >= 30
-    assert rows["evaluation"]["ratio"] >= 30
+    rows = speed()
+    assert rows["fedem_round"]["textbook / lit_fed"] >= 30
+    assert rows["evaluation"]["textbook / lit_fed"] >= 30
     assert rows["lightning_overhead"]["milliseconds per round"] < 6
     assert rows["start_up"]["wall seconds"] < 8
     assert rows["memory"]["peak over data GB"] < 1.5
+
+
+def test_speed_of_networks():
+    rows = speed()
+    assert rows["fedem_cnn"]["textbook / float32 channels_last"] >= 1.4
+    assert rows["fedem_cnn"]["tuned malloc: textbook / bf16-mixed channels_last"] >= 2.5
+    assert rows["mobilenet"]["textbook / float32 channels_last"] >= 1.7
+    assert rows["char_lstm"]["textbook / float32"] >= 1
+    assert rows["ranks"]["ratio"] >= 1.7
+    assert rows["memory_cnn"]["peak GB"] < 1.6
+
+
+def test_clients_drawn_on_demand():
+    row = speed()["on_demand"]
+    more = 1000 * (row["peak GB, 100,000 clients"] - row["peak GB, 1,000 clients"])
+    assert more < row["state table MB, 100,000 clients"] + 100
+    assert row["wall seconds to the first step, 100,000 clients"] < 30
+
+
+@pytest.mark.parametrize("seed", real_data_results.SEEDS)
+def test_bf16_on_real_data(seed):
+    float32, bf16 = (
+        json.loads((real_data_results.KEPT / f"precision_{one}_{seed}.json").read_text())
+        for one in real_data_results.PRECISIONS
+    )
+    assert float32["rounds"] == bf16["rounds"] == 20
+    assert abs(float32["test/seen/accuracy"] - bf16["test/seen/accuracy"]) <= 0.005

@@ -7,8 +7,12 @@ from running import SMALL, folder, history, numbers, run
 
 ALGORITHMS = {
     "FedEM": ["--model.algorithm", "FedEM", "--model.solver.persist_optimizer", "true"],
+    "FedAvg with BatchNorm": ["--model.algorithm", "FedAvg", "--model.network", "normalised.NormalisedMLP"],
+    "FedEM with local BatchNorm": [
+        "--model.algorithm", "FedEM", "--model.network", "normalised.NormalisedMLP", "--model.batch_norm", "local",
+    ],
     "Local": ["--model.algorithm", "Local", "--model.client_trainer", "sequential"],
-}
+}  # fmt: skip
 
 
 def fit(out, *arguments):
@@ -22,9 +26,9 @@ def kill(moment):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("algorithm", "moment"), [("FedEM", "client"), ("Local", "client"), ("FedEM", "checkpoint")])
+@pytest.mark.parametrize(("algorithm", "moment"), [(name, "client") for name in ALGORITHMS] + [("FedEM", "checkpoint")])
 def test_kill_and_resume_equals_uninterrupted(tmp_path, algorithm, moment):
-    arguments = ALGORITHMS[algorithm]
+    arguments, algorithm = ALGORITHMS[algorithm], algorithm.split()[0]
     whole = fit(tmp_path / "whole", *arguments)
     assert whole.returncode == 0, whole.stderr
     killed = fit(tmp_path / "killed", *arguments, *kill(moment))

@@ -4,7 +4,7 @@ from lit_fed.training.client_store import ClientStore
 
 
 def store():
-    return ClientStore([{"state": (torch.full((2,), float(client)), torch.tensor(client))} for client in range(4)])
+    return ClientStore(lambda client: {"state": (torch.full((2,), float(client)), torch.tensor(client))}, 4)
 
 
 def test_states_are_stacked_and_gathered():
@@ -34,14 +34,14 @@ def test_discard_forgets():
 
 
 def test_stateless_clients_cost_nothing():
-    kept = ClientStore([{"state": ()} for _ in range(5)])
+    kept = ClientStore(lambda _: {"state": ()}, 5)
     assert list(kept.buffers()) == []
     assert kept.gather(torch.tensor([1, 2])) == {"state": ()}
 
 
 def test_the_initial_states_are_copies():
     leaf = torch.zeros(2)
-    kept = ClientStore([{"state": {"mixture": leaf}} for _ in range(3)])
+    kept = ClientStore(lambda _: {"state": {"mixture": leaf}}, 3)
     kept.stage(torch.tensor([0]), {"state": {"mixture": torch.ones(1, 2)}})
     kept.commit()
     assert leaf.tolist() == [0, 0]

@@ -1,0 +1,173 @@
+"""What a prediction run yields: gathered on rank zero, as tables and, if wanted, files of states."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.callbacks.report import client_table
+from lit_fed.core import tree
+from lit_fed.metrics import summarise
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lit_fed.core.task import Target
+    from lit_fed.core.types import Tree
+    from lit_fed.data.newcomers import NewcomerData
+
+__all__ = ["ServedClients", "newcomer_tables", "prediction_table"]
+
+
+class ServedClients(Callback):
+    """Keeps the predictions of a run, each rank those of its own clients, and hands all to rank zero.
+
+    Args:
+        states: folder for a file `<client>.pt` with the state that each client was served with; None: none are kept.
+
+    Attributes:
+        client_ids: on rank zero, all served clients, ascending [C].
+        rows: sums of their results, [C, 3 + M], see `BlockPredictions`.
+        sizes: samples of each, [C].
+        labels: client after client, [n] or [n, L].
+        log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1].
+    """
+
+    client_ids: Tensor
+    rows: Tensor
+    sizes: Tensor
+    labels: Tensor
+    log_prob: Tensor
+
+    def __init__(self, states: Path | None = None) -> None:
+        self.states = states
+        self._blocks: list[tuple[Tensor, ...]] = []
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make the folder of states, before any rank writes."""
+        if self.states is not None:
+            if trainer.is_global_zero:
+                self.states.mkdir(parents=True)
+            trainer.strategy.barrier("states")
+
+    def on_predict_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep a block's predictions, write its states and let them go."""
+        if not outputs:
+            return
+        self._blocks.append((outputs.client_ids, outputs.rows, outputs.sizes, outputs.labels, outputs.log_prob))
+        if self.states is not None:
+            population = trainer.datamodule.unseen  # type: ignore[attr-defined]
+            for row, client_id in enumerate(outputs.client_ids.tolist()):
+                name = population.names[client_id - population.train.first_id]
+                torch.save(_plain(tree.index(outputs.states, row)), self.states / f"{name}.pt")
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bring all clients to rank zero, in their order, which no number of ranks or blocks changes."""
+        blocks = self._gathered()
+        self._blocks = []
+        if not blocks:
+            return
+        client_ids, rows, sizes, labels, log_prob = (torch.cat(part) for part in zip(*blocks, strict=True))
+        order = client_ids.argsort()
+        samples = client_ids.repeat_interleave(sizes).argsort(stable=True)
+        self.client_ids, self.rows, self.sizes = client_ids[order], rows[order], sizes[order]
+        self.labels, self.log_prob = labels[samples], log_prob[samples]
+
+    def _gathered(self) -> list[tuple[Tensor, ...]]:
+        """The blocks of all ranks on rank zero, nothing on the others."""
+        if not (dist.is_available() and dist.is_initialized()):
+            return self._blocks
+        ranks: Any = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+        dist.gather_object(self._blocks, ranks)
+        return [block for blocks in ranks or () for block in blocks]
+
+
+def _plain(state: Tree) -> Any:
+    """A state as nested dicts of tensors on the CPU, named by the fields and keys of the tree."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()  # a view would be saved with all that it is a view of
+    if state is None:
+        return {}
+    if isinstance(state, dict):
+        return {name: _plain(one) for name, one in state.items()}
+    names = getattr(state, "_fields", None) or map(str, range(len(state)))
+    return {name: _plain(one) for name, one in zip(names, state, strict=True)}
+
+
+def prediction_table(served: ServedClients, names: list[str], first_id: int, target: Target) -> pd.DataFrame:
+    """One row for each sample, of sequences for each position of each sample.
+
+    Args:
+        served: the gathered predictions.
+        names: names of the clients of the population, [T].
+        first_id: identity of the first of them.
+        target: what is predicted.
+
+    Returns:
+        Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
+        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`.
+    """
+    import pandas as pd
+
+    length = served.labels.shape[1] if target.positions else 1
+    client_ids = served.client_ids.repeat_interleave(served.sizes)
+    before = served.sizes.cumsum(0) - served.sizes
+    sample = torch.arange(len(client_ids)) - before.repeat_interleave(served.sizes)
+    columns: dict[str, Any] = {
+        "client": np.array(names)[(client_ids - first_id).repeat_interleave(length).numpy()],
+        "client_id": client_ids.repeat_interleave(length).numpy(),
+        "sample": sample.repeat_interleave(length).numpy(),
+    }
+    if target.positions:
+        columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
+    columns["label"] = served.labels.flatten().numpy()
+    if target.kind == "regression":
+        return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
+    log_prob = served.log_prob.flatten(0, -2)
+    columns["prediction"] = log_prob.argmax(1).numpy()
+    probabilities = log_prob.exp_()
+    return pd.DataFrame(columns | {f"p_{c}": probabilities[:, c].numpy() for c in range(probabilities.shape[1])})
+
+
+def newcomer_tables(
+    served: ServedClients, data: NewcomerData, module: Any
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
+    """The tables of newcomers: labels that a client did not bring are empty, and so are its results.
+
+    Args:
+        served: the gathered predictions of all newcomers.
+        data: the newcomers.
+        module: the `FederatedModule` that served them.
+
+    Returns:
+        One row for each client with the columns of a run's clients.csv; the table of predictions; the statistics over
+        clients with labels, with the keys of a test of unseen clients, {} without any.
+    """
+    population = data.unseen
+    first_id = population.train.first_id
+    predictions = prediction_table(served, population.names, first_id, module.target)
+    if not data.labelled.all():
+        label = predictions["label"]
+        label = label if module.target.kind == "regression" else label.astype("Int64")
+        predictions["label"] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
+    rows = served.rows.clone()
+    rows[~data.labelled, :3] = 0
+    module.client_rows["unseen"] = rows
+    table = client_table(data, module).drop(columns="population").rename(columns={"client_id": "client"})
+    table["num_test"] = served.sizes.numpy()
+    results = summarise(rows, module.target.kind == "regression")
+    return table, predictions, {f"newcomers/unseen/{key}": value for key, value in results.items()}

@@ -1,0 +1,155 @@
+"""Clients whose samples are drawn when they are needed: populations too big for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import ClientData, Split
+
+__all__ = ["Draw", "DrawnClient", "DrawnSplit"]
+
+Draw: TypeAlias = Callable[[int], tuple[np.ndarray, np.ndarray]]
+"""Inputs [N, ...] and labels [N] or [N, L] of the client with this number; the same arrays at every call."""
+
+BYTES_PER_BLOCK = 2**27
+"""Samples that a block of drawn clients may hold, in bytes."""
+
+
+class DrawnSplit(Split):
+    """A split that knows how many samples each client has and how to draw them, and holds none.
+
+    `x` and `y` are empty and only tell the shape and type of a sample and the device; `select` draws.
+
+    Args:
+        draw: draws the samples of one client.
+        sizes: samples of each client, [T] int64.
+        x: inputs without samples, [0, ...].
+        y: labels without samples, [0] or [0, L].
+        origin: what else the samples depend on, in words that change when they do; part of the data's fingerprint.
+        numbers: the number by which `draw` knows each client, [T] int64; None: 0, 1, ….
+        first_id: identity of the first client.
+    """
+
+    def __init__(
+        self,
+        draw: Draw,
+        sizes: Tensor,
+        x: Tensor,
+        y: Tensor,
+        origin: str,
+        numbers: Tensor | None = None,
+        first_id: int = 0,
+    ) -> None:
+        super().__init__(x, y, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), first_id)
+        self.draw, self.origin = draw, origin
+        self.numbers = torch.arange(len(sizes)) if numbers is None else numbers
+
+    @property
+    def samples_per_block(self) -> int:
+        """Samples that fit into `BYTES_PER_BLOCK`."""
+        each = sum(one.shape[1:].numel() * one.element_size() for one in (self.x, self.y))
+        return max(1, BYTES_PER_BLOCK // each)
+
+    def client(self, client_id: int) -> ClientData:
+        """One client, drawn when its samples are first read."""
+        return DrawnClient(self, client_id)  # type: ignore[return-value]
+
+    def select(self, client_ids: Tensor) -> Split:
+        """A split that holds the samples of these clients [C], drawn now.
+
+        Raises:
+            ConfigError: if other samples are drawn for a client than were announced.
+        """
+        ids = client_ids.cpu().unique()
+        positions = self.positions(ids)
+        sizes = self.sizes[positions]
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        x, y = (torch.empty(int(offsets[-1]), *one.shape[1:], dtype=one.dtype) for one in (self.x, self.y))
+        starts, ends = offsets[:-1].tolist(), offsets[1:].tolist()
+        for number, start, end in zip(self.numbers[positions].tolist(), starts, ends, strict=True):
+            for held, drawn in zip((x, y), self.draw(number), strict=True):
+                rows = held[start:end]
+                if drawn.shape != rows.shape:
+                    raise ConfigError(
+                        f"client {number} of {self.origin} was drawn with shape {list(drawn.shape)} instead of "
+                        f"{list(rows.shape)}; correct the data set's sizes or its draw"
+                    )
+                rows.copy_(torch.from_numpy(drawn))
+        return Split(x.to(self.x.device), y.to(self.y.device), offsets, self.first_id, ids)
+
+    def subset(self, positions: Tensor) -> DrawnSplit:
+        """The clients at ascending positions [C], numbered anew from 0."""
+        sizes, numbers = self.sizes[positions], self.numbers[positions]
+        return DrawnSplit(self.draw, sizes, self.x, self.y, self.origin, numbers)
+
+    def rows(self, rows_of: Callable[[int], np.ndarray], sizes: Tensor) -> DrawnSplit:
+        """The split of the same clients that keeps some of their samples.
+
+        Args:
+            rows_of: rows [N] kept of the client at this position.
+            sizes: how many they are, [T] int64.
+        """
+        draw = partial(_draw_rows, self.draw, self.numbers, rows_of)
+        return DrawnSplit(draw, sizes, self.x, self.y, self.origin, first_id=self.first_id)
+
+    def _copy(self, device: torch.device) -> DrawnSplit:
+        x, y = self.x.to(device), self.y.to(device)
+        return DrawnSplit(self.draw, self.sizes, x, y, self.origin, self.numbers, self.first_id)
+
+
+class DrawnClient:
+    """One client of a `DrawnSplit`, with the attributes of `ClientData`; only `x` and `y` cost a draw."""
+
+    index = None
+
+    def __init__(self, split: DrawnSplit, client_id: int) -> None:
+        self._split, self._client_id = split, client_id
+
+    @cached_property
+    def _held(self) -> ClientData:
+        return self._split.select(torch.tensor([self._client_id])).client(self._client_id)
+
+    @property
+    def x(self) -> Tensor:
+        """Inputs [N, ...]."""
+        return self._held.x
+
+    @property
+    def y(self) -> Tensor:
+        """Labels [N] or [N, L]."""
+        return self._held.y
+
+    all_x, all_y = x, y
+
+    @property
+    def client_id(self) -> Tensor:
+        """Identity, [] int64."""
+        return torch.tensor(self._client_id, device=self._split.x.device)
+
+    @property
+    def mask(self) -> Tensor:
+        """1 for each sample, [N]."""
+        position = self._client_id - self._split.first_id
+        lo, hi = self._split.offsets[position : position + 2].tolist()
+        return torch.ones(hi - lo, device=self._split.x.device)
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Number of samples, [] float64."""
+        return self.mask.sum(dtype=torch.float64)
+
+
+def _draw_rows(
+    draw: Draw, numbers: Tensor, rows_of: Callable[[int], np.ndarray], position: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Some samples of the client at a position."""
+    x, y = draw(int(numbers[position]))
+    rows = rows_of(position)
+    return x[rows], y[rows]

@@ -1,0 +1,238 @@
+"""Client states in files: what all clients keep together may exceed the memory of a machine.
+
+A file holds one version of one client's state and is never changed: training the client again writes another file, and
+an index [T] says which version counts (−1: the client has never trained and has no file). Committing a round only
+changes the index, so a round that is cut off leaves files that nothing refers to.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from lit_fed.callbacks.checkpoint import LastCheckpoint
+from lit_fed.core.errors import ConfigError
+from lit_fed.training.checkpoint_index import CheckpointIndex
+
+__all__ = ["ClientFiles", "choose_leaves", "clients_folder", "folder_beside"]
+
+SMALL_LEAF = 1024
+"""Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""
+
+
+def choose_leaves(sizes: Sequence[int], num_clients: int, memory_bytes: float) -> list[int]:
+    """Which leaves of a client's state go to files: the largest first, until the others fit into memory.
+
+    Args:
+        sizes: bytes of each leaf of one client's state.
+        num_clients: T.
+        memory_bytes: what the leaves of all clients may take in memory.
+
+    Returns:
+        Positions of the leaves in ascending order. Leaves up to `SMALL_LEAF` never go.
+
+    Example:
+        >>> choose_leaves([4000, 8, 8000], num_clients=10, memory_bytes=50_000)
+        [2]
+    """
+    chosen: list[int] = []
+    left = num_clients * sum(sizes)
+    for position in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        if left <= memory_bytes or sizes[position] <= SMALL_LEAF:
+            break
+        chosen.append(position)
+        left -= num_clients * sizes[position]
+    return sorted(chosen)
+
+
+def folder_beside(checkpoints: Path) -> Path:
+    """Where the client files of the checkpoints in a folder lie: beside a folder `checkpoints`, in any other one."""
+    return (checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints) / "clients"
+
+
+def clients_folder(trainer: Trainer) -> Path | None:
+    """Where a run keeps its client files: with its checkpoints; None for a run that writes none."""
+    callbacks = sorted(trainer.checkpoint_callbacks, key=lambda one: not isinstance(one, LastCheckpoint))
+    folders = [Path(folder) for one in callbacks if (folder := getattr(one, "dirpath", None)) is not None]
+    return folder_beside(folders[0]).absolute() if folders else None
+
+
+class ClientFiles:
+    """Files `<client_id>.<version>.pt`, each a dict of tensors, in one folder; the checkpoints that need some of them.
+
+    Args:
+        names: names of the leaves in a file.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.folder: Path | None = None
+        self.checkpoints: CheckpointIndex | None = None
+        self._temporary: Path | None = None
+        self._superseded: set[tuple[int, int]] = set()
+
+    # ------------------------------------------------------------------ one state
+    def _path(self, client_id: int, version: int) -> Path:
+        assert self.folder is not None, "open() chooses the folder at the start of a fit"
+        return self.folder / _file_name(client_id, version)
+
+    def write(self, client_id: int, version: int, leaves: Iterable[Tensor]) -> None:
+        """Write a state beside its place and move it there.
+
+        Nothing is forced to the disk, since that costs more than the write. A killed process loses nothing: what it has
+        written is the system's. After a power cut a checkpoint may be newer than the last files that it refers to;
+        one that is missing or cut short is then an error that names the client.
+
+        Args:
+            client_id: whose state.
+            version: one that this client has no file of in the index or in any checkpoint.
+            leaves: in the order of `names`; rows of a larger tensor are cut out of it.
+        """
+        path = self._path(client_id, version)
+        partial = path.with_name(f".{path.name}.partial")
+        own = {name: leaf.detach().cpu().clone() for name, leaf in zip(self.names, leaves, strict=True)}
+        torch.save(own, partial)
+        partial.replace(path)
+
+    def read(self, client_id: int, version: int) -> list[Tensor]:
+        """The leaves of a state, in the order of `names`, on the CPU.
+
+        Raises:
+            OSError: naming the client and the file, if it is missing or damaged; only the rank that reads it knows.
+        """
+        path = self._path(client_id, version)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+            return [content[name] for name in self.names]
+        except Exception as error:
+            raise OSError(
+                f"the state of client {client_id} cannot be read from {path} ({type(error).__name__}); put the file "
+                "back, go on from another checkpoint with --ckpt_path, or start a new run"
+            ) from error
+
+    # ------------------------------------------------------------------ the folder
+    def find(self, index: Tensor, folders: Sequence[Path]) -> None:
+        """Choose the first folder that holds every file of a checkpoint's index.
+
+        Args:
+            index: version of each client, [T]; −1 for a client without a file.
+            folders: where to look, in this order.
+
+        Raises:
+            ConfigError: naming the first client whose file is missing, and where it should be.
+        """
+        wanted, lost = _pairs(index), []
+        self.folder = None
+        for folder in folders if wanted else ():
+            present = set(os.listdir(folder)) if folder.is_dir() else set()
+            absent = next((pair for pair in wanted if _file_name(*pair) not in present), None)
+            if absent is None:
+                self.folder, self.checkpoints = folder, CheckpointIndex(folder)
+                return
+            lost.append(f"{folder / _file_name(*absent)} of client {absent[0]}")
+        if wanted:
+            raise ConfigError(
+                f"client states that the checkpoint refers to are missing: {', or '.join(lost)}; put the run's folder "
+                "`clients` back beside its folder `checkpoints`, or start a new run without --ckpt_path. A run that "
+                "writes no checkpoints of its own keeps client states only while it lasts"
+            )
+
+    def open(self, folder: Path | None, root: Path, index: Tensor) -> tuple[Path, int, int | None]:
+        """Make ready for a fit; on rank zero only, before any rank writes.
+
+        Files that neither the index nor a checkpoint of the run needs are deleted, among them those cut off while they
+        were written. Files of the index that lie elsewhere are taken along, under a version of their own.
+
+        Args:
+            folder: the run's; None takes a temporary one, deleted with the store or at the end of the process.
+            root: where a temporary folder is made.
+            index: version of each client, [T].
+
+        Returns:
+            The folder; the first version that is free; the version of all files taken along, None without any.
+        """
+        source, folder = self.folder, folder or self._temporary or self._make_temporary(root)
+        folder.mkdir(parents=True, exist_ok=True)
+        elsewhere = source is not None and source.resolve() != folder.resolve()
+        self.folder, self.checkpoints = folder, CheckpointIndex(folder)
+        own = np.full(len(index), -1) if elsewhere else index.cpu().numpy()
+        self._sweep(own)
+        free = 1 + max((version for _, version in self._present()), default=-1)
+        if source is None or not elsewhere:
+            return folder, free, None
+        for client_id, version in _pairs(index):
+            _link_or_copy(source / _file_name(client_id, version), folder / _file_name(client_id, free))
+        return folder, free + 1, free
+
+    def _make_temporary(self, root: Path) -> Path:
+        root.mkdir(parents=True, exist_ok=True)
+        self._temporary = Path(tempfile.mkdtemp(prefix="clients-", dir=root)).absolute()
+        weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+        return self._temporary
+
+    def _present(self) -> list[tuple[int, int]]:
+        """Client and version of every whole file."""
+        assert self.folder is not None
+        parts = [path.name.split(".") for path in self.folder.glob("*.*.pt")]
+        return [(int(one[0]), int(one[1])) for one in parts if len(one) == 3 and one[0].isdigit() and one[1].isdigit()]
+
+    # ------------------------------------------------------------------ garbage
+    def _sweep(self, index: np.ndarray) -> None:
+        """Delete what a previous process left: halves of files, and files that nothing needs."""
+        assert self.folder is not None
+        for partial in self.folder.glob(".*.pt.partial"):
+            partial.unlink(missing_ok=True)
+        self._superseded = {pair for pair in self._present() if not _refers(index, *pair)}
+        self.collect(index)
+
+    def supersede(self, client_ids: Iterable[int], versions: Iterable[int]) -> None:
+        """Remember files that are to go as soon as neither the index nor a checkpoint needs them."""
+        self._superseded.update(pair for pair in zip(client_ids, versions, strict=True) if pair[1] >= 0)
+
+    def collect(self, index: np.ndarray) -> None:
+        """Delete superseded files that are needed neither by the committed index [T] nor by any checkpoint.
+
+        Only files known to be superseded are looked at, never the whole folder: the cost grows with the cohort, and
+        what other ranks are writing cannot be met.
+        """
+        if not self._superseded:
+            return
+        needed = None if self.checkpoints is None else self.checkpoints.read()
+        if needed is None:  # a checkpoint that cannot be read might need any of them
+            return
+        kept = {pair for pair in self._superseded if any(_refers(one, *pair) for one in (index, *needed))}
+        for client_id, version in self._superseded - kept:
+            self._path(client_id, version).unlink(missing_ok=True)
+        self._superseded = kept
+
+
+def _file_name(client_id: int, version: int) -> str:
+    return f"{client_id}.{version}.pt"
+
+
+def _pairs(index: Tensor) -> list[tuple[int, int]]:
+    """Client and version of every file of an index."""
+    return [(client_id, version) for client_id, version in enumerate(index.tolist()) if version >= 0]
+
+
+def _refers(index: np.ndarray, client_id: int, version: int) -> bool:
+    return client_id < len(index) and bool(index[client_id] == version)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    """A hard link where the file system allows it: files are never changed, so two runs may share one."""
+    try:
+        os.link(source, target)
+    except OSError:
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.copyfile(source, partial)
+        partial.replace(target)

@@ -1,0 +1,85 @@
+"""Tables of predictions, against literal rows."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.callbacks.served_clients import ServedClients, prediction_table
+from lit_fed.core.task import Target
+from lit_fed.core.tree import stack
+from lit_fed.core.types import ModelState
+from lit_fed.training.serving import BlockPredictions
+
+TRAINER = SimpleNamespace(
+    is_global_zero=True,
+    strategy=SimpleNamespace(barrier=lambda name: None),
+    datamodule=SimpleNamespace(unseen=SimpleNamespace(names=["ann", "bob"], train=SimpleNamespace(first_id=4))),
+)
+
+
+def block(client_ids, sizes, labels, log_prob, states=()):
+    return BlockPredictions(
+        torch.tensor(client_ids), states, torch.zeros(len(client_ids), 3), torch.tensor(sizes), torch.tensor(labels),
+        torch.tensor(log_prob),
+    )  # fmt: skip
+
+
+def served(*blocks, states=None):
+    callback = ServedClients(states)
+    callback.on_predict_start(TRAINER, None)
+    for position, one in enumerate(blocks):
+        callback.on_predict_batch_end(TRAINER, None, one, None, position)
+    callback.on_predict_end(TRAINER, None)
+    return callback
+
+
+def test_rows_stand_in_the_order_of_clients_and_samples():
+    log_prob = np.log(np.array([[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]], np.float32))
+    callback = served(block([5], [2], [1, 0], log_prob[:2]), (), block([4], [1], [1], log_prob[2:]))
+    table = prediction_table(callback, ["ann", "bob"], 4, Target("binary", 2))
+    assert table.columns.tolist() == ["client", "client_id", "sample", "label", "prediction", "p_0", "p_1"]
+    assert table["client"].tolist() == ["ann", "bob", "bob"]
+    assert table["client_id"].tolist() == [4, 5, 5]
+    assert table["sample"].tolist() == [0, 0, 1]
+    assert table["label"].tolist() == [1, 1, 0]
+    assert table["prediction"].tolist() == [0, 1, 0]  # of equal probabilities the first
+    np.testing.assert_allclose(table[["p_0", "p_1"]], [[0.9, 0.1], [0.25, 0.75], [0.5, 0.5]], rtol=1e-6)
+
+
+def test_sequences_have_a_row_for_each_position():
+    shares = np.array([[[0.1, 0.2, 0.7], [0.6, 0.3, 0.1]]] * 2, np.float32)
+    callback = served(block([5, 4], [1, 1], [[2, 1], [0, 0]], np.log(shares)))
+    table = prediction_table(callback, ["ann", "bob"], 4, Target("multiclass", 3, positions=True))
+    assert table.columns.tolist()[:6] == ["client", "client_id", "sample", "position", "label", "prediction"]
+    assert table["client"].tolist() == ["ann", "ann", "bob", "bob"]
+    assert table["sample"].tolist() == [0, 0, 0, 0]
+    assert table["position"].tolist() == [0, 1, 0, 1]
+    assert table["label"].tolist() == [0, 0, 2, 1]
+    assert table["prediction"].tolist() == [2, 0, 2, 0]
+    np.testing.assert_allclose(table["p_1"], [0.2, 0.3, 0.2, 0.3], rtol=1e-6)
+
+
+def test_regression_has_predicted_values():
+    callback = served(block([4], [2], [0.5, -1.0], [[0.25], [2.0]]))
+    table = prediction_table(callback, ["ann", "bob"], 4, Target("regression", 1))
+    assert table.columns.tolist() == ["client", "client_id", "sample", "label", "prediction"]
+    assert table["label"].tolist() == [0.5, -1.0]
+    assert table["prediction"].tolist() == [0.25, 2.0]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_states_are_written_as_nested_dicts(tmp_path, keep):
+    models = [ModelState({"w.a": torch.full((1, 2), float(one))}, {}) for one in range(2)]
+    states = stack([(one, {"drift": torch.tensor(3)}) for one in models])
+    served(
+        block([5, 4], [0, 0], [0][:0], torch.zeros(0).tolist(), states), states=tmp_path / "states" if keep else None
+    )
+    assert (tmp_path / "states").exists() == keep
+    if keep:
+        state = torch.load(tmp_path / "states/ann.pt", weights_only=True)
+        assert state["1"] == {"drift": torch.tensor(3)}
+        assert state["0"]["buffers"] == {}
+        assert state["0"]["parameters"]["w.a"].tolist() == [[1.0, 1.0]]
+        assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["ann.pt", "bob.pt"]

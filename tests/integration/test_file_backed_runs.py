@@ -1,0 +1,212 @@
+"""Runs whose client states lie in files equal those that keep them in memory, cut off, continued, moved or served."""
+
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fit_all import IN_FILES, fit
+from kill_test import kill_runs
+from lightning.pytorch.callbacks import ModelCheckpoint
+from running import SMALL, folder, history, numbers
+
+from lit_fed.algorithms import Local
+from lit_fed.callbacks import FederatedCallback, with_defaults
+from lit_fed.cli import main
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.data import Digits
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training import FederatedModule, FederatedTrainer
+
+ARGUMENTS = [
+    *SMALL, "--model.algorithm", "Local", "--model.client_trainer", "sequential", "--model.client_memory_gb", "0",
+    "--trainer.enable_progress_bar", "false",
+]  # fmt: skip
+
+
+class CutError(RuntimeError):
+    pass
+
+
+class Cut(FederatedCallback):
+    """Fails in the middle of round 2."""
+
+    def on_clients_end(self, trainer, module, num_clients):
+        if module.num_rounds_done == 2:
+            raise CutError
+
+
+def outcome(path):
+    return numbers(path), history(path), (path / "clients.csv").read_text()
+
+
+def states(module):
+    """What all clients keep, wherever it is."""
+    return tree.leaves(module.store.table)
+
+
+def same_states(a, b):
+    return all(torch.equal(x, y) for x, y in zip(states(a), states(b), strict=True))
+
+
+def client_files(path):
+    return {one.name for one in (path / "clients").iterdir()}
+
+
+def referred(*indices):
+    return {f"{one}.{version}.pt" for index in indices for one, version in enumerate(index.tolist()) if version >= 0}
+
+
+def index_of(path):
+    return torch.load(path, weights_only=True)["state_dict"]["store.versions"]
+
+
+@pytest.fixture(scope="module", params=IN_FILES)
+def whole(request, tmp_path_factory):
+    """An algorithm's name, its uninterrupted run in memory, and that run's folder."""
+    out = tmp_path_factory.mktemp("whole")
+    return request.param, fit(request.param, out, rounds=4)[0], folder(out, request.param)
+
+
+@pytest.fixture(scope="module")
+def cut(whole, tmp_path_factory):
+    """The folder of the same run with files, cut off in the middle of round 2."""
+    name, out = whole[0], tmp_path_factory.mktemp("cut")
+    with pytest.raises(CutError):
+        fit(name, out, rounds=4, callbacks=[Cut()], client_memory_gb=0)
+    return folder(out, name)
+
+
+def test_files_give_the_numbers_of_memory(tmp_path, whole):
+    name, in_memory, path = whole
+    in_files, _ = fit(name, tmp_path, rounds=4, client_memory_gb=0)
+    assert in_memory.store.in_files == []
+    assert in_files.store.in_files
+    assert outcome(folder(tmp_path, name)) == outcome(path)
+    assert same_states(in_files, in_memory)
+    assert client_files(folder(tmp_path, name)) == referred(in_files.store.versions)
+
+
+def test_a_cut_run_goes_on_in_its_folder(tmp_path, whole, cut):
+    name, in_memory, path = whole
+    shutil.copytree(cut.parent, tmp_path / name)
+    own = folder(tmp_path, name)
+    last = own / "checkpoints/last.ckpt"
+    assert client_files(own) > referred(index_of(last)), "the cut round left files"
+    (own / "clients/.3.9.pt.partial").touch()
+    resumed, _ = fit(name, tmp_path, rounds=4, ckpt_path=str(last), version=0, keep_rounds=2, client_memory_gb=0)
+    assert outcome(own) == outcome(path)
+    assert same_states(resumed, in_memory)
+    assert client_files(own) == referred(resumed.store.versions) == referred(index_of(last))
+
+
+def test_a_checkpoint_opens_a_new_folder_that_stands_alone(tmp_path, whole, cut):
+    name, in_memory, _ = whole
+    shutil.copytree(cut.parent, tmp_path / name)
+    before = client_files(folder(tmp_path, name))
+    last = folder(tmp_path, name) / "checkpoints/last.ckpt"
+    resumed, trainer = fit(name, tmp_path, rounds=4, ckpt_path=str(last), client_memory_gb=0)
+    new = folder(tmp_path, name, 1)
+    assert client_files(folder(tmp_path, name)) == before, "the other run's files are left alone"
+    assert same_states(resumed, in_memory)
+    shutil.copytree(new, tmp_path / "moved")
+    shutil.rmtree(folder(tmp_path, name))
+    before = {key: value for key, value in resumed.results.items() if key.startswith("test/")}
+    resumed.results.clear()
+    moved = tmp_path / "moved/checkpoints/last.ckpt"
+    trainer.test(resumed, datamodule=trainer.datamodule, ckpt_path=moved, verbose=False)
+    assert {key: value for key, value in resumed.results.items() if key.startswith("test/")} == before
+    assert resumed.store.location == str(tmp_path / "moved/clients")
+
+
+def test_the_best_models_keep_their_files(tmp_path):
+    beside = ModelCheckpoint(monitor="test/seen/accuracy", mode="max", save_top_k=2, filename="beside-{step}")
+    away = ModelCheckpoint(tmp_path / "away", monitor="test/seen/loss", mode="max", save_top_k=1, filename="{step}")
+    module, trainer = fit("Local", tmp_path, rounds=5, callbacks=[beside, away], client_memory_gb=0)
+    own = folder(tmp_path, "Local")
+    paths = [*(own / "checkpoints").glob("*.ckpt"), *(tmp_path / "away").glob("*.ckpt")]
+    assert len(paths) == 4
+    indices = [index_of(path) for path in paths]
+    assert len({tuple(index.tolist()) for index in indices}) > 1
+    assert client_files(own) - {"checkpoints.txt"} == referred(*indices)
+    for path, index in zip(paths, indices, strict=True):
+        trainer.test(module, datamodule=trainer.datamodule, ckpt_path=path, verbose=False)
+        assert torch.equal(module.store.versions, index)
+
+
+def test_a_run_without_checkpoints_leaves_no_files(tmp_path):
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
+        callbacks=with_defaults([], checkpoint=False, progress=False), enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    module, data = FederatedModule(Local(), client_memory_gb=0), FederatedDataModule(Digits(), num_clients=5)
+    trainer.fit(module, datamodule=data)
+    temporary = Path(module.store.location)
+    assert temporary.parent == tmp_path
+    assert {path.name for path in temporary.glob("*.pt")} == referred(module.store.versions)
+    trainer.test(module, datamodule=data, verbose=False)
+    trainer.save_checkpoint(tmp_path / "by_hand.ckpt")
+    del module, trainer, data
+    gc.collect()
+    assert not temporary.exists()
+    later, data = FederatedModule(Local(), client_memory_gb=0), FederatedDataModule(Digits(), num_clients=5)
+    run = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match="only while it lasts"):
+        run.test(later, datamodule=data, ckpt_path=tmp_path / "by_hand.ckpt")
+
+
+def test_the_command_line_serves_and_refuses(tmp_path, capsys):
+    base = [*ARGUMENTS, "--trainer.default_root_dir", str(tmp_path)]
+    main(["fit", *base])
+    own = folder(tmp_path, "Local")
+    last = own / "checkpoints/last.ckpt"
+    fitted = capsys.readouterr().out
+    table = fitted[fitted.index("clients") : fitted.index("results:")]
+    main(["test", *base, "--ckpt_path", str(last)])
+    assert table in capsys.readouterr().out
+    main(["validate", *base, "--ckpt_path", "last"])
+    assert client_files(own) == referred(index_of(last))
+    gone = own / "clients" / min(client_files(own))
+    os.rename(gone, tmp_path / "hidden")
+    for command, checkpoint in (("fit", "last"), ("fit", str(last)), ("validate", str(last))):
+        with pytest.raises(SystemExit) as stopped:
+            main([command, *base, "--trainer.max_epochs", "5", "--ckpt_path", checkpoint])
+        assert stopped.value.code == 2
+        said = capsys.readouterr().err
+        assert all(part in said for part in (f"client {gone.name.split('.')[0]}", str(gone), "put the run's folder"))
+    assert not folder(tmp_path, "Local", 1).exists()
+
+
+def test_negative_memory_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *SMALL, "--model.client_memory_gb", "-1"])
+    assert "--model.client_memory_gb is -1" in capsys.readouterr().err
+
+
+def test_another_budget_is_another_run(tmp_path, cut, whole):
+    last = cut / "checkpoints/last.ckpt"
+    with pytest.raises(ConfigError, match="client states in files"):
+        fit(whole[0], tmp_path, rounds=4, ckpt_path=str(last))
+
+
+@pytest.mark.slow
+def test_two_killed_runs_continue_exactly(capsys):
+    assert kill_runs(2, rounds=8, seed=1) == 2
+    assert "2 kills in 2 runs, 2 exact continuations" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_memory_stays_at_a_few_models(tmp_path):
+    """In memory, 24 clients' states alone are 24 models, and new ones are staged beside them."""
+    command = [sys.executable, str(Path(__file__).with_name("peak_memory.py")), str(tmp_path), "24", "0"]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert finished.returncode == 0, finished.stderr
+    assert float(re.search(r"grew by ([\d.]+) models", finished.stdout)[1]) < 15
+    shutil.rmtree(tmp_path / "peak")

@@ -1,0 +1,233 @@
+"""Fits on clients that are drawn when they are needed, and evaluations of some clients only."""
+
+import json
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from running import history, numbers
+
+from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM
+from lit_fed.callbacks import FederatedCallback, with_defaults
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.types import Population, ServingBlock
+from lit_fed.data import Synthetic
+from lit_fed.data import synthetic as synthetic_module
+from lit_fed.data.dataset import ClientDataSet, make_split
+from lit_fed.data.module import FederatedDataModule, serving_blocks
+from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+
+DRAWN = Synthetic(num_clients=12, dimension=6, test_size=9, variant="corrected", on_demand=True)
+
+
+@dataclass(frozen=True)
+class Held(ClientDataSet):
+    """The samples of a drawn data set in memory."""
+
+    num_classes: ClassVar[int | None] = 2
+    drawn: Synthetic = DRAWN
+
+    def load(self):
+        drawn, _ = self.drawn.load()
+        splits = [one.select(torch.arange(one.num_clients)) for one in (drawn.train, drawn.val, drawn.test)]
+        held = [make_split(one.x.numpy(), one.y.numpy(), one.sizes.numpy()) for one in splits]
+        return Population(*held, drawn.names, drawn.groups), None
+
+
+class PowerCutError(RuntimeError):
+    pass
+
+
+class PowerCut(FederatedCallback):
+    """Fails in the middle of the third round."""
+
+    def on_clients_end(self, trainer, module, num_clients):
+        if module.num_rounds_done == 2:
+            raise PowerCutError
+
+
+def fit(
+    out, dataset=DRAWN, *, algorithm=None, client_trainer="sequential", callbacks=(), ckpt_path=None, version=None,
+    keep_rounds=0, **options,
+):  # fmt: skip
+    """Fit and test; returns the module and the run's folder."""
+    options = {"unseen_fraction": 0.25, "clients_per_round": 5, "batch_size": 32} | options
+    data = FederatedDataModule(dataset, **options)
+    solver = LocalSolver(momentum=0.9, persist_optimizer=True)
+    module = FederatedModule(algorithm or FedEM(), solver, client_trainer=client_trainer)
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=4, logger=RoundLogger(str(out), "run", version, keep_rounds),
+        callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    trainer.test(module, datamodule=data, verbose=False)
+    return module, out / "run/version_0"
+
+
+def assert_same(one, other):
+    """Two runs left the same numbers."""
+    (module, folder), (other_module, other_folder) = one, other
+    for key, leaf in module.state_dict().items():
+        assert torch.equal(leaf, other_module.state_dict()[key]), key
+    assert numbers(folder) == numbers(other_folder)
+    assert history(folder) == history(other_folder)
+    assert (folder / "clients.csv").read_text() == (other_folder / "clients.csv").read_text()
+
+
+@pytest.mark.parametrize("client_trainer", ["sequential", "vectorized"])
+@pytest.mark.parametrize("options", [{}, {"val_fraction": 0.3, "eval_clients": 4}], ids=["all", "some"])
+def test_drawn_clients_give_the_numbers_of_held_ones(tmp_path, client_trainer, options):
+    runs = [
+        fit(tmp_path / str(place), dataset, client_trainer=client_trainer, **options)
+        for place, dataset in enumerate((DRAWN, Held()))
+    ]
+    assert_same(*runs)
+
+
+@pytest.mark.parametrize("algorithm", [FedEM(refresh_mixture_at_eval=True), FedAvgPlus()])
+def test_sequential_equals_vectorised(tmp_path, algorithm):
+    runs = [fit(tmp_path / name, algorithm=algorithm, client_trainer=name)[0] for name in ("sequential", "vectorized")]
+    for key, leaf in runs[0].state_dict().items():
+        torch.testing.assert_close(leaf, runs[1].state_dict()[key], rtol=1e-4, atol=1e-5, msg=key)
+    assert runs[0].results.keys() == runs[1].results.keys()
+    for key, value in runs[0].results.items():
+        assert runs[1].results[key] == pytest.approx(value, abs=1e-4), key
+
+
+def test_the_size_of_blocks_changes_nothing(tmp_path):
+    assert_same(fit(tmp_path / "one"), fit(tmp_path / "many", clients_per_block=2))
+
+
+def test_resume_equals_uninterrupted(tmp_path):
+    with pytest.raises(PowerCutError):
+        fit(tmp_path / "cut", callbacks=[PowerCut()], eval_clients=3)
+    last = tmp_path / "cut/run/version_0/checkpoints/last.ckpt"
+    resumed = fit(tmp_path / "cut", ckpt_path=str(last), version=0, keep_rounds=2, eval_clients=3)
+    assert_same(fit(tmp_path / "whole", eval_clients=3), resumed)
+
+
+def test_other_drawn_data_are_refused_on_resume(tmp_path):
+    _, folder = fit(tmp_path / "run")
+    with pytest.raises(ConfigError, match="fingerprint"):
+        fit(tmp_path / "other", replace(DRAWN, noise=0.2), ckpt_path=str(folder / "checkpoints/last.ckpt"))
+
+
+@dataclass(frozen=True)
+class Greedy(FedAvg):
+    """Looks at all samples before the first round."""
+
+    def state_init(self, ctx, shared, data):
+        return {"sum": data.x.sum(), "samples": data.num_samples}
+
+    def client_final(self, ctx, shared, work, data):
+        result = super().client_final(ctx, shared, work, data)
+        return result._replace(state={"sum": data.x.sum(), "samples": data.num_samples})
+
+
+def test_the_first_states_draw_what_the_algorithm_reads(monkeypatch):
+    drawn = []
+    draw = synthetic_module._draw_client
+
+    def watched(config, parameters, split, sizes, client_id):
+        drawn.append((split, client_id))
+        return draw(config, parameters, split, sizes, client_id)
+
+    monkeypatch.setattr(synthetic_module, "_draw_client", watched)
+    data = FederatedDataModule(DRAWN)
+    data.setup()
+    for algorithm, expected in ((FedEM(), []), (Greedy(), [("train", client) for client in range(12)])):
+        drawn.clear()
+        module = FederatedModule(algorithm)
+        module.build(data.target, data.input_shape, data.seen)
+        assert sorted(set(drawn)) == expected
+    held = data.seen.train.select(torch.arange(12))
+    sums = torch.stack([held.client(client).x.sum() for client in range(12)])
+    assert torch.equal(module.store.table["state"]["sum"], sums)
+    assert module.store.table["state"]["samples"].tolist() == held.sizes.tolist()
+
+
+# ---------------------------------------------------------------------- evaluation of some clients
+@pytest.fixture(scope="module")
+def everyone_and_some(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    return {number: fit(out / str(number), eval_clients=number)[1] for number in (None, 2)}
+
+
+def test_the_table_of_clients_speaks_of_those_measured(everyone_and_some):
+    everyone, some = (pd.read_csv(folder / "clients.csv") for folder in everyone_and_some.values())
+    assert everyone["population"].value_counts().to_dict() == {"seen": 9, "unseen": 3}
+    assert some["population"].value_counts().to_dict() == {"seen": 2, "unseen": 2}
+    assert not some.isna().any().any()
+    assert (some["num_test"] == 9).all()
+    pd.testing.assert_frame_equal(some, everyone.merge(some[["client_id", "population"]])[list(some)])
+
+
+def test_the_summary_speaks_of_the_clients_measured(everyone_and_some):
+    folder = everyone_and_some[2]
+    summary, table = json.loads((folder / "summary.json").read_text()), pd.read_csv(folder / "clients.csv")
+    for population, rows in table.groupby("population"):
+        assert summary[f"test/{population}/accuracy_unweighted"] == pytest.approx(rows["accuracy"].mean())
+        assert summary[f"test/{population}/accuracy_worst"] == pytest.approx(rows["accuracy"].min())
+
+
+def test_the_sample_is_fixed_by_the_seed_of_the_data():
+    def sample(number, **options):
+        data = FederatedDataModule(replace(DRAWN, num_clients=50), eval_clients=number, **options)
+        data.setup()
+        return data.seen.measured
+
+    assert sample(10).tolist() == sorted(set(sample(10).tolist()))
+    assert len(sample(10)) == 10
+    assert torch.equal(sample(10), sample(10, clients_per_block=3))
+    assert not torch.equal(sample(10), sample(10, seed=1))
+    assert sample(50) is None
+
+
+def test_every_rank_measures_its_own_clients():
+    data = FederatedDataModule(DRAWN, eval_clients=5, clients_per_block=2)
+    data.setup()
+    blocks = [
+        serving_blocks(data.seen.test, data.seen.train, data.seen.measured, clients_per_block=2, rank=rank, num_ranks=2)
+        for rank in (0, 1)
+    ]
+    assert len(blocks[0]) == len(blocks[1]) == 2
+    ids = torch.cat([block.client_ids for one in blocks for block in one])
+    assert ids.sort().values.tolist() == data.seen.measured.tolist()
+    rows = torch.cat([block.rows for one in blocks for block in one])
+    assert torch.equal(data.seen.measured[rows], ids)
+
+
+@pytest.mark.parametrize("population", ["seen", "unseen"])
+def test_a_rank_may_have_nobody_to_measure(population):
+    data = FederatedDataModule(DRAWN, unseen_fraction=0.25)
+    data.setup()
+    module = FederatedModule()
+    module.build(data.target, data.input_shape, data.seen, data.unseen)
+    chosen, nobody = getattr(data, population), torch.empty(0, dtype=torch.int64)
+    module.measure(ServingBlock(nobody, nobody, chosen.test, chosen.train), population)
+    assert float(module.tables[population].compute().sum()) == 0
+
+
+@pytest.mark.parametrize("number", [0, -3])
+def test_a_sample_of_nobody_is_refused(number):
+    with pytest.raises(ConfigError, match=f"--data.eval_clients is {number}; give a whole number >= 1"):
+        FederatedDataModule(DRAWN, eval_clients=number)
+
+
+def test_a_hundred_thousand_clients_start_at_once():
+    data = FederatedDataModule(
+        Synthetic(num_clients=100_000, dimension=5, test_size=3, variant="corrected", on_demand=True),
+        clients_per_round=3, eval_clients=7,
+    )  # fmt: skip
+    data.setup()
+    module = FederatedModule()
+    module.build(data.target, data.input_shape, data.seen)
+    assert module.mixture_weights.shape == (100_000, 3)
+    assert module.tables["seen"].rows.shape == (7, 6)
+    assert module.total_samples == int(data.seen.train.sizes.sum()) > 20_000_000
+    np.testing.assert_allclose(module.mixture_weights[[0, 1024, 99_999]], 1 / 3)
