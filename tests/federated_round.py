@@ -93,7 +93,7 @@ def perturbed(value: Tree, scale=0.1, seed=0) -> Tree:
 
 @dataclass
 class Federation:
-    """Server and clients of a run; `round` advances them by one round."""
+    """Server and clients of a run, on the device of the samples; `round` advances them by one round."""
 
     algorithm: Algorithm
     train: Split
@@ -117,18 +117,22 @@ class Federation:
     def __post_init__(self) -> None:
         ctx = self.context("init")
         if self.shared is None:
-            self.shared = self.algorithm.shared_init(ctx)
+            self.shared = self.on_device(self.algorithm.shared_init(ctx))
         clients = [self.train.client(one) for one in range(self.train.num_clients)]
         each = [self.algorithm.state_init(ctx, self.shared, client) for client in clients]
-        self.states = tree.stack(each)
+        self.states = self.on_device(tree.stack(each))
         if self.solver.persist_optimizer:
             losses = SequentialTrainer().losses(ctx, self.shared, self.algorithm, clients[0])
-            work = self.algorithm.client_init(ctx, self.shared, each[0], clients[0], losses)
+            work = self.algorithm.client_init(ctx, self.shared, tree.index(self.states, 0), clients[0], losses)
             self.optimizers = tree.stack([work.optimizer] * len(each))
+
+    def on_device(self, value: Tree) -> Tree:
+        """The tree where the samples are."""
+        return tree.map_leaves(lambda leaf: leaf.to(self.train.x.device), value)
 
     def context(self, phase: str) -> Context:
         """What every client of a phase knows."""
-        lr = self.solver.lr_at(min(self.round_idx, self.num_rounds - 1), self.num_rounds)
+        lr = self.on_device(self.solver.lr_at(min(self.round_idx, self.num_rounds - 1), self.num_rounds))
         return Context(
             self.task, self.solver, lr, self.round_idx, phase, self.train.num_clients, len(self.train.y), self.seed,
             self.groups, self.aggregation, self.weighting, self.num_rounds,
@@ -148,7 +152,8 @@ class Federation:
         accumulator = Accumulator(self.algorithm.reduce)
         ctx, states, optimizers = self.context(phase.name), self.states, self.optimizers
         for rows in order.split(self.clients_per_block or len(ids)):
-            block = ClientBlock(phase._replace(client_ids=ids[rows]), counts[rows].double(), self.train)
+            chosen, multiplicity = self.on_device((ids[rows], counts[rows].double()))
+            block = ClientBlock(phase._replace(client_ids=chosen), multiplicity, self.train)
             for trained in self.trainer.train(self.job(ctx, block)):
                 accumulator.add(trained.result.message, block.multiplicity[trained.rows], trained.result.metrics)
                 where = block.phase.client_ids[trained.rows]
@@ -171,12 +176,13 @@ class Federation:
         train, ctx = train or self.train, self.context("adapt")
         ids = torch.arange(train.num_clients) + train.first_id
         fresh = (self.algorithm.state_init(ctx, self.shared, train.client(one)) for one in ids.tolist())
-        states = self.states if seen else tree.stack(list(fresh))
+        states = self.states if seen else self.on_device(tree.stack(list(fresh)))
         work = self.algorithm.adapt_work(ctx, seen)
         if work is None:
             return states
         order = torch.argsort(train.sizes, descending=True, stable=True)
-        block = ClientBlock(Phase("adapt", ids[order], work), torch.ones(len(ids), dtype=torch.float64), train)
+        chosen, multiplicity = self.on_device((ids[order], torch.ones(len(ids), dtype=torch.float64)))
+        block = ClientBlock(Phase("adapt", chosen, work), multiplicity, train)
         job = TrainJob(self.algorithm, ctx, self.shared, block, tree.index(states, order), None, self.batch_size)
         adapted = [trained.result.state for trained in self.trainer.train(job)]
         return tree.index(tree.map_leaves(lambda *parts: torch.cat(parts), *adapted), torch.argsort(order))
@@ -194,7 +200,7 @@ class Federation:
         """Serving all clients of a split."""
         data = data or self.train
         states = self.serve(None if seen else data, seen=seen) if states is None else states
-        ids = torch.arange(data.num_clients) + data.first_id
+        ids = self.on_device(torch.arange(data.num_clients) + data.first_id)
         return PredictJob(self.algorithm, self.context("evaluate"), self.shared, data, ids, states)
 
     def evaluate(self, data: Split | None = None, **options: Any) -> Tensor:

@@ -126,9 +126,9 @@ class Accumulator:
 def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
     """Add Σ_c w_c leaf_c in place, piece by piece: a float64 copy of large models would cost more than the sum."""
     flat, rows = total.view(-1), leaf.reshape(len(leaf), -1)
-    for lo in range(0, len(flat), PIECE):
-        piece = rows[:, lo : lo + PIECE].double()
-        flat[lo : lo + PIECE] += weight @ piece
+    at_once = PIECE if flat.device.type == "cpu" else max(len(flat), 1)  # elsewhere a piece costs launches
+    for lo in range(0, len(flat), at_once):
+        flat[lo : lo + at_once] += weight @ rows[:, lo : lo + at_once].double()
 
 
 def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:

@@ -35,8 +35,8 @@ class _CIFAR(TorchvisionSet):
         names = [name for name, _ in source.train_list + source.test_list] + [source.meta["filename"]]
         return [f"{source.base_folder}/{name}" for name in names]
 
-    def _read(self, folder: Path, train: bool) -> Pictures:
-        source = self._torchvision_class()(folder, train=train, download=self.download)
+    def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
+        source = self._torchvision_class()(folder, train=train, download=download)
         return Pictures(source.data.transpose(0, 3, 1, 2), np.array(source.targets, dtype=np.int64))
 
 

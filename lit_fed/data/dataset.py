@@ -82,6 +82,9 @@ class DataSet(ABC):
     natural: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None
 
+    def prepare(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
+        """Fetch what `load` reads, once on each node before its ranks load; `load` has to do without as well."""
+
     @abstractmethod
     def load(self) -> Samples | tuple[Population, Population | None]:
         """Read or generate the data."""

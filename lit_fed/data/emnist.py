@@ -57,9 +57,9 @@ class EMNIST(TorchvisionSet):
         prefix = f"{FOLDER}/emnist-{self.split}-{'train' if train else 'test'}"
         return [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
 
-    def _read(self, folder: Path, train: bool) -> Pictures:
+    def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
         from torchvision.datasets import EMNIST as TORCHVISION_EMNIST
 
-        source = TORCHVISION_EMNIST(folder, self.split, train=train, download=self.download)
+        source = TORCHVISION_EMNIST(folder, self.split, train=train, download=download)
         upright = source.data.numpy().swapaxes(1, 2)
         return Pictures(upright[:, None], source.targets.numpy() - FIRST_LABEL.get(self.split, 0))

@@ -48,22 +48,22 @@ class MNIST(TorchvisionSet):
         files = [f"{FOLDER}/{name}" for name in FILES]  # torchvision wants all four, whatever the part
         return [*files, f"{WRITER_FOLDER}/{_writer_file(train)}"] if self.by_writer else files
 
-    def _read(self, folder: Path, train: bool) -> Pictures:
+    def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
         from torchvision.datasets import MNIST as TORCHVISION_MNIST
 
-        source = TORCHVISION_MNIST(folder, train=train, download=self.download)
+        source = TORCHVISION_MNIST(folder, train=train, download=download)
         labels = source.targets.numpy()
-        writers = self._writers(folder / WRITER_FOLDER, train, labels) if self.by_writer else None
+        writers = self._writers(folder / WRITER_FOLDER, train, labels, download) if self.by_writer else None
         return Pictures(source.data.numpy()[:, None], labels, writers)
 
-    def _writers(self, folder: Path, train: bool, labels: np.ndarray) -> np.ndarray:
+    def _writers(self, folder: Path, train: bool, labels: np.ndarray, download: bool) -> np.ndarray:
         """Number of the writer of each sample [n]."""
         from torchvision.datasets import QMNIST
         from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
         from torchvision.datasets.utils import download_and_extract_archive
 
         path = folder / _writer_file(train)
-        if self.download and not path.is_file():
+        if download and not path.is_file():
             _, (url, md5) = QMNIST.resources["train" if train else "test"]
             download_and_extract_archive(url, str(folder), md5=md5)
         table = read_sn3_pascalvincent_tensor(str(path)).numpy()

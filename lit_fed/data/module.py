@@ -105,6 +105,10 @@ class FederatedDataModule(LightningDataModule):
         self.unseen: Population | None = None
         self.predicted = Predicted()
 
+    def prepare_data(self) -> None:
+        """Fetch missing files; Lightning calls this on one rank of each node, before any `setup`."""
+        self.dataset.prepare()
+
     def setup(self, stage: str = "fit") -> None:
         """Load and divide the data, once."""
         if self.seen is not None:

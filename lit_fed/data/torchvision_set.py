@@ -82,6 +82,17 @@ class TorchvisionSet(PooledDataSet):
             0 <= self.seed < 2**32, f"--data.dataset.seed is {self.seed}; give a whole number from 0 to {2**32 - 1}"
         )
 
+    def prepare(self) -> None:
+        """Download missing files, if that is asked for.
+
+        Raises:
+            ConfigError: if that fails, or what was fetched cannot be read.
+        """
+        folder = Path(self.root).expanduser()
+        for train in PARTS[self.part] if self.download else ():
+            if self._missing(folder, train):
+                self._checked(folder, train)
+
     def load(self) -> Samples:
         """The pool in the official order, training part first: x [n, channels, height, width], normalised; y [n]."""
         folder = Path(self.root).expanduser()
@@ -102,20 +113,24 @@ class TorchvisionSet(PooledDataSet):
         """Files, relative to the root, without which a part cannot be read."""
 
     @abstractmethod
-    def _read(self, folder: Path, train: bool) -> Pictures:
-        """Read the official training or test part, after a download if that is asked for."""
+    def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
+        """Read the official training or test part; `download` its missing files first."""
+
+    def _missing(self, folder: Path, train: bool) -> list[str]:
+        """Files of a part that are not there."""
+        return [file for file in self._files(train) if not (folder / file).is_file()]
 
     def _checked(self, folder: Path, train: bool) -> Pictures:
         """An official part, or a `ConfigError` that says which file is missing or what is wrong with it."""
         name, place = type(self).__name__, f"--data.dataset.root {self.root}"
-        missing = [file for file in self._files(train) if not (folder / file).is_file()]
+        missing = self._missing(folder, train)
         require(
             self.download or not missing,
             f"{place}: {name} has no {', '.join(missing)} there; correct the folder, or fetch the files by "
             "--data.dataset.download true",
         )
         try:
-            pictures = self._read(folder, train)
+            pictures = self._read(folder, train, bool(missing))
             height_and_width = self.image_shape[1:]
             require(
                 pictures.pixels.shape == (len(pictures.labels), *self.image_shape),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Network", "check_dropout", "check_sizes", "image_shape"]
+__all__ = ["Network", "check_dropout", "check_outputs", "check_sizes", "image_shape"]
 
 
 class Network(nn.Module):
@@ -61,3 +62,33 @@ def check_dropout(dropout: float) -> None:
     """
     if not 0 <= dropout < 1:
         raise ConfigError(f"--model.network.dropout is {dropout}; give a number in [0, 1)")
+
+
+def check_outputs(
+    network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype, output_shape: tuple[int, ...]
+) -> None:
+    """Refuse a network whose outputs do not fit the labels, before anything is trained.
+
+    Args:
+        network: the network, with floating-point weights of the type of floating-point inputs.
+        input_shape: shape of one sample.
+        input_type: type of the samples.
+        output_shape: wanted for one sample: (K,), or (L, K) where labels have L positions.
+
+    Raises:
+        ConfigError: naming the network, the samples, and the outputs that the labels need.
+    """
+    name, samples = type(network).__name__, f"samples {list(input_shape)} of {input_type}"
+    other = "choose another --model.network, or correct the data"
+    x = torch.zeros(2, *input_shape, dtype=input_type)  # one alone has no statistics of a batch
+    network.eval()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            found = tuple(network(x).shape[1:])
+    except RuntimeError as error:
+        raise ConfigError(f"{name} cannot read {samples} ({error}); {other}") from error
+    if found != output_shape:
+        raise ConfigError(
+            f"{name} gives {samples} outputs {list(found)}, and labels of shape {list(output_shape[:-1])} need "
+            f"{list(output_shape)}, which ends with the number of outputs; {other}"
+        )

@@ -15,13 +15,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.base import FederatedCallback
-from lit_fed.clients import (
-    ClientTrainer,
-    MemoryFormat,
-    SequentialTrainer,
-    TrainJob,
-    choose_trainer,
-)
+from lit_fed.clients import ClientTrainer, MemoryFormat, SequentialTrainer, TrainJob, choose_trainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
@@ -31,6 +25,7 @@ from lit_fed.core.task import Target, Task
 from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, Split, Tree
 from lit_fed.metrics import ClientTable
 from lit_fed.models import Linear, Network
+from lit_fed.models.base import check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
 from lit_fed.training.server_step import Assign, register_leaves
@@ -142,7 +137,7 @@ class FederatedModule(ClientServing):
         train = seen.train
         ctx = self.build_shared(
             target, input_shape, num_clients=train.num_clients, total_samples=train.num_samples, groups=seen.groups,
-            batch_size=batch_size,
+            batch_size=batch_size, input_type=train.x.dtype, label_shape=tuple(train.y.shape[1:]),
         )  # fmt: skip
         initial = partial(self._kept_init, ctx, train)
         self.store = ClientStore(initial, self.num_clients, self.client_memory_gb * 1e9)
@@ -160,6 +155,8 @@ class FederatedModule(ClientServing):
         total_samples: int,
         groups: Tensor | None = None,
         batch_size: int = 128,
+        input_type: torch.dtype = torch.float32,
+        label_shape: tuple[int, ...] = (),
     ) -> Context:
         """Make task and initial shared state from sizes alone, which is enough to serve newcomers.
 
@@ -170,6 +167,8 @@ class FederatedModule(ClientServing):
             total_samples: their training samples.
             groups: true group of each of them [T], where known.
             batch_size: samples in a local batch.
+            input_type: type of the samples.
+            label_shape: shape of one label, () or (L,).
 
         Returns:
             The context of initial states.
@@ -180,6 +179,7 @@ class FederatedModule(ClientServing):
         self.task = Task.create(
             lambda: self.network(input_shape, target.num_outputs), target, init_seeds=self.init_seeds
         )
+        check_outputs(self.task.network, input_shape, input_type, (*label_shape, target.num_outputs))
         if isinstance(self.algorithm, LocalNorm) and not self.task.norm_names:
             raise ConfigError(
                 f"--model.batch_norm is local, and {type(self.task.network).__name__} has no BatchNorm; leave it out"

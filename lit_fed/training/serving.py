@@ -191,7 +191,8 @@ def restore_for_newcomers(module: Any, checkpoint: dict[str, Any], place: str) -
     module.seed, module.num_rounds, module.weighting = facts.seed, facts.num_rounds, facts.weighting
     module.build_shared(
         facts.target, facts.input_shape, num_clients=facts.num_clients, total_samples=facts.total_samples,
-        groups=facts.groups, batch_size=facts.batch_size,
+        groups=facts.groups, batch_size=facts.batch_size, input_type=getattr(torch, facts.input_type),
+        label_shape=facts.label_shape,
     )  # fmt: skip
     state = {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
     module.load_state_dict(state)

@@ -3,7 +3,7 @@ import torch
 
 from lit_fed.clients import choose_trainer
 from lit_fed.core.errors import ConfigError
-from lit_fed.models import MLP, LeafCNN, Linear
+from lit_fed.models import MLP, LeafCNN, Linear, MobileNetV2
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -16,6 +16,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
         (MLP((64,), 10, (300,)), "sequential", "vectorized"),  # 22,510 parameters
         (LeafCNN((1, 28, 28), 10, dropout=0.0), "sequential", "vectorized"),
         (LeafCNN((1, 28, 28), 10, dropout=0.5), "sequential", "sequential"),
+        (MobileNetV2((3, 32, 32), 10, dropout=0.0), "sequential", "sequential"),  # could be vectorized, and is slow
     ],
 )
 def test_auto_looks_at_network_and_device(network, on_cpu, on_gpu):

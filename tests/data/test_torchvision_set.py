@@ -1,11 +1,18 @@
 """What all data sets that torchvision reads have in common, tried on MNIST."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
+from lightning.pytorch import LightningDataModule
 from official_files import write_mnist
+from torchvision.datasets import mnist
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.data import CIFAR10, CIFAR100, EMNIST, MNIST
+from lit_fed.data import CIFAR10, CIFAR100, EMNIST, MNIST, Digits
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.population import build_populations
 
 
 @pytest.fixture
@@ -67,3 +74,52 @@ def test_constants_have_a_number_per_channel(dataset):
 def test_home_folder_is_expanded(tmp_path, root, monkeypatch):
     monkeypatch.setenv("HOME", root)
     assert len(MNIST("~").load().y) == 30
+
+
+@pytest.fixture
+def fetched(tmp_path, monkeypatch):
+    """Names of the files that were downloaded, from a place that has all of them."""
+    names = []
+    write_mnist(tmp_path / "source", [one % 10 for one in range(20)], range(10))
+
+    def fetch(url, download_root, filename=None, md5=None, **_):
+        names.append(Path(url).name)
+        Path(download_root).mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / "source/MNIST/raw" / names[-1].removesuffix(".gz"), download_root)
+
+    monkeypatch.setattr(mnist, "download_and_extract_archive", fetch)
+    return names
+
+
+def test_files_are_fetched_before_they_are_loaded(tmp_path, fetched):
+    data = FederatedDataModule(MNIST(str(tmp_path / "new"), download=True), num_clients=3)
+    assert type(data).prepare_data is not LightningDataModule.prepare_data
+    assert data.prepare_data_per_node
+    data.prepare_data()
+    assert len(fetched) == 4
+    data.setup()  # on every rank
+    data.prepare_data()  # of another command
+    assert len(fetched) == 4
+    assert data.seen.train.num_samples + data.seen.test.num_samples == 30
+
+
+def test_loading_alone_fetches_too(tmp_path, fetched):
+    seen, _ = build_populations(MNIST(str(tmp_path / "new"), download=True), num_clients=3)
+    assert len(fetched) == 4
+    assert seen.train.num_clients == 3
+
+
+def test_nothing_is_fetched_unasked(tmp_path, fetched):
+    MNIST(str(tmp_path / "new")).prepare()
+    Digits().prepare()
+    assert not (tmp_path / "new").exists()
+    assert not fetched
+
+
+def test_a_download_that_fails_is_told_before_loading(tmp_path, monkeypatch):
+    def fail(*arguments, **options):
+        raise OSError("no route")
+
+    monkeypatch.setattr(mnist, "download_and_extract_archive", fail)
+    with pytest.raises(ConfigError, match=r"cannot be downloaded \(no route\)"):
+        FederatedDataModule(MNIST(str(tmp_path / "new"), download=True)).prepare_data()

@@ -39,7 +39,7 @@ def fit(
     name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep_rounds=0, client_memory_gb=4.0, model=None,
     **trainer_arguments,
 ):  # fmt: skip
-    """Fit and test one algorithm; returns its module and trainer."""
+    """Fit and test one algorithm, by default on the CPU; returns its module and trainer."""
     seed_everything(3, verbose=False)
     data = FederatedDataModule(
         Digits(), num_clients=8, unseen_fraction=0.25, client_fraction=0.7, clients_per_block=2, batch_size=32
@@ -50,9 +50,10 @@ def fit(
         algorithm, solver, client_trainer="sequential", client_memory_gb=client_memory_gb, **(model or {})
     )
     trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(out), name, version, keep_rounds),
+        **{"accelerator": "cpu"} | trainer_arguments, max_epochs=rounds,
+        logger=RoundLogger(str(out), name, version, keep_rounds),
         callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
-        enable_model_summary=False, **trainer_arguments,
+        enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     trainer.test(module, datamodule=data, verbose=False)

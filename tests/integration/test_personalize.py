@@ -76,6 +76,26 @@ def test_results_are_those_of_the_runs_unseen_clients(tmp_path, clients, name, c
     np.testing.assert_allclose(hits, found["accuracy"], rtol=1e-12)
 
 
+def test_local_batch_norm(tmp_path, clients):
+    """A newcomer brings its own statistics, as an unseen client of the run does."""
+    local = ["--model.batch_norm", "local", "--model.network", "normalised.NormalisedMLP"]
+    checkpoint = fit(tmp_path / "runs", "FedEM", *local)
+    found = personalize(checkpoint, clients, tmp_path / "served")
+    expected = pd.read_csv(folder(tmp_path / "runs", "FedEM") / "clients.csv").query("population == 'unseen'")
+    assert found.pop("client").tolist() == ["client_0", "client_1"]
+    expected = expected.drop(columns=["client_id", "population"]).reset_index(drop=True)
+    pd.testing.assert_frame_equal(found, expected, rtol=1e-6)
+    state = torch.load(tmp_path / "served/states/client_0.pt", weights_only=True)
+    np.testing.assert_allclose(
+        state["inner"]["mixture"], found.loc[0, ["pi_0", "pi_1", "pi_2"]].astype(float), rtol=1e-6
+    )
+    means = [
+        torch.load(tmp_path / f"served/states/client_{one}.pt", weights_only=True)["norm"]["layers.2.running_mean"]
+        for one in (0, 1)
+    ]
+    assert not torch.equal(*means)
+
+
 def test_kept_states_give_the_predictions(tmp_path, clients, last):
     """FedEM keeps mixture weights, FedAvg+ the tuned model, FedAvg nothing."""
     table = personalize(last, clients, tmp_path / "fedem", "--format", "parquet")

@@ -104,6 +104,18 @@ def test_client_folder(capsys, tmp_path, changes, parts):
     assert not list(tmp_path.rglob("version_*"))
 
 
+def test_labels_that_do_not_fit_the_network(capsys, tmp_path):
+    tokens = {"x_train": np.zeros((6, 3), np.int64), "x_test": np.zeros((3, 3), np.int64)}
+    root = clients(tmp_path / "data", **tokens)
+    (root / "seen/ann.npz").unlink()
+    arguments = [*BASE, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)]
+    arguments += ["--model.network", "CharLSTM", "--trainer.default_root_dir", str(tmp_path / "out")]
+    said = message(capsys, arguments)
+    for part in ("CharLSTM", "outputs [3, 3]", "labels of shape []", "--model.network"):
+        assert part in said, said
+    assert not list(tmp_path.rglob("version_*"))
+
+
 def test_empty_folder_and_truncated_file(capsys, tmp_path):
     out = ["--trainer.default_root_dir", str(tmp_path / "out")]
     (tmp_path / "empty/seen").mkdir(parents=True)

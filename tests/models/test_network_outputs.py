@@ -1,0 +1,67 @@
+"""Outputs that do not fit the labels are an error before the training."""
+
+import pytest
+import torch
+from federated_round import MULTICLASS
+from torch import nn
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.models import MLP, CharLSTM, LeNet5, MobileNetV2
+from lit_fed.models.base import check_outputs
+from lit_fed.training import FederatedModule
+
+FLOAT, TOKENS = torch.float32, torch.int64
+
+
+class Normalised(nn.Module):
+    """Statistics of the batch in evaluation too, and noise."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.dense = nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.dense(self.norm(x) + torch.randn(4))
+
+
+@pytest.mark.parametrize(
+    ("network", "input_shape", "input_type", "output_shape"),
+    [
+        (MLP((2, 2), 3), (2, 2), FLOAT, (3,)),
+        (MLP((4,), 1), (4,), FLOAT, (1,)),
+        (MobileNetV2((3, 32, 32), 10), (3, 32, 32), FLOAT, (10,)),
+        (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (5, 7)),
+        (Normalised(), (4,), FLOAT, (3,)),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else "",
+)
+def test_networks_that_fit_are_left_as_they_are(network, input_shape, input_type, output_shape):
+    before = {name: leaf.clone() for name, leaf in network.state_dict().items()}
+    state = torch.get_rng_state()
+    check_outputs(network, input_shape, input_type, output_shape)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(leaf, before[name]) for name, leaf in network.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("network", "input_shape", "input_type", "output_shape", "parts"),
+    [
+        (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (7,), ["CharLSTM", "[5, 7]", "labels of shape [] need [7]"]),
+        (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (2, 7), ["labels of shape [2] need [2, 7]"]),
+        (CharLSTM((5,), 7, hidden_size=4), (5,), FLOAT, (5, 7), ["CharLSTM reads tokens", "torch.float32"]),
+        (MLP((5,), 7), (5,), FLOAT, (5, 7), ["MLP", "outputs [7]", "labels of shape [5] need [5, 7]"]),
+        (MLP((5,), 7), (5,), TOKENS, (7,), ["MLP cannot read samples [5] of torch.int64"]),
+        (LeNet5((1, 16, 16), 3), (1, 20, 20), FLOAT, (3,), ["LeNet5 cannot read samples [1, 20, 20]"]),
+    ],
+)
+def test_networks_that_do_not_fit(network, input_shape, input_type, output_shape, parts):
+    with pytest.raises(ConfigError) as refused:
+        check_outputs(network, input_shape, input_type, output_shape)
+    for part in parts:
+        assert part in str(refused.value)
+
+
+def test_a_module_is_checked_when_it_is_built():
+    module = FederatedModule(network=CharLSTM)
+    with pytest.raises(ConfigError, match=r"CharLSTM gives .* outputs \[5, 3\], and labels of shape \[\] need \[3\]"):
+        module.build_shared(MULTICLASS, (5,), num_clients=2, total_samples=9, input_type=torch.int64)
