@@ -142,7 +142,8 @@ def remarks() -> list[str]:
         "**With few labels for each client, knowing them is worth most.** On CIFAR-10 Local is the best for the 16 "
         f"seen clients ({labels('local')}), before FedEM ({labels('fedem')}) and FedAvg+ ({labels('fedavg_plus')}), "
         f"which are level, and FedAvg ({labels('fedavg')}). For the four new ones it has next to nothing "
-        f"({labels('local', new)} after one pass over their samples). FedAvg+, which trains on them too, reaches {labels('fedavg_plus', new)}; FedEM, "
+        f"({labels('local', new)} after one pass over their samples). FedAvg+, which trains on them too, reaches "
+        f"{labels('fedavg_plus', new)}; FedEM, "
         f"which takes an E-step only, {labels('fedem', new)}, and FedAvg {labels('fedavg', new)}.",
         "The learning rates are the better of 0.03 and 0.1 for FedEM and for FedAvg, in a short run of seed 1 judged "
         "on its test split; FedAvg+ and Local take FedAvg's. Nothing else was tuned, and the networks and the budgets "
