@@ -21,6 +21,7 @@ from lit_fed.algorithms import Algorithm
 from lit_fed.callbacks import with_defaults
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.surrogate import Surrogate
+from lit_fed.core.topology import Topology
 from lit_fed.data import DataSet, Partition
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import Network
@@ -47,6 +48,7 @@ class FederatedParser(LightningArgumentParser):
             for option, key, base in (
                 ("--model.algorithm", "model.algorithm", Algorithm),
                 ("--model.algorithm.surrogate", "surrogate", Surrogate),
+                ("--model.algorithm.topology", "topology", Topology),
                 ("--model.network", "model.network", Network),
                 ("--data.dataset", "data.dataset", DataSet),
                 ("--data.partition", "data.partition", Partition),

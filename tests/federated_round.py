@@ -131,12 +131,12 @@ class Federation:
         """The tree where the samples are."""
         return tree.map_leaves(lambda leaf: leaf.to(self.train.x.device), value)
 
-    def context(self, phase: str) -> Context:
+    def context(self, phase: str, present: Tensor | None = None) -> Context:
         """What every client of a phase knows."""
         lr = self.on_device(self.solver.lr_at(min(self.round_idx, self.num_rounds - 1), self.num_rounds))
         return Context(
             self.task, self.solver, lr, self.round_idx, phase, self.train.num_clients, len(self.train.y), self.seed,
-            self.groups, self.aggregation, self.weighting, self.num_rounds,
+            self.groups, self.aggregation, self.weighting, self.num_rounds, int(self.train.sizes.max()), present,
         )  # fmt: skip
 
     def round(self, client_ids=None) -> None:
@@ -151,7 +151,8 @@ class Federation:
         ids, counts = phase.client_ids.unique(return_counts=True)
         order = torch.argsort(self.train.sizes[ids], descending=True, stable=True)
         accumulator = Accumulator(self.algorithm.reduce)
-        ctx, states, optimizers = self.context(phase.name), self.states, self.optimizers
+        present = torch.zeros(self.train.num_clients, dtype=torch.bool).index_fill_(0, ids, True)
+        ctx, states, optimizers = self.context(phase.name, self.on_device(present)), self.states, self.optimizers
         for rows in order.split(self.clients_per_block or len(ids)):
             chosen, multiplicity = self.on_device((ids[rows], counts[rows].double()))
             block = ClientBlock(phase._replace(client_ids=chosen), multiplicity, self.train)

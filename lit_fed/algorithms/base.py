@@ -69,6 +69,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     needs_all_clients: ClassVar[bool] = False
     """Whether every client has to take part in every round."""
 
+    divided_by: ClassVar[Literal["samples", "features"]] = "samples"
+    """What is divided among clients: each has samples of its own, or its own features of the same samples."""
+
     conformance_exempt: ClassVar[dict[str, str]] = {}
     """Conformance checks that the algorithm cannot satisfy by its nature, with the reason."""
 
@@ -123,6 +126,24 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     def server_step(self, ctx: Context, shared: Shared, reduced: Reduced, client_ids: Tensor) -> Shared:
         """The new shared state after a phase."""
         return shared._replace(models=server_average(ctx, shared.models, reduced))  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ what a round tells and costs
+    def collaboration(self, ctx: Context, shared: Shared, states: State) -> Tensor | None:
+        """How much each client's model counts for each client, [T, T], a row for the one that is served.
+
+        Args:
+            ctx: what every client knows.
+            shared: what the server or the network knows.
+            states: what all clients keep, leaves [T, ...].
+
+        Returns:
+            The weights, for pictures alone; None where models of clients do not count one by one.
+        """
+        return None
+
+    def num_payloads(self, ctx: Context, shared: Shared, num_clients: int) -> int:
+        """How many different things the server sends to `num_clients` clients of a phase, for the simulated time."""
+        return 1
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:

@@ -93,6 +93,19 @@ class LocalNorm:
         return self.inner.reduce  # type: ignore[no-any-return]
 
     @property
+    def divided_by(self) -> str:
+        """As the algorithm's."""
+        return self.inner.divided_by  # type: ignore[no-any-return]
+
+    def collaboration(self, ctx: Context, shared: Tree, states: NormState) -> Tensor | None:
+        """As the algorithm's."""
+        return self.inner.collaboration(ctx, shared, states.inner)  # type: ignore[no-any-return]
+
+    def num_payloads(self, ctx: Context, shared: Tree, num_clients: int) -> int:
+        """As the algorithm's."""
+        return self.inner.num_payloads(ctx, shared, num_clients)  # type: ignore[no-any-return]
+
+    @property
     def num_models(self) -> int:
         """M."""
         return self.inner.num_models  # type: ignore[no-any-return]

@@ -143,6 +143,8 @@ class Context(NamedTuple):
     aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
     weighting: Literal["samples", "uniform"] = "samples"
     num_rounds: int = 1
+    most_samples: int = 0  # training samples of the largest of the T clients
+    present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
 
     @property

@@ -3,6 +3,7 @@
 from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
 from lit_fed.data.cifar import CIFAR10, CIFAR100
 from lit_fed.data.client_folder import ClientFolder
+from lit_fed.data.client_groups import LabelGroups, LabelPermutations
 from lit_fed.data.dataset import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
 from lit_fed.data.digits import Digits
 from lit_fed.data.drawn import DrawnSplit
@@ -33,6 +34,8 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "DrawnSplit",
+    "LabelGroups",
+    "LabelPermutations",
     "Natural",
     "Normalisation",
     "Partition",

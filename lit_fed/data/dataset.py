@@ -6,7 +6,7 @@ is missing.
 """
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -73,12 +73,14 @@ class DataSet(ABC):
 
     Attributes:
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
+        divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
         normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that newcomers
             can be treated alike; None: there are none.
     """
 
     num_classes: ClassVar[int | None] = None
+    divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     natural: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None
 

@@ -15,7 +15,7 @@ import numpy as np
 from lit_fed.core.seeds import generator
 from lit_fed.data.dataset import require
 
-__all__ = ["IID", "Dirichlet", "Natural", "Partition", "fill_up"]
+__all__ = ["IID", "Dirichlet", "Natural", "Partition", "check_discrete", "fill_up"]
 
 
 class Partition(ABC):
@@ -36,6 +36,23 @@ class Partition(ABC):
         Returns:
             T ascending arrays of sample indices, disjoint, none empty, together all of 0 … n - 1.
         """
+
+    def groups(self, num_clients: int, seed: int) -> np.ndarray | None:
+        """The true group of each client [T], where there are such groups; for oracles and pictures."""
+        return None
+
+    def altered(
+        self, x: np.ndarray, y: np.ndarray, parts: list[np.ndarray], seed: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels as the clients see them, where their distributions are made to differ.
+
+        Args:
+            x: inputs [n, ...], never changed in place.
+            y: labels [n] or [n, L], never changed in place.
+            parts: sample indices of each client.
+            seed: seed of the partition.
+        """
+        return x, y
 
 
 @dataclass(frozen=True)
@@ -71,7 +88,7 @@ class Dirichlet(Partition):
     ) -> list[np.ndarray]:
         """Divide by label; see the base class."""
         _check_enough(len(labels), num_clients)
-        _check_discrete(labels)
+        check_discrete(labels, "Dirichlet")
         rng = generator(seed, 0, 0, "partition")
         dealt = [_deal(rows, num_clients, self.alpha, rng) for rows in _label_sets(labels, self.label_groups, rng)]
         parts = [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
@@ -164,11 +181,11 @@ def _check_enough(num_samples: int, num_clients: int) -> None:
     )
 
 
-def _check_discrete(labels: np.ndarray) -> None:
-    """One integer label per sample."""
+def check_discrete(labels: np.ndarray, name: str) -> None:
+    """Raise a `ConfigError` unless there is one integer label per sample, as the partition `name` needs."""
     integer = labels.ndim == 1 and labels.dtype.kind in "iub"
     require(
         integer,
-        f"the partition Dirichlet goes by class labels, and these are {labels.dtype} of shape {list(labels.shape)}; "
+        f"the partition {name} goes by class labels, and these are {labels.dtype} of shape {list(labels.shape)}; "
         "choose --data.partition IID",
     )

@@ -278,9 +278,12 @@ def _divide_pool(
         _refuse_partition(dataset, partition, num_clients)
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
+    groups = partition.groups(len(parts), seed)
+    x, y = partition.altered(samples.x, samples.y, parts, seed)
     rows = [_split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
-    train, val, test = (_gather(samples.x, samples.y, list(column)) for column in zip(*rows, strict=True))
-    return Population(train, val, test, _client_names(samples, partition, parts))
+    train, val, test = (_gather(x, y, list(column)) for column in zip(*rows, strict=True))
+    names = _client_names(samples, partition, parts)
+    return Population(train, val, test, names, None if groups is None else torch.from_numpy(groups))
 
 
 def _check_samples(samples: Samples, place: str) -> None:

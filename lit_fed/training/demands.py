@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["check_aggregation", "check_cohort"]
+__all__ = ["check_aggregation", "check_cohort", "check_division"]
 
 
 def check_aggregation(algorithm: Any, aggregation: str) -> None:
@@ -21,6 +21,28 @@ def check_aggregation(algorithm: Any, aggregation: str) -> None:
         raise ConfigError(
             f"--model.aggregation is stale_fill, and {type(algorithm).__name__} says itself what absent clients count "
             "for; leave it out"
+        )
+
+
+def check_division(algorithm: Any, name: str, dataset: Any) -> None:
+    """Refuse data whose clients have samples of their own where features are wanted, and the other way round.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        dataset: the data set.
+
+    Raises:
+        ConfigError: naming the algorithm and the data set.
+    """
+    if algorithm.divided_by != dataset.divided_by:
+        kinds = {
+            "samples": "clients with samples of their own",
+            "features": "parties that hold different features of the same samples, such as FeatureBlocks",
+        }
+        raise ConfigError(
+            f"{name} needs {kinds[algorithm.divided_by]}, and {type(dataset).__name__} has "
+            f"{kinds[dataset.divided_by]}; give another --data.dataset or --model.algorithm"
         )
 
 

@@ -28,7 +28,7 @@ from lit_fed.models import Linear, Network
 from lit_fed.models.base import check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
-from lit_fed.training.demands import check_aggregation, check_cohort
+from lit_fed.training.demands import check_aggregation, check_cohort, check_division
 from lit_fed.training.server_step import Assign, register_leaves
 from lit_fed.training.serving import ClientServing, ServingFacts
 
@@ -114,6 +114,7 @@ class FederatedModule(ClientServing):
             self.num_rounds = max(self.num_rounds, 1)
         if self.task is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+            check_division(self.algorithm, self.algorithm_name, data.dataset)
             if self.weighting is None:
                 self.weighting = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
             self.fingerprint = data.fingerprint
@@ -139,7 +140,8 @@ class FederatedModule(ClientServing):
         """
         train = seen.train
         ctx = self.build_shared(
-            target, input_shape, num_clients=train.num_clients, total_samples=train.num_samples, groups=seen.groups,
+            target, input_shape, num_clients=train.num_clients, total_samples=train.num_samples,
+            most_samples=int(train.sizes.max()), groups=seen.groups,
             batch_size=batch_size, input_type=train.x.dtype, label_shape=tuple(train.y.shape[1:]),
         )  # fmt: skip
         initial = partial(self._kept_init, ctx, train)
@@ -156,6 +158,7 @@ class FederatedModule(ClientServing):
         *,
         num_clients: int,
         total_samples: int,
+        most_samples: int = 0,
         groups: Tensor | None = None,
         batch_size: int = 128,
         input_type: torch.dtype = torch.float32,
@@ -168,6 +171,7 @@ class FederatedModule(ClientServing):
             input_shape: shape of one sample.
             num_clients: clients of the training.
             total_samples: their training samples.
+            most_samples: those of the largest of them.
             groups: true group of each of them [T], where known.
             batch_size: samples in a local batch.
             input_type: type of the samples.
@@ -189,7 +193,8 @@ class FederatedModule(ClientServing):
             )
         if self.client_trainer_name != "auto":
             self._client_trainer = self._choose_trainer()
-        self.num_clients, self.total_samples, self.groups = num_clients, total_samples, groups
+        self.num_clients, self.groups = num_clients, groups
+        self.total_samples, self.most_samples = total_samples, most_samples
         ctx = self.context("init")
         self.shared_template = self.algorithm.shared_init(ctx)
         self._leaf_names = register_leaves(self, self.shared_template)
@@ -241,14 +246,15 @@ class FederatedModule(ClientServing):
         """Completed rounds."""
         return int(self.rounds)
 
-    def context(self, phase: str) -> Context:
-        """What every client of a phase knows."""
+    def context(self, phase: str, present: Tensor | None = None) -> Context:
+        """What every client of a phase knows; `present` says which clients [T] take part in it."""
         round_idx = self.num_rounds_done
         lr = self.solver.lr_at(min(round_idx, self.num_rounds - 1), self.num_rounds)
         assert self.task is not None
         return Context(
             self.task, self.solver, lr.to(self.device), round_idx, phase, self.num_clients, self.total_samples,
-            self.seed, self.groups, self.aggregation, self.weighting or "samples", self.num_rounds,
+            self.seed, self.groups, self.aggregation, self.weighting or "samples", self.num_rounds, self.most_samples,
+            present,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ one round
@@ -267,7 +273,7 @@ class FederatedModule(ClientServing):
         block = batch._replace(data=batch.data.select(ids))
         kept = self.store.gather(ids)
         job = TrainJob(
-            self.algorithm, self.context(block.phase.name), self.shared, block, kept["state"], kept.get("optimizer"),
+            self.algorithm, self.context(block.phase.name, self._present()), self.shared, block, kept["state"], kept.get("optimizer"),
             self.batch_size,
         )  # fmt: skip
         for trained in self.client_trainer.train(job):
@@ -303,7 +309,7 @@ class FederatedModule(ClientServing):
     def server_step(self, reduced: Reduced) -> None:
         """Take the algorithm's server step; its result is staged and seen by the next phase."""
         assert self._phase is not None
-        ctx = self.context(self._phase.phase.name)
+        ctx = self.context(self._phase.phase.name, self._present())
         self._staged_shared = self.algorithm.server_step(ctx, self.shared, reduced, self._phase_ids())
         self._phase = None
 
@@ -311,6 +317,10 @@ class FederatedModule(ClientServing):
         """All clients of the phase, ascending, each once."""
         assert self._phase is not None
         return torch.cat(self._phase.slices).sort().values.to(self.device)
+
+    def _present(self) -> Tensor:
+        present = torch.zeros(self.num_clients, dtype=torch.bool, device=self.device)
+        return present.index_fill_(0, self._phase_ids(), True)
 
     def _slices(self) -> tuple[Tensor, list[int]]:
         assert self._phase is not None
@@ -366,7 +376,7 @@ class FederatedModule(ClientServing):
         train = data.seen.train
         return ServingFacts(
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
-            self.num_clients, self.total_samples, self.groups, self.batch_size, data.block_size(),
+            self.num_clients, self.total_samples, self.most_samples, self.groups, self.batch_size, data.block_size(),
             self.weighting or "samples", self.seed, self.num_rounds, data.dataset.normalisation,
         )  # fmt: skip
 

@@ -28,6 +28,7 @@ class ServingFacts(NamedTuple):
     target: Target
     num_clients: int
     total_samples: int  # training samples of all clients
+    most_samples: int  # training samples of the largest of them
     groups: Tensor | None  # [T] true group of each client, where known
     batch_size: int
     clients_per_block: int
@@ -191,6 +192,7 @@ def restore_for_newcomers(module: Any, checkpoint: dict[str, Any], place: str) -
     module.seed, module.num_rounds, module.weighting = facts.seed, facts.num_rounds, facts.weighting
     module.build_shared(
         facts.target, facts.input_shape, num_clients=facts.num_clients, total_samples=facts.total_samples,
+        most_samples=facts.most_samples,
         groups=facts.groups, batch_size=facts.batch_size, input_type=getattr(torch, facts.input_type),
         label_shape=facts.label_shape,
     )  # fmt: skip
