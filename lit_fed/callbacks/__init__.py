@@ -7,6 +7,7 @@ from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.callbacks.client_metrics import ClientMetrics
+from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
@@ -15,6 +16,7 @@ from lit_fed.callbacks.wandb import FederatedWandb
 
 __all__ = [
     "ClientMetrics",
+    "ClientWeights",
     "CommunicationCost",
     "FederatedCallback",
     "FederatedProgressBar",
@@ -35,7 +37,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
         checkpoint: write `last.ckpt` after every round.
         progress: show progress.
     """
-    usual = [ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, RunReport]
+    usual = [ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, RunReport]
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
         missing.append(FederatedProgressBar())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lit_fed.callbacks.weight_pictures import weight_figures
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -58,7 +60,7 @@ def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple
     figures.append((f"client_{hit}.png", _histogram(clients, hit, new_figure)))
     if "pi_0" in clients:
         figures.append(("mixture_weights.png", _mixtures(clients, new_figure)))
-    return figures
+    return figures + weight_figures(folder, new_figure)
 
 
 def _history(history: pd.DataFrame, x: Any, label: str, hit: str, new_figure: Any) -> Any:

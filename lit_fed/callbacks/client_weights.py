@@ -1,0 +1,99 @@
+"""What clients weigh over the rounds: components in their mixtures, and each other's models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.algorithms import Algorithm
+from lit_fed.core.errors import ConfigError
+
+__all__ = ["ClientWeights"]
+
+
+class ClientWeights(Callback):
+    """Keeps the mixture weights of the clients and the weights between clients, and writes them as `weights.npz`.
+
+    The file has `rounds` [R], rounds done; `mixture` [R, E, M] of the clients that are measured; `collaboration`
+    [R, T, T], how much each client's model counts for each client (a row for the one that is served); `groups` [T],
+    where true groups are known; and `on_graph`, whether the clients sit on a graph. What an algorithm does not have is
+    left out.
+
+    Args:
+        most_records: rounds that are kept, evenly spread over the evaluated ones.
+        most_clients: weights between clients are kept for at most so many clients.
+    """
+
+    def __init__(self, most_records: int = 16, most_clients: int = 200) -> None:
+        if most_records < 2:
+            raise ConfigError(f"ClientWeights.most_records is {most_records}; give a whole number >= 2")
+        self.most_records, self.most_clients = most_records, most_clients
+        self.records: dict[str, list[Tensor]] = {}
+        self._spacing = 1
+        self._seen = 0
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the weights of an evaluated round."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._seen += 1
+            if (self._seen - 1) % self._spacing == 0:
+                self._keep(trainer, pl_module)
+
+    def _keep(self, trainer: Trainer, module: Any) -> None:
+        rounds = self.records.get("rounds", [])
+        if rounds and int(rounds[-1]) == module.num_rounds_done:
+            return
+        for name, value in {"rounds": torch.tensor(module.num_rounds_done), **self._weights(trainer, module)}.items():
+            self.records.setdefault(name, []).append(value)
+        if len(self.records["rounds"]) > self.most_records:
+            self.records = {name: values[::2] for name, values in self.records.items()}
+            self._spacing *= 2
+
+    def _weights(self, trainer: Trainer, module: Any) -> dict[str, Tensor]:
+        found = {}
+        if "mixture_weights" in dict(module.store.named_buffers()):
+            measured = trainer.datamodule.seen.measured  # type: ignore[attr-defined]
+            weights = module.mixture_weights[slice(None) if measured is None else measured]
+            found["mixture"] = weights.float().cpu().clone()  # the next round overwrites the table
+        if has_collaboration(module.algorithm) and module.num_clients <= self.most_clients:
+            states = module.store.gather(torch.arange(module.num_clients, device=module.device))["state"]
+            between = module.algorithm.collaboration(module.context("collaboration"), module.shared, states)
+            if between is not None:
+                found["collaboration"] = between.float().cpu().clone()
+        return found
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write what was kept, and the last round's, beside its place and move it there."""
+        module: Any = pl_module
+        self._keep(trainer, module)
+        folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir and trainer.logger else None
+        if folder is None or not folder.is_dir() or len(self.records) == 1:
+            return
+        arrays: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in self.records.items()}
+        arrays["on_graph"] = np.array(hasattr(module.algorithm, "topology"))
+        if module.groups is not None:
+            arrays["groups"] = module.groups.cpu().numpy()
+        partial = folder / ".weights.npz.partial"
+        with partial.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+        partial.replace(folder / "weights.npz")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was kept so far."""
+        return {"records": self.records, "spacing": self._spacing, "seen": self._seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.records = {name: list(values) for name, values in state_dict["records"].items()}
+        self._spacing, self._seen = state_dict["spacing"], state_dict["seen"]
+
+
+def has_collaboration(algorithm: Any) -> bool:
+    """Whether an algorithm, or the one inside `LocalNorm`, tells weights between clients."""
+    kind = type(getattr(algorithm, "inner", algorithm))
+    return kind.collaboration is not Algorithm.collaboration

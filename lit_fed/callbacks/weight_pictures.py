@@ -1,0 +1,145 @@
+"""Pictures of `weights.npz`: mixtures over the rounds, and who weighs whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["weight_figures"]
+
+PANELS = 4
+"""Rounds that are shown side by side."""
+
+MOST_CURVES = 12
+"""Clients whose weights are drawn as curves, one panel each; for more, groups are."""
+
+GREYS = ["#1b4f8a", "#d1701f", "#4f9d69", "#7a4f9d", "#8a8a8a", "#b03a48", "#c9a227", "#2a9d9d"]
+STYLES = ["-", "--", ":", "-."]
+
+
+def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
+    """Figures of a run's folder, by file name; none where it has no `weights.npz`.
+
+    Args:
+        folder: the run's folder.
+        new_figure: makes a figure of a size.
+    """
+    place = folder / "weights.npz"
+    if not place.is_file():
+        return []
+    with np.load(place) as file:
+        weights = dict(file)
+    figures = []
+    if "mixture" in weights and len(weights["rounds"]) > 1:
+        figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))
+    if "collaboration" in weights:
+        figures.append(("collaboration.png", _heat_map(weights, new_figure)))
+        if len(weights["rounds"]) > 1 and not weights["on_graph"]:
+            figures.append(("collaboration_over_rounds.png", _curves(weights, new_figure)))
+    return figures
+
+
+def _panels(num_rounds: int) -> list[int]:
+    return sorted(set(np.linspace(0, num_rounds - 1, min(PANELS, num_rounds)).round().astype(int).tolist()))
+
+
+def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Mixture weights of all clients in a few rounds, in the order of the last one."""
+    mixture, last = weights["mixture"], weights["mixture"][-1]
+    order = np.lexsort((-last.max(1), last.argmax(1)))
+    shown = _panels(len(mixture))
+    figure = new_figure(figsize=(2.2 * len(shown) + 0.8, 0.9 + 0.45 * mixture.shape[2]))
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for one, idx in zip(axes, shown, strict=True):
+        image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+        one.set(title=_round(weights, idx), xlabel="clients")
+        one.grid(visible=False)
+    axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
+    figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
+    return figure
+
+
+def _round(weights: dict[str, Any], idx: int) -> str:
+    return f"round {int(weights['rounds'][idx])}"
+
+
+def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Clients ordered by true group, and the first place of each group but the first."""
+    num_clients = weights["collaboration"].shape[1]
+    groups = weights.get("groups", np.zeros(num_clients, dtype=int))
+    order = np.argsort(groups, kind="stable")
+    return order, np.flatnonzero(np.diff(groups[order])) + 1
+
+
+def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Weights between clients in a few rounds, ordered by true group."""
+    between = weights["collaboration"]
+    order, bounds = _group_order(weights)
+    shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
+    figure = new_figure(figsize=(2.6 * len(shown) + 0.9, 3.2))
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    largest = max(float(between[shown].max()), 1e-12)
+    for one, idx in zip(axes, shown, strict=True):
+        image = one.imshow(between[idx][np.ix_(order, order)], cmap="Greys", vmin=0, vmax=largest)
+        for bound in bounds:
+            one.axhline(bound - 0.5, color="#d1701f", linewidth=0.8)
+            one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
+        one.set(title=_round(weights, idx), xlabel="whose model")
+        one.grid(visible=False)
+        if len(order) <= MOST_CURVES:
+            one.set(xticks=range(len(order)), xticklabels=order, yticks=range(len(order)), yticklabels=order)
+    by_group = ", ordered by true group" if "groups" in weights else ""
+    axes[0].set_ylabel(f"client that is served{by_group}")
+    figure.colorbar(image, ax=axes.tolist(), label="weight")
+    return figure
+
+
+def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
+    """What few clients give each other over the rounds; of many, the share that stays in each one's group."""
+    between, rounds = weights["collaboration"], weights["rounds"]
+    num_clients = between.shape[1]
+    groups = weights.get("groups", np.zeros(num_clients, dtype=int))
+    if num_clients > MOST_CURVES:
+        return _share_in_group(between, rounds, groups, new_figure)
+    columns = min(4, num_clients)
+    rows = -(-num_clients // columns)
+    figure = new_figure(figsize=(2.2 * columns + 0.4, 1.7 * rows + 0.6))
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for served, one in enumerate(axes.flat):
+        one.set_visible(served < num_clients)
+        for other in range(num_clients if served < num_clients else 0):
+            group = int(groups[other])
+            one.plot(
+                rounds, between[:, served, other], color=GREYS[group % len(GREYS)],
+                linestyle=STYLES[group % len(STYLES)], linewidth=2.4 if other == served else 1.1,
+            )  # fmt: skip
+        if served < num_clients:
+            one.set_title(f"client {served}, group {int(groups[served])}", fontsize=9)
+    figure.supxlabel("round")
+    figure.supylabel("weight (thick: its own model)")
+    handles = [
+        axes.flat[0].plot([], [], color=GREYS[group % len(GREYS)], linestyle=STYLES[group % len(STYLES)])[0]
+        for group in np.unique(groups)
+    ]
+    names = [f"models of group {group}" for group in np.unique(groups)]
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False, fontsize=9)
+    return figure
+
+
+def _share_in_group(between: np.ndarray, rounds: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
+    same = groups[:, None] == groups
+    inside = (between * same).sum(2) / np.maximum(between.sum(2), 1e-12)
+    own = np.einsum("rii->ri", between) / np.maximum(between.sum(2), 1e-12)
+    figure = new_figure(figsize=(6, 3.6))
+    axes = figure.subplots()
+    for values, name, color, style in (
+        (inside, "its true group", GREYS[0], "-"),
+        (own, "its own model", GREYS[1], "--"),
+    ):
+        axes.plot(rounds, values.mean(1), color=color, linestyle=style, label=f"to {name}, mean over clients")
+        axes.fill_between(rounds, *np.quantile(values, [0.1, 0.9], axis=1), color=color, alpha=0.15, linewidth=0)
+    axes.set(xlabel="round", ylabel="share of a client's weights", ylim=(-0.02, 1.02))
+    axes.legend(frameon=False)
+    return figure
