@@ -47,7 +47,6 @@ LABEL_VARIANTS = [
     ),
     Variant("local", "Local", algorithm("Local"), ("40.09 ± 2.84", "55.27 ± 3.11", "69.03 ± 7.05")),
     Variant("fedavg", "FedAvg", algorithm("FedAvg"), ("11.44 ± 3.28", "11.73 ± 3.68", "13.93 ± 5.74")),
-    Variant("oracle", "Oracle: FedAvg in each group", algorithm("Oracle"), ("", "", "")),
 ]  # fmt: skip
 PERMUTATION_VARIANTS = [
     Variant("ucfl_4", "UCFL, 4 streams", algorithm("UCFL", streams=4), ("49.1",)),
@@ -169,7 +168,7 @@ def label_remarks() -> list[str]:
     return wrapped(
         [
             f"FedeRiCo against Local in points, for 2, 3 and 4 groups: {above('federico', 'local')}; against FedEM: "
-            f"{above('federico', 'fedem')}; against the oracle, which knows the groups: {above('federico', 'oracle')}. "
+            f"{above('federico', 'fedem')}. "
             f"FedAvg against Local: {above('fedavg', 'local')}.",
             "The paper's figures come from another network (three convolutions of 128 channels, too dear for a CPU), "
             "150 rounds and Adam at 0.01. Orderings can be compared, levels cannot. Its FedAvg is near chance; at a "

@@ -39,18 +39,33 @@ class Entry:
     paper: str = ""
     remark: str = ""
     mixture: bool = False  # a form of FedEM
+    tuned: str = ""  # the hyper-parameter that is tuned; empty: the learning rate
+    grid: tuple[float, ...] = tuple(LEARNING_RATES)
 
-    def algorithm(self) -> Algorithm:
-        """The algorithm."""
+    @property
+    def tuned_name(self) -> str:
+        """What is tuned, in short."""
+        return self.tuned or "lr"
+
+    def algorithm(self, value: float) -> Algorithm:
+        """The algorithm with this value of what is tuned."""
         from lit_fed import algorithms
 
-        return getattr(algorithms, self.kind)(**self.options)  # type: ignore[no-any-return]
+        return getattr(algorithms, self.kind)(**self.options_at(value))  # type: ignore[no-any-return]
 
-    def solver(self, lr: float) -> LocalSolver:
+    def options_at(self, value: float) -> dict[str, Any]:
+        """The algorithm's hyper-parameters."""
+        return self.options | ({self.tuned: value} if self.tuned else {})
+
+    def solver_options_at(self, value: float) -> dict[str, Any]:
+        """The local solver's."""
+        return SOLVER | self.solver_options | ({} if self.tuned else {"lr": value})
+
+    def solver(self, value: float) -> LocalSolver:
         """The local solver."""
         from lit_fed.core.local import LocalSolver
 
-        return LocalSolver(**SOLVER | self.solver_options | {"lr": lr})
+        return LocalSolver(**self.solver_options_at(value))
 
     def settings(self) -> dict[str, Any]:
         """What a kept file must have been made with."""
