@@ -33,7 +33,10 @@ from torch import nn
 
 from lit_fed.algorithms import FedEM
 from lit_fed.callbacks import with_defaults
+from lit_fed.core.fmmc import certified
 from lit_fed.core.local import LocalSolver
+from lit_fed.core.mixing import second_eigenvalue, weights_of
+from lit_fed.core.topology import ErdosRenyi, adjacency
 from lit_fed.core.types import Split
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
@@ -220,6 +223,15 @@ def on_demand_child(num_clients: int, started: float) -> None:
     sys.stdout.write(json.dumps(row) + "\n")
 
 
+def fmmc() -> dict[str, float]:
+    """Fastest mixing weights of 300 clients, half of all edges: CPU seconds, and how far from the optimum at most."""
+    edges = adjacency(ErdosRenyi(0.5), 300, 0, 0)
+    row = medians(3, lit_fed=(lambda: certified(edges), 1))
+    found = certified(edges)
+    metropolis = second_eigenvalue(weights_of(edges, "metropolis"))
+    return row | {"SLEM": found.upper, "lower bound": found.lower, "SLEM of Metropolis weights": metropolis}
+
+
 class FirstStep(lightning.pytorch.Callback):
     """Notes when the first block of clients began to train."""
 
@@ -232,7 +244,7 @@ class FirstStep(lightning.pytorch.Callback):
 
 ROWS = {
     function.__name__: function
-    for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand)
+    for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand, fmmc)
 } | NETWORK_ROWS
 
 

@@ -39,8 +39,12 @@ def algorithm(name: str, **options: object) -> tuple[str, ...]:
     return ("--model.algorithm", name, *(part for pair in pairs for part in pair))
 
 
+fresh = ("--model.solver.persist_optimizer", "false")  # its neighbours' models are others in each round
 LABEL_VARIANTS = [
-    Variant("federico", "FedeRiCo", algorithm("FedeRiCo"), ("56.61 ± 2.51", "69.76 ± 2.25", "78.22 ± 4.80")),
+    Variant(
+        "federico", "FedeRiCo", (*algorithm("FedeRiCo", exchange="pseudo_gradient"), *fresh),
+        ("56.61 ± 2.51", "69.76 ± 2.25", "78.22 ± 4.80"),
+    ),
     Variant(
         "fedem", "FedEM, 4 components", algorithm("FedEM", num_components=4),
         ("41.21 ± 10.83", "55.08 ± 6.71", "63.61 ± 9.93"),
@@ -49,7 +53,7 @@ LABEL_VARIANTS = [
     Variant("fedavg", "FedAvg", algorithm("FedAvg"), ("11.44 ± 3.28", "11.73 ± 3.68", "13.93 ± 5.74")),
 ]  # fmt: skip
 PERMUTATION_VARIANTS = [
-    Variant("ucfl_4", "UCFL, 4 streams", algorithm("UCFL", streams=4), ("49.1",)),
+    Variant("ucfl_4", "UCFL, 4 streams", algorithm("UCFL", num_streams=4), ("49.1",)),
     Variant("oracle", "Oracle: FedAvg in each group", algorithm("Oracle"), ("49.1",)),
     Variant("local", "Local", algorithm("Local"), ("35.7",)),
     Variant("fedavg", "FedAvg", algorithm("FedAvg"), ("19.6",)),
@@ -173,8 +177,11 @@ def label_remarks() -> list[str]:
             "The paper's figures come from another network (three convolutions of 128 channels, too dear for a CPU), "
             "150 rounds and Adam at 0.01. Orderings can be compared, levels cannot. Its FedAvg is near chance; at a "
             "tenth of the learning rate it is not.",
-            "Everything takes the same solver: an epoch per round in batches of 50, Adam started afresh in each round. "
-            "Nothing was tuned.",
+            "Everything takes the same solver, an epoch per round in batches of 50 with Adam, and nothing was tuned. "
+            "Clients keep Adam's moments from round to round, as the official FedEM code does; FedeRiCo cannot, since "
+            "it trains other models in each round. With moments started afresh FedEM's clients take no notice of its "
+            "weights, which only scale a loss: one run with 4 groups ended at 28.8 instead of 68.7, and Local at 76.0 "
+            "either way.",
         ]
     )
 

@@ -11,6 +11,7 @@ from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
+from lit_fed.callbacks.simulated_time import SimulatedTime
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
 from lit_fed.callbacks.wandb import FederatedWandb
 
@@ -24,6 +25,7 @@ __all__ = [
     "LastCheckpoint",
     "RunReport",
     "ServerAggregation",
+    "SimulatedTime",
     "UnseenClientEvaluation",
     "with_defaults",
 ]

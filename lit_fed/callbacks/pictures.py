@@ -57,6 +57,9 @@ def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple
         figures.append((f"{hit}_vs_rounds.png", _history(history, history["step"] + 1, "round", hit, new_figure)))
         megabytes = _history(history, sent / 1e6, "megabytes sent and received by all clients", hit, new_figure)
         figures.append((f"{hit}_vs_bytes.png", megabytes))
+        if "time/simulated" in history:
+            label = "simulated time, in units of one model sent downwards"
+            figures.append((f"{hit}_vs_time.png", _history(history, history["time/simulated"], label, hit, new_figure)))
     figures.append((f"client_{hit}.png", _histogram(clients, hit, new_figure)))
     if "pi_0" in clients:
         figures.append(("mixture_weights.png", _mixtures(clients, new_figure)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["weight_figures"]
+__all__ = ["draw_graph", "weight_figures"]
 
 PANELS = 4
 """Rounds that are shown side by side."""
@@ -38,7 +38,39 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
         figures.append(("collaboration.png", _heat_map(weights, new_figure)))
         if len(weights["rounds"]) > 1 and not weights["on_graph"]:
             figures.append(("collaboration_over_rounds.png", _curves(weights, new_figure)))
+        if weights["on_graph"]:
+            groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
+            figures.append(("graph.png", draw_graph(weights["collaboration"][-1], groups, new_figure)))
     return figures
+
+
+def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
+    """Who takes in whose model: clients on a circle, those of one group side by side, darker edges for larger weights.
+
+    Args:
+        matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
+        groups: the group of each client, [T].
+        new_figure: makes a figure of a size.
+    """
+    import matplotlib as mpl
+    import networkx as nx
+
+    weights = (matrix + matrix.T) / 2 * (1 - np.eye(len(matrix)))
+    order = np.argsort(groups, kind="stable")
+    graph = nx.empty_graph(order.tolist())
+    graph.add_weighted_edges_from((a, b, weights[a, b]) for a, b in np.argwhere(np.triu(weights)).tolist())
+    _, colours = np.unique(groups, return_inverse=True)
+    edges = sorted(graph.edges(data="weight"), key=lambda edge: edge[2])  # the darkest on top
+    scale = mpl.colors.Normalize(0, max((edge[2] for edge in edges), default=1.0))
+    figure = new_figure(figsize=(6, 5))
+    axes = figure.subplots()
+    nx.draw(
+        graph, nx.circular_layout(graph), ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="tab10",
+        vmin=0, vmax=9, node_size=120, edgelist=[edge[:2] for edge in edges],
+        edge_color=[edge[2] for edge in edges], edge_cmap=mpl.colormaps["Greys"], edge_vmin=0, edge_vmax=scale.vmax,
+    )  # fmt: skip
+    figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight")
+    return figure
 
 
 def _panels(num_rounds: int) -> list[int]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.fmmc import fastest_mixing
-from lit_fed.core.topology import Topology, adjacency
+from lit_fed.core.topology import TimeVarying, Topology, adjacency
 
 __all__ = ["MixingRule", "check_mixing", "mixing_matrix", "restrict", "second_eigenvalue", "weights_of"]
 
@@ -37,11 +37,13 @@ def mixing_matrix(topology: Topology, rule: MixingRule, num_clients: int, seed: 
         rule: how weights follow from it.
         num_clients: number of clients T.
         seed: seed of the training.
-        round_idx: round, from 0.
+        round_idx: round, from 0; a graph that does not change has one matrix for all.
 
     Raises:
         ConfigError: if the graph and the rule do not go together.
     """
+    if not isinstance(topology, TimeVarying) and round_idx:
+        return mixing_matrix(topology, rule, num_clients, seed, 0)
     edges = adjacency(topology, num_clients, seed, round_idx)
     matrix = weights_of(edges, rule)
     check_mixing(matrix, edges)

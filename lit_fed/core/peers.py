@@ -13,7 +13,16 @@ from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Context, ModelState, Tree
 
-__all__ = ["Peers", "combine", "draws", "links", "models_of", "own_models", "place", "same_start"]
+__all__ = [
+    "Peers",
+    "combine",
+    "draws",
+    "links",
+    "models_of",
+    "own_models",
+    "place",
+    "same_start",
+]
 
 
 class Peers(NamedTuple):
@@ -38,11 +47,12 @@ def same_start(models: ModelState, num_clients: int) -> Peers:
     return Peers(each.parameters, each.buffers, models)
 
 
-def own_models(peers: Peers, client_id: Tensor) -> ModelState:
-    """A client's models, leaves [M, ...]; those of a newcomer, whose id is T or more, are the mean."""
+def own_models(peers: Peers, client_id: Tensor, newcomer: ModelState | None = None) -> ModelState:
+    """A client's models, leaves [M, ...]; a newcomer, whose id is T or more, has those of `newcomer` or the mean."""
     known = client_id < len(next(iter(peers.parameters.values())))
     own = tree.index(models_of(peers, client_id.view(1)), 0)
-    return tree.map_leaves(lambda one, mean: torch.where(known, one, mean), own, peers.mean)  # type: ignore[no-any-return]
+    other = peers.mean if newcomer is None else newcomer
+    return tree.map_leaves(lambda one, new: torch.where(known, one, new), own, other)  # type: ignore[no-any-return]
 
 
 def models_of(peers: Peers, client_ids: Tensor) -> ModelState:
@@ -66,7 +76,9 @@ def _product(matrix: Tensor, leaf: Tensor) -> Tensor:
     return (matrix.to(leaf.device) @ rows).view(len(matrix), *leaf.shape[1:])
 
 
-def place(peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None) -> Peers:
+def place(
+    peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None, *, mix_buffers: bool = True
+) -> Peers:
     """The peers with new models of some clients, then mixed.
 
     Args:
@@ -74,9 +86,12 @@ def place(peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor |
         client_ids: whose models are new, [C].
         models: leaves [C, M, ...].
         matrix: W, [T, T]; None: nothing is mixed.
+        mix_buffers: mix running statistics, too; negative entries of W would make variances negative.
     """
     each = tree.map_leaves(lambda leaf, new: leaf.index_copy(0, client_ids, new), peers.each, models)
-    each = each if matrix is None else combine(matrix, each)
+    if matrix is not None:
+        mixed = combine(matrix, each if mix_buffers else each._replace(buffers={}))
+        each = mixed if mix_buffers else each._replace(parameters=mixed.parameters)
     num_clients = len(next(iter(each.parameters.values())))
     average = torch.full((1, num_clients), 1 / num_clients, dtype=torch.float64)
     return Peers(each.parameters, each.buffers, tree.index(combine(average, each), 0))

@@ -1,7 +1,7 @@
 """Graphs between clients: who may send to whom.
 
-A topology is a frozen dataclass, so that its signature is its configuration; `graph` is a pure function of the number of
-clients, the seed and the round. Nodes are client ids 0 … T − 1; edges have no direction, and there are no loops.
+A topology is a frozen dataclass, so that its signature is its configuration; `graph` is a pure function of the number
+of clients, the seed and the round. Nodes are client ids 0 … T − 1; edges have no direction, and there are no loops.
 """
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
@@ -234,7 +234,7 @@ class TimeVarying(Topology):
         edge_fraction: probability with which an edge is there in a round; the graphs need not be connected then.
     """
 
-    topology: Topology = ErdosRenyi()  # noqa: RUF009 - frozen
+    topology: Topology = ErdosRenyi()
     every: int = 1
     edge_fraction: float = 1.0
 
@@ -254,9 +254,8 @@ class TimeVarying(Topology):
         if self.edge_fraction == 1:
             return drawn
         there = generator(seed, round_idx, 0, "missing edges").random(drawn.number_of_edges()) < self.edge_fraction
-        found = drawn.copy()
-        found.remove_edges_from([edge for edge, kept in zip(drawn.edges, there, strict=True) if not kept])
-        return found
+        kept = (edge for edge, stays in zip(drawn.edges, there, strict=True) if stays)
+        return _with_nodes(num_clients, kept)
 
 
 @lru_cache(maxsize=8)
@@ -276,10 +275,8 @@ def adjacency(topology: Topology, num_clients: int, seed: int, round_idx: int) -
         return adjacency(topology, num_clients, seed, 0)
     graph = topology.graph(num_clients, seed, round_idx)
     if topology.needs_connection and num_clients > 1 and not nx.is_connected(graph):
-        parts = nx.number_connected_components(graph)
-        raise ConfigError(
-            f"{PLACE} {topology} falls into {parts} parts that never hear of each other; add edges between them"
-        )
+        parts = f"{nx.number_connected_components(graph)} parts that never hear of each other"
+        raise ConfigError(f"{PLACE} {topology} falls into {parts}; add edges between them")
     return torch.from_numpy(nx.to_numpy_array(graph, nodelist=range(num_clients), weight=None))
 
 
@@ -300,9 +297,8 @@ def two_colours(matrix: Tensor) -> Tensor:
             f"{PLACE} has a cycle of odd length, and neighbours have to take turns; "
             "give a bipartite graph: PathGraph, Bipartite, Star, Grid, or a Ring of an even number of clients"
         ) from error
-    first = {min(part): colours[min(part)] for part in nx.connected_components(graph)}
-    of_part = {node: first[min(part)] for part in nx.connected_components(graph) for node in part}
-    return torch.tensor([colours[node] == of_part[node] for node in range(len(matrix))])
+    head = {node: colours[min(part)] for part in nx.connected_components(graph) for node in part}
+    return torch.tensor([colours[node] == head[node] for node in range(len(matrix))])
 
 
 def _with_nodes(num_clients: int, edges: object) -> nx.Graph:

@@ -44,7 +44,7 @@ def test_mixtures_graph_and_groups_of_every_evaluated_round(on_graph):
     assert ((weights["collaboration"] > 0) <= ring).all()
     assert np.allclose(weights["collaboration"].sum(2), 1, atol=1e-6)
     summary = {path.name for path in (on_graph / "plots").iterdir()}
-    assert summary >= {"mixture_over_rounds.png", "collaboration.png"}
+    assert summary >= {"mixture_over_rounds.png", "collaboration.png", "graph.png"}
     assert "collaboration_over_rounds.png" not in summary
 
 

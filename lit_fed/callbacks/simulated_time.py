@@ -1,0 +1,73 @@
+"""What the rounds would have taken on links and devices of given speeds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lit_fed.callbacks.base import log_round
+from lit_fed.core import tree
+from lit_fed.core.errors import check_settings
+from lit_fed.core.round_time import RoundTime
+from lit_fed.core.seeds import generator
+
+__all__ = ["SimulatedTime"]
+
+
+class SimulatedTime(Callback):
+    """Logs `time/simulated` after each round: the time since the first, in units of one model sent downwards.
+
+    It works for every algorithm: traffic is what the algorithm counts, and a phase with local work takes the slowest of
+    its clients' computing times, T_min plus an exponential variable with the mean 1/μ. An algorithm without a server
+    takes the time in which its clients send, to one neighbour after the other.
+    The settings of https://arxiv.org/abs/2110.09869, Figure 3, are (ρ, T_min, 1/μ) = (4, 1, 1), (2, 1, 0) and
+    (1, 1, 0). The time goes to the run's summary and survives a resume.
+
+    Args:
+        uplink_ratio: ρ, how much longer a model takes upwards than downwards.
+        compute_min: T_min, least time of local training.
+        compute_mean: 1/μ, mean of what chance adds to it.
+        uplink: clients send one after the other (`serial`) or all at once (`parallel`).
+        compute: take the `expected` time of the slowest client, or draw all times (`sampled`).
+    """
+
+    def __init__(
+        self,
+        uplink_ratio: float = 1.0,
+        compute_min: float = 1.0,
+        compute_mean: float = 0.0,
+        uplink: Literal["serial", "parallel"] = "serial",
+        compute: Literal["expected", "sampled"] = "expected",
+    ) -> None:
+        self.round_time = RoundTime(uplink_ratio, compute_min, compute_mean, uplink)
+        self.compute = compute
+        check_settings(self, {"compute": (compute in ("expected", "sampled"), "expected or sampled")}, "SimulatedTime")
+        self.time = 0.0
+        self._model_bits = 1.0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Learn the size of one model."""
+        module: Any = pl_module
+        self._model_bits = float(tree.bits(module.task.init(1, module.seed)))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log and add up after the last block of a round."""
+        module: Any = pl_module
+        if not batch.ends_round:
+            return
+        drawn = generator(module.seed, module.num_rounds_done - 1, 0, "compute time")
+        rng = drawn if self.compute == "sampled" else None
+        self.time += sum(self.round_time.phase(one, self._model_bits, rng) for one in module.traffic)
+        module.results["time/simulated"] = self.time
+        log_round(trainer, module, {"time/simulated": self.time})
+
+    def state_dict(self) -> dict[str, float]:
+        """The time so far."""
+        return {"time": self.time}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        """Go on from the time of a checkpoint."""
+        self.time = state_dict["time"]

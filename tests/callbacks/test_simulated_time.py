@@ -1,0 +1,100 @@
+"""The simulated time of whole runs."""
+
+import json
+
+import pandas as pd
+import pytest
+from fed_runs import run_cli
+from fit_all import fit
+from running import folder
+
+from lit_fed.callbacks import SimulatedTime
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.round_time import RoundTime
+
+SMALL = [
+    "--data.num_clients", "6", "--trainer.accelerator", "cpu", "--trainer.callbacks+=SimulatedTime",
+    "--trainer.callbacks.uplink_ratio=4", "--trainer.callbacks.compute_mean=1",
+]  # fmt: skip
+
+
+def times_of(path):
+    return pd.read_csv(path / "metrics.csv")["time/simulated"].dropna().tolist()
+
+
+def total_of(path):
+    return json.loads((path / "summary.json").read_text())["time/simulated"]
+
+
+@pytest.mark.parametrize(("algorithm", "models", "payloads"), [("FedAvg", 1, [1] * 3), ("FedEM", 3, [1] * 3)])
+def test_the_command_line_knows_it(tmp_path, algorithm, models, payloads):
+    run_cli(
+        ["fit", "--model.algorithm", algorithm, "--trainer.max_epochs", "3", *SMALL,
+         "--trainer.default_root_dir", str(tmp_path)]
+    )  # fmt: skip
+    path = folder(tmp_path, algorithm)
+    one_round = RoundTime(4.0, 1.0, 1.0).expected_slowest(6) + models + 4 * 6 * models
+    assert times_of(path) == pytest.approx([one_round, 2 * one_round, 3 * one_round])
+    assert total_of(path) == pytest.approx(3 * one_round)
+    assert (path / "plots/accuracy_vs_time.png").is_file()
+
+
+def test_personal_models_are_sent_one_by_one(tmp_path):
+    run_cli(
+        ["fit", "--model.algorithm", "UCFL", "--model.algorithm.num_streams", "personal",
+         "--model.algorithm.warmup_rounds", "1", "--trainer.max_epochs", "4", *SMALL,
+         "--trainer.default_root_dir", str(tmp_path)]
+    )  # fmt: skip
+    compute, scalar = RoundTime(4.0, 1.0, 1.0).expected_slowest(6), 1 / (64 * 10 + 10)
+    plain = compute + 1 + 4 * 6
+    rounds = [plain, plain + 1 + 4 * 6 * (1 + scalar), compute + 6 + 4 * 6, compute + 6 + 4 * 6]
+    assert times_of(folder(tmp_path, "UCFL")) == pytest.approx(pd.Series(rounds).cumsum().tolist())
+
+
+@pytest.mark.parametrize("name", ["Local", "DFedEM", "ClusteredFL", "Oracle"])
+def test_every_kind_of_algorithm_has_a_time(tmp_path, name):
+    module, _ = fit(name, tmp_path, rounds=2, callbacks=[SimulatedTime(compute_min=2.0)])
+    path = folder(tmp_path, name)
+    bits = 8 * pd.read_csv(path / "metrics.csv")[["comm/bytes_up", "comm/bytes_down"]].dropna() / one_model(module)
+    count = module.traffic[0].num_clients
+    payloads = [one.num_payloads for one in module.traffic]
+    assert payloads == [{"Local": 1, "DFedEM": 0, "ClusteredFL": 1}.get(name, payloads[0])]
+    expected = 2 + bits["comm/bytes_up"] + payloads[0] * bits["comm/bytes_down"] / count
+    if name != "Oracle":  # whose number of groups may change with the cohort
+        assert times_of(path) == pytest.approx(expected.cumsum().tolist())
+    assert total_of(path) == times_of(path)[-1] > 4 - 1e-9
+
+
+def one_model(module):
+    parts = module.task.init(1, 0)
+    return 8 * sum(leaf.numel() * leaf.element_size() for part in parts for leaf in part.values())
+
+
+@pytest.mark.parametrize("compute", ["expected", "sampled"])
+def test_it_survives_a_resume(tmp_path, compute):
+    def callbacks():
+        return [SimulatedTime(compute_mean=1.0, compute=compute)]
+
+    fit("FedAvg", tmp_path / "whole", rounds=4, callbacks=callbacks())
+    fit("FedAvg", tmp_path / "cut", rounds=2, callbacks=callbacks())
+    last = folder(tmp_path / "cut", "FedAvg") / "checkpoints/last.ckpt"
+    fit("FedAvg", tmp_path / "cut", rounds=4, callbacks=callbacks(), ckpt_path=str(last), version=0, keep_rounds=2)
+    whole, cut = (folder(tmp_path / one, "FedAvg") for one in ("whole", "cut"))
+    assert times_of(whole) == times_of(cut)
+    assert len(times_of(whole)) == 4
+    assert total_of(whole) == total_of(cut)
+
+
+def test_drawn_times_differ_from_round_to_round_and_not_from_run_to_run(tmp_path):
+    for one in ("a", "b"):
+        fit("FedAvg", tmp_path / one, callbacks=[SimulatedTime(compute_mean=1.0, compute="sampled")])
+    first, second = (times_of(folder(tmp_path / one, "FedAvg")) for one in ("a", "b"))
+    assert first == second
+    assert first[1] - first[0] != pytest.approx(first[0])
+
+
+def test_wrong_settings_are_refused():
+    with pytest.raises(ConfigError, match=r"SimulatedTime\.uplink_ratio is -1"):
+        SimulatedTime(uplink_ratio=-1.0)
+    with pytest.raises(ConfigError, match=r"SimulatedTime\.compute is guessed; give expected or sampled"):
+        SimulatedTime(compute="guessed")
