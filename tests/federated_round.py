@@ -65,6 +65,14 @@ def make_clients(sizes, num_features=4, target=BINARY, seed=0, dtype=torch.float
     return Split(x, y, offsets, first_id)
 
 
+def make_parties(table: Split, num_parties: int | None = None) -> Split:
+    """All samples of a split at each party, which sees the others' features as 0; as many parties as clients."""
+    num_parties = num_parties or table.num_clients
+    blocks = torch.arange(table.x.shape[1]).tensor_split(num_parties)
+    x = [table.x * torch.zeros_like(table.x[0]).index_fill(0, block, 1) for block in blocks]
+    return Split(torch.cat(x), table.y.repeat(num_parties), torch.arange(num_parties + 1) * len(table.y))
+
+
 def make_task(target=BINARY, num_features=4, network=Linear, dtype=torch.float64, **fields) -> Task:
     """A task on the samples of `make_clients`."""
     return Task.create(lambda: network((num_features,), target.num_outputs), target, dtype=dtype, **fields)
@@ -137,6 +145,7 @@ class Federation:
         return Context(
             self.task, self.solver, lr, self.round_idx, phase, self.train.num_clients, len(self.train.y), self.seed,
             self.groups, self.aggregation, self.weighting, self.num_rounds, int(self.train.sizes.max()), present,
+            batch_size=self.batch_size,
         )  # fmt: skip
 
     def round(self, client_ids=None) -> None:

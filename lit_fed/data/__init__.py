@@ -8,6 +8,7 @@ from lit_fed.data.dataset import ClientDataSet, DataSet, Normalisation, PooledDa
 from lit_fed.data.digits import Digits
 from lit_fed.data.drawn import DrawnSplit
 from lit_fed.data.emnist import EMNIST
+from lit_fed.data.feature_blocks import FeatureBlocks
 from lit_fed.data.mnist import MNIST
 from lit_fed.data.partition import IID, Dirichlet, Natural, Partition
 from lit_fed.data.population import (
@@ -20,6 +21,7 @@ from lit_fed.data.population import (
     split_counts,
 )
 from lit_fed.data.shakespeare import Shakespeare
+from lit_fed.data.sine import Sine
 from lit_fed.data.synthetic import Synthetic, synthetic_clients, synthetic_parameters
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "DrawnSplit",
+    "FeatureBlocks",
     "LabelGroups",
     "LabelPermutations",
     "Natural",
@@ -42,6 +45,7 @@ __all__ = [
     "PooledDataSet",
     "Samples",
     "Shakespeare",
+    "Sine",
     "Synthetic",
     "Target",
     "build_populations",

@@ -20,7 +20,7 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, input_array, label_array, make_split, require
 from lit_fed.data.leaf import LeafUser, read_leaf_users
 
-__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "to_population"]
+__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "read_npz", "to_population"]
 
 SPLITS = ("train", "val", "test")
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -91,12 +91,21 @@ def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...
     """
     paths = sorted(folder.glob("*.npz"))
     return [
-        ClientArrays(path.stem, _read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path))) for path in paths
+        ClientArrays(path.stem, read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path))) for path in paths
     ]
 
 
-def _read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Some arrays of one client's file."""
+def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Some arrays of one file as they were stored.
+
+    Args:
+        path: the file.
+        required: names of the arrays that it must hold.
+        optional: names of those that it may hold; others are not read.
+
+    Raises:
+        ConfigError: naming the file if it cannot be read, or its missing array.
+    """
     require(
         zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); save it again with numpy.savez"
     )

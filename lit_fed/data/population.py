@@ -84,6 +84,7 @@ def build_populations(
         Seen clients, and unseen ones or None; both in the order of the data set.
     """
     _check_fractions(val_fraction, test_fraction, unseen_fraction)
+    _check_parties(dataset, val_fraction, unseen_fraction)
     unseen: Population | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
@@ -201,6 +202,16 @@ def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction:
         require(0 <= value < 1, f"{name} = {value}; choose a number from 0 up to, but not including, 1")
     total = val_fraction + test_fraction
     require(total < 1, f"val_fraction + test_fraction = {total:g} leaves nothing to train on; choose less than 1")
+
+
+def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float) -> None:
+    """Where parties have features of the same rows, a model needs all of the parties, with the same rows at each."""
+    for name, value in (("val_fraction", val_fraction), ("unseen_fraction", unseen_fraction)):
+        require(
+            value == 0 or dataset.divided_by == "samples",
+            f"{name} = {value}: the parties of {type(dataset).__name__} hold features of the same rows, and a "
+            f"prediction needs all of them; leave {name} at 0",
+        )
 
 
 def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients: int | None) -> None:

@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from federated_round import Federation, make_clients, make_context, make_task
+from normalised import NormalisedMLP
 
-from lit_fed.core.plan import make_plan, num_steps
+from lit_fed.algorithms import FedAvg
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.plan import make_plan, most_steps, num_steps
 from lit_fed.core.types import LocalWork
 
 
@@ -204,3 +208,19 @@ def test_more_stragglers_are_those_of_before_and_others():
 def test_who_has_no_steps_straggles_at_none(work):
     assert plan_of([9, 0], work._replace(straggler_fraction=1.0)).counts.numel() == 0
     assert plan_of([0], LocalWork(epochs=1, straggler_fraction=1.0)).counts.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("solver", "batch_size", "steps"),
+    [({"local_epochs": 2}, 4, 6), ({"local_epochs": 2}, 0, 2), ({"local_steps": 5}, 4, 5), ({"local_epochs": 0}, 4, 0)],
+    ids=str,
+)
+def test_steps_of_the_largest_client(solver, batch_size, steps):
+    federation = Federation(FedAvg(), make_clients([3, 9, 4]), solver=LocalSolver(**solver), batch_size=batch_size)
+    assert most_steps(federation.context("plan")) == steps
+
+
+def test_steps_of_the_largest_client_leave_out_a_batch_too_small_for_normalisation():
+    ctx = make_context(make_task(network=NormalisedMLP), most_samples=9, batch_size=4)
+    assert most_steps(ctx) == 2
+    assert most_steps(ctx._replace(most_samples=0)) == 0

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.seeds import generator, seed_of, torch_generator
+from lit_fed.core.seeds import generator, seed_of, torch_generator, uniforms
 
 PROGRAM = """
 from lit_fed.core.seeds import generator, torch_generator
@@ -51,3 +51,41 @@ def test_drawing_leaves_the_global_generators_alone():
 def test_negative_seeds_are_refused():
     with pytest.raises(ValueError, match="non-negative"):
         generator(-1, 0, 0, "a")
+
+
+def hashed(client, round_idx=1, purpose="rounding", count=2000, seed=0):
+    return uniforms(seed, round_idx, torch.tensor(client), purpose, count)
+
+
+def test_hashed_numbers_are_uniform():
+    drawn = torch.stack([hashed(client) for client in range(50)])
+    assert bool((drawn >= 0).all())
+    assert bool((drawn < 1).all())
+    counts = torch.histc(drawn.float(), 20, 0, 1)
+    assert (
+        float(((counts - 5000) ** 2 / 5000).sum()) < 45
+    )  # χ² of 19 degrees of freedom: one in a thousand is above 43.8
+    each = drawn.mean(1)
+    assert float((each - 0.5).abs().max()) < 4.5 / (12 * 2000) ** 0.5
+
+
+def test_hashed_numbers_of_neighbours_have_nothing_to_do_with_each_other():
+    drawn = torch.stack(
+        [*(hashed(client) for client in range(20)), hashed(0, 2), hashed(0, 1, "other"), hashed(0, seed=1)]
+    )
+    related = torch.corrcoef(drawn).fill_diagonal_(0).abs().max()
+    assert float(related) < 4.5 / 2000**0.5
+    shifted = torch.corrcoef(torch.stack([drawn[0, :-1], drawn[0, 1:]]))[0, 1]
+    assert abs(float(shifted)) < 4.5 / 2000**0.5
+
+
+def test_hashed_numbers_are_named_by_their_place_and_repeat():
+    assert torch.equal(hashed(3), hashed(3))
+    assert torch.equal(hashed(3, count=10), hashed(3)[:10])
+    assert hashed(3, count=2).tolist() == [0.49415347957983613, 0.36338482005521655]
+
+
+def test_hashed_numbers_of_many_clients_at_once():
+    ids = torch.tensor([4, 0, 7])
+    at_once = torch.func.vmap(lambda one: uniforms(0, 1, one, "rounding", 50))(ids)
+    assert torch.equal(at_once, torch.stack([hashed(int(one), count=50) for one in ids]))

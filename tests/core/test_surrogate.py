@@ -77,6 +77,22 @@ def test_padding_takes_no_part(surrogate):
 
 
 @shipped
+@pytest.mark.parametrize("rows_per_pass", [1, 5, 1024])
+def test_losses_of_a_client_do_not_depend_on_their_passes(surrogate, rows_per_pass):
+    task, data = make_task(), client()
+    models = task.init(surrogate.num_models, 0)
+    found, expected = (
+        surrogate.sample_losses(task, models, data, rows_per_pass),
+        surrogate.losses(task, models, data.batch),
+    )
+    if expected is None:
+        assert found is None
+    else:
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-14)
+        assert surrogate.sample_losses(task, models, client(size=0)).shape == (0, surrogate.num_models)
+
+
+@shipped
 def test_without_samples_the_value_is_that_of_nothing(surrogate):
     task, empty = make_task(), client(size=5)._replace(mask=torch.zeros(5))
     models = task.init(surrogate.num_models, 0)

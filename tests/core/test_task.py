@@ -361,3 +361,32 @@ def test_the_full_gradient_leaves_padding_out():
     for rows_per_pass in (2, 1024):
         found = task.full_gradient(models, padded, rows_per_pass)
         assert distance(found, task.full_gradient(models, plain)) < 1e-14
+
+
+def test_the_full_gradient_may_be_taken_in_evaluation_mode():
+    """With dropout and BatchNorm the gradient over all samples is then the mean of those of each."""
+
+    def network(shape, outputs):
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, outputs))
+
+    client = make_clients([7]).client(0)
+    for model_axis in ("loop", "vmap"):
+        task = make_task(network=network, model_axis=model_axis)
+        models = task.init(2, 0)
+        found = task.full_gradient(models, client, training=False)
+        assert distance(found, task.full_gradient(models, client, 1, training=False)) < 1e-14
+        losses = task.losses(task.outputs(models, client.x), client.y)
+        assert distance(found[0], losses.mean(0)) < 1e-14
+    trained = make_task(network=network).full_gradient(models, client)
+    assert distance(found, trained) > 1e-3
+
+
+@pytest.mark.parametrize("rows_per_pass", [1, 4, 1024])
+def test_losses_of_a_client_do_not_depend_on_their_passes(rows_per_pass):
+    task = make_task(MULTICLASS, network=Plain)
+    models, data = task.init(2, 0), make_clients([9], target=MULTICLASS).client(0)
+    found = task.sample_losses(models, data, rows_per_pass)
+    torch.testing.assert_close(found, task.losses(task.outputs(models, data.x), data.y), **TIGHT)
+    assert found.shape == (9, 2)
+    nobody = make_clients([0], target=MULTICLASS).client(0)
+    assert task.sample_losses(models, nobody, rows_per_pass).shape == (0, 2)

@@ -1,0 +1,100 @@
+"""GADMM's round in NumPy: logistic regression, written from the paper alone, with one multiplier for each link.
+
+A model is a vector [d + 1] whose last entry is the bias. λ[p] ties the clients at places p and p + 1 of the chain.
+"""
+
+import numpy as np
+
+
+def with_bias(x):
+    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
+
+
+def sigmoid(t):
+    return 1 / (1 + np.exp(-t))
+
+
+def gradient(theta, x, y):
+    features = with_bias(x)
+    return features.T @ (sigmoid(features @ theta) - y) / len(y)
+
+
+def exact(theta, x, y, share, added, curvature):
+    """argmin share·f(θ) + terms with the gradient `added`(θ) and a constant curvature, by damped Newton steps."""
+    features = with_bias(x)
+    for _ in range(100):
+        slope = share * gradient(theta, x, y) + added(theta)
+        p = sigmoid(features @ theta)
+        hessian = share * features.T @ (features * (p * (1 - p))[:, None]) / len(y) + curvature * np.eye(len(theta))
+        step, size = np.linalg.solve(hessian, slope), 1.0
+        while size > 1e-6:
+            new = theta - size * step
+            if np.linalg.norm(share * gradient(new, x, y) + added(new)) <= np.linalg.norm(slope):
+                break
+            size /= 2
+        theta = theta - size * step
+    return theta
+
+
+def inexact(theta, x, y, share, added, batches, lr, momentum=0.0, weight_decay=0.0):
+    """SGD on the same objective divided by the share."""
+    velocity = np.zeros_like(theta)
+    for batch in batches:
+        slope = gradient(theta, x[batch], y[batch]) + added(theta) / share + weight_decay * theta
+        velocity = momentum * velocity + slope
+        theta = theta - lr * velocity
+    return theta
+
+
+def gadmm_round(xs, lambdas, clients, batches, *, order, rho, samples=False, solver=None):
+    """One round.
+
+    Args:
+        xs: every client's model.
+        lambdas: the multiplier of each link of the chain, from the first to the last.
+        clients: (x, y) of every client.
+        batches: of every client, by the name of its group.
+        order: the clients in the chain.
+        rho: the penalty.
+        samples: weigh the losses by numbers of samples.
+        solver: settings of SGD; None: exact solves.
+
+    Returns:
+        The new models and multipliers.
+    """
+    xs, lambdas = list(xs), list(lambdas)
+    num, total = len(order), sum(len(y) for _, y in clients)
+    for first, group in ((0, "heads"), (1, "tails")):
+        for place in range(first, num, 2):
+            i = order[place]
+            links = []  # (neighbour, multiplier and its sign)
+            if place > 0:
+                links.append((xs[order[place - 1]], -lambdas[place - 1]))
+            if place < num - 1:
+                links.append((xs[order[place + 1]], lambdas[place]))
+
+            def added(theta, links=links):
+                return sum((dual + rho * (theta - other) for other, dual in links), np.zeros_like(theta))
+
+            x, y = clients[i]
+            share = len(clients) * len(y) / total if samples else 1.0
+            if solver is None:
+                xs[i] = exact(xs[i], x, y, share, added, rho * len(links))
+            else:
+                xs[i] = inexact(xs[i], x, y, share, added, batches[group][i], **solver)
+    for place in range(num - 1):
+        lambdas[place] = lambdas[place] + rho * (xs[order[place]] - xs[order[place + 1]])
+    return xs, lambdas
+
+
+def rewire(lambdas, old, new):
+    """Multipliers of a new chain in which every client has the linear term that it had in the old one."""
+    padded = [np.zeros_like(lambdas[0]), *lambdas, np.zeros_like(lambdas[0])]
+    terms = {client: padded[place + 1] - padded[place] for place, client in enumerate(old)}
+    return list(np.cumsum([terms[client] for client in new], axis=0)[:-1])
+
+
+def predict(theta, x):
+    """Probabilities of both classes, [n, 2]."""
+    positive = sigmoid(with_bias(x) @ theta)
+    return np.stack([1 - positive, positive], axis=1)

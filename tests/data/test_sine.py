@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.data import Sine
+
+
+def split_of(data, name):
+    population, unseen = data.load()
+    assert unseen is None
+    return getattr(population, name)
+
+
+def test_every_client_sees_its_own_interval():
+    data = Sine(num_clients=5, samples_per_client=50)
+    train = split_of(data, "train")
+    assert train.sizes.tolist() == [50] * 5
+    assert train.x.dtype == train.y.dtype == torch.float32
+    for client_id in range(5):
+        low, high = data.interval(client_id)
+        x = train.client(client_id).x
+        assert low <= float(x.min()) < low + 0.1
+        assert high - 0.1 < float(x.max()) <= high
+    assert data.interval(0)[0] == -1
+    assert data.interval(4)[1] == pytest.approx(1)
+
+
+def test_the_noise_has_variance_one_around_the_curve():
+    data = Sine(num_clients=4, test_size=5000, noise=0.2)
+    test = split_of(data, "test")
+    residual = test.y.numpy() - data.curve(test.x.numpy()[:, 0])
+    assert abs(residual.mean()) < 0.03
+    assert abs(residual.std() - 1) < 0.03
+    np.testing.assert_allclose(data.curve(np.array([-1, -0.5, 0, 0.5])), [0, 5, 0, -5], atol=1e-12)
+
+
+def test_same_seed_same_samples_and_splits_differ():
+    one, other = (split_of(Sine(seed=3), "train") for _ in range(2))
+    assert torch.equal(one.x, other.x)
+    assert torch.equal(one.y, other.y)
+    assert not torch.equal(one.x, split_of(Sine(seed=4), "train").x)
+    assert not torch.equal(one.x[:4], split_of(Sine(seed=3), "test").x[:4])
+    assert len(split_of(Sine(), "val").y) == 0
+
+
+def test_the_number_of_samples_leaves_other_clients_alone():
+    few, many = (split_of(Sine(num_clients=10, samples_per_client=size), "train") for size in (4, 9))
+    assert not torch.equal(few.client(0).y, few.client(1).y)
+    assert many.sizes.sum() == 90
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_clients": 0}, "num_clients = 0"),
+        ({"samples_per_client": 0}, "samples_per_client = 0"),
+        ({"test_size": 0}, "test_size = 0"),
+        ({"noise": 0.0}, r"noise = 0\.0"),
+        ({"seed": -1}, "seed = -1"),
+    ],
+)
+def test_wrong_values_are_named(wrong, message):
+    with pytest.raises(ConfigError, match=f"Sine: {message}; choose"):
+        Sine(**wrong)
