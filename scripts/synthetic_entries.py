@@ -50,8 +50,12 @@ class Entry:
     def algorithm(self, value: float) -> Algorithm:
         """The algorithm with this value of what is tuned."""
         from lit_fed import algorithms
+        from lit_fed.core import topology
 
-        return getattr(algorithms, self.kind)(**self.options_at(value))  # type: ignore[no-any-return]
+        options = self.options_at(value)
+        if "topology" in options:
+            options["topology"] = getattr(topology, options["topology"])()
+        return getattr(algorithms, self.kind)(**options)  # type: ignore[no-any-return]
 
     def options_at(self, value: float) -> dict[str, Any]:
         """The algorithm's hyper-parameters."""
@@ -212,5 +216,53 @@ ENTRIES = [
         PLAIN,
         {"form": "alternating_prox", "prox_weight": 1.0, "local_solve": "inexact"},
         "form a (alternating prox), λ = 1, one epoch as local solve",
+    ),
+    Entry(
+        "dfedem",
+        "D-FedEM",
+        "DFedEM",
+        MOMENTUM,
+        {"num_components": 3, "topology": "ErdosRenyi", "mixing": "fmmc"},
+        "3 components, Erdős–Rényi graph with p = 0.5, fastest mixing",
+        mixture=True,
+    ),
+    Entry(
+        "decentralized_surrogate",
+        "decentralised surrogates",
+        "DecentralizedSurrogate",
+        MOMENTUM,
+        {"topology": "ErdosRenyi", "mixing": "fmmc"},
+        "FedEM's surrogate, 3 components, the same graph",
+        mixture=True,
+    ),
+    Entry(
+        "mocha",
+        "MOCHA",
+        "MOCHA",
+        {"local_steps": 64},
+        {"loss": "hinge", "rounds_per_relation": 10},
+        "hinge loss, 64 coordinate steps per round, Ω anew in each tenth",
+        tuned="regularisation",
+        grid=(0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
+    ),
+    Entry("fedu", "FedU", "FedU", PLAIN, {"laplacian_weight": 0.0003}, "η = 0.0003, complete graph"),
+    Entry("fedfomo", "FedFOMO", "FedFOMO", PLAIN, {"num_neighbours": 5}, "5 models received, 20 % held out"),
+    Entry("ucfl", "UCFL", "UCFL", MOMENTUM, {"num_streams": 8}, "8 streams, after 5 rounds of FedAvg"),
+    Entry(
+        "federico",
+        "FedeRiCo",
+        "FedeRiCo",
+        PLAIN,
+        {"num_neighbours": 3, "exchange": "pseudo_gradient"},
+        "3 neighbours, ε = 0.3, β = 0.6; local steps on each model",
+    ),
+    Entry("gadmm", "GADMM", "GADMM", PLAIN, {"penalty_weight": 0.1}, "a chain, ρ = 0.1, one epoch as local solve"),
+    Entry(
+        "cqggadmm",
+        "CQ-GGADMM",
+        "CQGGADMM",
+        PLAIN,
+        {"penalty_weight": 0.1},
+        "bipartite graph with p = 0.5, ρ = 0.1, 2 bits and more, τ0 = 0.1, ξ = 0.95; one epoch as local solve",
     ),
 ]

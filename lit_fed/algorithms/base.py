@@ -72,6 +72,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     """What is divided among clients: each has samples of its own, or its own features of the same samples."""
 
+    has_server: ClassVar[bool] = True
+    """Whether clients hear from a server; else what they receive is what other clients send."""
+
     conformance_exempt: ClassVar[dict[str, str]] = {}
     """Conformance checks that the algorithm cannot satisfy by its nature, with the reason."""
 
@@ -142,8 +145,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         return None
 
     def num_payloads(self, ctx: Context, shared: Shared, num_clients: int) -> int:
-        """How many different things the server sends to `num_clients` clients of a phase, for the simulated time."""
-        return 1
+        """How many different messages the server sends to `num_clients` clients of a phase, for the simulated time.
+
+        Each is as long as what a client receives on average, several models or one; 0 without a server.
+        """
+        return int(self.has_server)
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:

@@ -7,7 +7,6 @@ Symbols:
     θ_c    -> shared.models    model of cluster c, leaves [C, ...]; those that do not exist yet hold the initial model
     c(i)   -> shared.cluster   cluster of client i, [T]
     Δ_i    -> updates          θ_i − θ_c(i), the update of client i, leaves [T, ...]
-    α      ->                  largest cosine of Δ_i and Δ_j of two clients that a division parts
     ε1, ε2 -> mean_norm_below, max_norm_above
 Deviations:
     Updates are those of local training, the paper's practical variant, not single gradients. Both halves of a split are
@@ -47,11 +46,10 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         relative: measure the average update in units of the longest: ε1, in [0, 1), then fits any learning rate.
         warmup_rounds: rounds before the first division.
         min_cluster_size: clusters of no more clients than this stay together.
-        gamma_max: divide only if √((1 − α)/2) is larger, α the largest similarity across the division; null: always.
+        gamma_max: divide only if √((1 − α)/2) is larger, α the largest cosine of updates across; null: always.
         linkage: how to divide: `single` minimises that α (the paper), `complete` is the authors' code.
-        newcomers: how an unseen client finds its cluster: down the `tree` of splits by its own updates (the paper), for
-            which the server and every checkpoint hold (C − 1)·(T + 1) models; or by the lowest `loss` on its training
-            samples, for which they hold none.
+        newcomers: how an unseen client finds its cluster: down the `tree` of splits by its own updates (the paper),
+            which takes (C − 1)·(T + 1) models in every checkpoint; or by the lowest `loss` on its training samples.
     """
 
     max_clusters: int = 8
@@ -106,9 +104,8 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         """Training starts from the cluster's model; that of a newcomer from the models of all splits at once."""
         if isinstance(state, Newcomer):
             return ClusterRun(*local_run(ctx, shared.splits.models), self._first_cluster(ctx, shared, data))
-        cluster = tree.take(shared.cluster, data.client_id).squeeze(0)
-        served = ctx.phase == "adapt"  # and trains no model
-        models = tree.index(shared.models, slice(0, 0)) if served else tree.take(shared.models, cluster)
+        cluster = tree.take(shared.cluster, data.client_id).squeeze(0)  # who is only served trains no model
+        models = tree.index(shared.models, slice(0, 0)) if ctx.phase == "adapt" else tree.take(shared.models, cluster)
         return ClusterRun(*local_run(ctx, models), cluster)
 
     def _first_cluster(self, ctx: Context, shared: Clusters, data: ClientData) -> Tensor:
@@ -134,6 +131,10 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
             rule = DivisionRule(*(getattr(self, name) for name in DivisionRule._fields))
             shared = divide(shared, updates, reduced.weight, rule)
         return shared._replace(models=cluster_averages(shared.models, sent, shared.cluster, reduced.weight))
+
+    def num_payloads(self, ctx: Context, shared: Clusters, num_clients: int) -> int:
+        """The models of all clusters."""
+        return int(shared.cluster.max()) + 1
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """A newcomer trains as in a round if it goes down the tree; everybody else looks up its cluster."""

@@ -84,6 +84,12 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
         """FedAvg's average within each group; a group of which nobody took part keeps its model."""
         return GlobalModels(average_chosen(ctx, shared.models, reduced))
 
+    def num_payloads(self, ctx: Context, shared: GlobalModels, num_clients: int) -> int:
+        """The models of the groups that take part."""
+        assert ctx.groups is not None
+        groups = ctx.groups if ctx.present is None else ctx.groups[ctx.present.to(ctx.groups.device)]
+        return int(groups.bincount().count_nonzero())
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """An unseen client chooses its group; no local steps."""
         return None if seen else LocalWork()

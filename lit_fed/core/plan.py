@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import LocalWork
+from lit_fed.core.types import Context, LocalWork
 
-__all__ = ["Plan", "make_plan", "num_steps"]
+__all__ = ["Plan", "make_plan", "most_steps", "num_steps"]
 
 
 class Plan(NamedTuple):
@@ -41,6 +41,11 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
     if not per_pass:
         return 0
     return work.steps or (work.epochs or 0) * per_pass
+
+
+def most_steps(ctx: Context) -> int:
+    """Steps of the largest client in the solver's own local work, which all can tell before anyone trains."""
+    return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
 
 
 def _steps_per_pass(num_samples: int, width: int, smallest_batch: int) -> int:

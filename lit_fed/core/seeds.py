@@ -6,8 +6,11 @@ import zlib
 
 import numpy as np
 import torch
+from torch import Tensor
 
-__all__ = ["generator", "seed_of", "torch_generator"]
+__all__ = ["generator", "seed_of", "torch_generator", "uniforms"]
+
+WORD = 2**32 - 1
 
 
 def seed_of(seed: int, round_idx: int, client_id: int, purpose: str) -> np.random.SeedSequence:
@@ -33,3 +36,26 @@ def torch_generator(seed: int, round_idx: int, client_id: int, purpose: str) -> 
     """Torch generator (CPU) of the same stream."""
     state = seed_of(seed, round_idx, client_id, purpose).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state) & (2**63 - 1))
+
+
+def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: int) -> Tensor:
+    """Random numbers in [0, 1) of one client, [count] float64, where the id is a tensor, as under `torch.func.vmap`.
+
+    They are hashes of their own numbers, of whole numbers alone: the same on every device, and without a table of all
+    clients, which large models would make too large.
+
+    Example:
+        >>> uniforms(0, 1, torch.tensor(2), "rounding", 2).round(decimals=4).tolist()
+        [0.4748, 0.8898]
+    """
+    first, second = (int(word) for word in seed_of(seed, round_idx, 0, purpose).generate_state(2))
+    client = _scramble(_scramble((client_id + first) & WORD) ^ second)
+    counter = _scramble(torch.arange(count, device=client_id.device))
+    return _scramble((counter + client) & WORD).double() / (WORD + 1)
+
+
+def _scramble(word: Tensor) -> Tensor:
+    """A permutation of the numbers of 32 bits that looks random; products stay below 2^63."""
+    for _ in range(2):
+        word = ((word >> 16) ^ word) * 0x45D9F3B & WORD
+    return (word >> 16) ^ word

@@ -59,6 +59,14 @@ class Surrogate(ABC, Generic[Local, Bound]):
         """Losses [B, M] of samples under u⁰, in evaluation mode, for `build`; None if it needs none."""
         return None
 
+    def sample_losses(
+        self, task: Task, models: ModelState, data: ClientData, rows_per_pass: int = 1024
+    ) -> Tensor | None:
+        """`losses` of all samples of a client, some rows at a time."""
+        rows, batch = range(0, max(len(data.mask), 1), rows_per_pass), data.batch
+        parts = [self.losses(task, models, tree.index(batch, slice(lo, lo + rows_per_pass))) for lo in rows]
+        return None if parts[0] is None else torch.cat(parts)  # type: ignore[arg-type]
+
     @abstractmethod
     def build(self, task: Task, models: ModelState, local: Local, data: ClientData, losses: Tensor | None) -> Bound:
         """The surrogate g near (u⁰, v⁰) = (models, local); `losses` are those of all samples, [N, M], or None."""

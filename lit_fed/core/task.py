@@ -220,6 +220,12 @@ class Task:
         """
         return self._losses(outputs, self._for_each_model(outputs, y.unsqueeze(1)))
 
+    def sample_losses(self, models: ModelState, data: ClientData, rows_per_pass: int = 1024) -> Tensor:
+        """Losses [N, M] of all samples of a client, in evaluation mode and some rows at a time."""
+        x, y = data.x, data.y
+        parts = [slice(lo, lo + rows_per_pass) for lo in range(0, max(len(x), 1), rows_per_pass)]
+        return torch.cat([self.losses(self.outputs(models, x[rows]), y[rows]) for rows in parts])
+
     def _for_each_model(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Labels with a model axis of the right length, [B, M] or [B, M, L]; soft ones of many classes [..., C]."""
         return y.expand(outputs.shape if self._soft(y) and self.target.kind == "multiclass" else outputs.shape[:-1])
@@ -273,9 +279,9 @@ class Task:
 
     # ------------------------------------------------------------------ gradient
     def value_and_grad(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, in training mode.
+        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m.
 
         The sum is divided by the number of samples, not of weights: it is the gradient of FedEM's surrogate.
 
@@ -283,17 +289,20 @@ class Task:
             models: M models.
             batch: B samples for all models, or M batches on a leading axis, one for each.
             weight: [B, M]; None: one for every sample.
+            training: in training mode; else without dropout and with the running statistics of BatchNorm, so that each
+                sample has a gradient of its own.
 
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
         """
         if self.one_by_one:
-            return tree.stack(list(self.each_gradient(models, batch, weight)))  # type: ignore[no-any-return]
+            each = self.each_gradient(models, batch, weight, training=training)
+            return tree.stack(list(each))  # type: ignore[no-any-return]
         share = self._share(models, batch, weight)
         if isinstance(self.network, ClosedForm) and not self.target.positions:
             outputs, y, gradient = self._closed_form(self.network, models, batch, share)
             return (self._losses(outputs, y) * share).sum(0), gradient, models.buffers
-        self.network.train()
+        self._set_mode(training)
         return self._by_vmap(models, batch, share, batch.index.ndim == 2)
 
     def grad(
@@ -309,13 +318,20 @@ class Task:
         """The models take separate passes, so that `each_gradient` costs no more than `value_and_grad`."""
         return self.model_axis == "loop" and (not isinstance(self.network, ClosedForm) or self.target.positions)
 
+    def _set_mode(self, training: bool) -> None:
+        """Training mode, or that of `value_and_grad` without: an LSTM stays in training mode, for cuDNN's sake."""
+        self.network.train()
+        for layer in () if training else self.network.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+                layer.eval()
+
     def each_gradient(
-        self, models: ModelState, batch: Batch, weight: Tensor | None = None
+        self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
         """The results of `value_and_grad` for one model after another, without their leading axis."""
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
-        self.network.train()
+        self._set_mode(training)
         shared_x = None if per_model else self._laid_out(batch.x)
         for m in range(_num_models(models)):
             y = batch.y[m] if per_model else batch.y  # soft labels come along as they are
@@ -328,14 +344,19 @@ class Task:
             gradient = torch.autograd.grad(loss, list(one.parameters.values()))
             yield loss.detach(), dict(zip(one.parameters, gradient, strict=True)), one.buffers
 
-    def full_gradient(self, models: ModelState, data: ClientData, rows_per_pass: int = 1024) -> tuple[Tensor, Tree]:
-        """Mean loss [M] and gradient, leaves [M, ...], over all samples of a client, some rows at a time."""
+    def full_gradient(
+        self, models: ModelState, data: ClientData, rows_per_pass: int = 1024, *, training: bool = True
+    ) -> tuple[Tensor, Tree]:
+        """Mean loss [M] and gradient, leaves [M, ...], over all samples of a client, some rows at a time.
+
+        The mode is that of `value_and_grad`.
+        """
         batch, num_rows = data.batch, len(data.mask)
         total = data.num_samples.clamp(min=1)
         parts = []
         for lo in range(0, max(num_rows, 1), rows_per_pass):
             some: Batch = tree.index(batch, slice(lo, lo + rows_per_pass))
-            loss, gradient, _ = self.value_and_grad(models, some)
+            loss, gradient, _ = self.value_and_grad(models, some, training=training)
             parts.append((loss, gradient) if num_rows <= rows_per_pass else _scaled(loss, gradient, some, total))
         return tree.map_leaves(lambda *leaves: sum(leaves), *parts)  # type: ignore[no-any-return]
 

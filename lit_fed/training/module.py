@@ -21,6 +21,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.reduce import Accumulator, RunningMeans
+from lit_fed.core.round_time import PhaseTraffic
 from lit_fed.core.task import Target, Task
 from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, Split, Tree
 from lit_fed.metrics import ClientTable
@@ -91,6 +92,8 @@ class FederatedModule(ClientServing):
         self.results: dict[str, float] = {}
         self.client_rows: dict[str, Tensor] = {}
         self.round_results: dict[str, float] = {}
+        self.traffic: list[PhaseTraffic] = []  # of the phases of the last committed round
+        self._traffic: list[PhaseTraffic] = []  # of those of the coming round so far
         self._means = RunningMeans()  # over the phases of a round
         self._client_trainer: ClientTrainer | None = None
         self._staged_shared: Tree = None
@@ -254,7 +257,7 @@ class FederatedModule(ClientServing):
         return Context(
             self.task, self.solver, lr.to(self.device), round_idx, phase, self.num_clients, self.total_samples,
             self.seed, self.groups, self.aggregation, self.weighting or "samples", self.num_rounds, self.most_samples,
-            present,
+            present, batch_size=self.batch_size,
         )  # fmt: skip
 
     # ------------------------------------------------------------------ one round
@@ -294,12 +297,21 @@ class FederatedModule(ClientServing):
         """Reduce the messages of the phase over ranks; the only communication that the algorithm knows of."""
         positions, counts = self._slices()
         reduced, bits, means = self._accumulator.reduce(positions, counts)
-        for name, value in (("comm/bytes_up", bits[0]), ("comm/bytes_down", bits[1])):
-            self.round_results[name] = self.round_results.get(name, 0.0) + float(value) / 8
+        bits_up, bits_down = bits.tolist()
+        for name, value in (("comm/bytes_up", bits_up), ("comm/bytes_down", bits_down)):
+            self.round_results[name] = self.round_results.get(name, 0.0) + value / 8
+        self._traffic.append(self._phase_traffic(bits_up, bits_down))
         weight = float(reduced.weight.sum())
         for name, value in zip(self._metric_names, means.tolist(), strict=True):
             self.round_results[f"train/seen/{name}"] = self._means.add(name, value, weight)
         return reduced
+
+    def _phase_traffic(self, bits_up: float, bits_down: float) -> PhaseTraffic:
+        assert self._phase is not None
+        phase, num_clients = self._phase.phase, len(self._phase_ids())
+        payloads = self.algorithm.num_payloads(self.context(phase.name, self._present()), self.shared, num_clients)
+        trains = bool(phase.work.epochs or phase.work.steps)
+        return PhaseTraffic(num_clients, trains, payloads, bits_up, bits_down)
 
     def exchange_states(self) -> None:
         """Give every rank all new client states; bookkeeping, not traffic."""
@@ -335,6 +347,7 @@ class FederatedModule(ClientServing):
         optimizer.optimizer.staged = tree.leaves(self._staged_shared)
         optimizer.step()
         self._staged_shared, self._means = None, RunningMeans()
+        self.traffic, self._traffic = self._traffic, []
         self.store.commit()
         self.rounds += 1
         self._show_lr()
@@ -342,6 +355,7 @@ class FederatedModule(ClientServing):
     def on_train_start(self) -> None:
         """Forget what an interrupted round left."""
         self._staged_shared, self._phase, self.round_results, self._means = None, None, {}, RunningMeans()
+        self._traffic = []
         self.store.discard()
         self.store.open(self.trainer)
         self._show_lr()

@@ -6,9 +6,10 @@ The solution is known in closed form: x_i = (H_i + λI)^-1 (H_i c_i + λz) with 
 import numpy as np
 import pytest
 from federated_round import REGRESSION, Federation, as_arrays, flat, make_clients, make_task, run_rounds
+from references.fedu_numpy import fixed_point
 from references.mixture_admm_numpy import mixture_solution
 
-from lit_fed.algorithms import EASGD, L2GD, MixtureADMM, PFedMe, ProxAvg
+from lit_fed.algorithms import EASGD, L2GD, FedU, MixtureADMM, PFedMe, ProxAvg
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.newton import minimise
@@ -67,6 +68,20 @@ def test_elastic_averaging_leads_there(setting, solution):
     federation = run_rounds(algorithm, rounds=500, solver=LocalSolver(lr=lr, local_steps=1), **setting)
     np.testing.assert_allclose(models_of(federation), solution[0], rtol=0, atol=1e-7)
     np.testing.assert_allclose(federation.weights[0].numpy(), solution[1], rtol=0, atol=1e-7)
+
+
+def test_the_laplacian_of_the_complete_graph_leads_there(setting, solution):
+    """With η = λ/N: over all pairs of clients, once each, Σ ‖x_i − x_j‖² is N times the sum of all ‖x_i − x̄‖².
+
+    Local and Laplacian steps take turns, which leaves an error of the order of the learning rate.
+    """
+    lr = 0.15
+    federation = run_rounds(FedU(PULL / N), rounds=500, solver=LocalSolver(lr=lr, local_steps=1), **setting)
+    each = [(np.hstack([x, np.ones((len(x), 1))]), y) for x, y in as_arrays(setting["train"])]
+    quadratic = [x.T @ x / len(y) for x, y in each], [x.T @ y / len(y) for x, y in each], 1 - np.eye(N)
+    rest, limit = (fixed_point(*quadratic, PULL / N * step, step) for step in (lr, 1e-7))
+    np.testing.assert_allclose(flat(federation.shared.parameters).numpy(), rest, rtol=0, atol=1e-7)
+    np.testing.assert_allclose(limit, solution[0], rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("scaling", ["paper", "slides"])

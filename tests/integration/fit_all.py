@@ -13,7 +13,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import with_defaults
 from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
-from lit_fed.data import Digits, Synthetic
+from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
@@ -43,8 +43,10 @@ def fit(
     """Fit and test one algorithm, by default on the CPU; returns its module and trainer."""
     seed_everything(3, verbose=False)
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)()
+    vertical = algorithm.divided_by == "features"
+    dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     data = FederatedDataModule(
-        GROUPED if name == "Oracle" else Digits(), num_clients=None if name == "Oracle" else 8, unseen_fraction=0.25,
+        dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,
         client_fraction=1.0 if algorithm.needs_all_clients else 0.7, clients_per_block=2, batch_size=32,
     )  # fmt: skip
     solver = LocalSolver(momentum=0.9, persist_optimizer=True)

@@ -7,6 +7,7 @@ import statistics
 from pathlib import Path
 
 import bench
+import client_groups_results
 import pytest
 import real_data_results
 import synthetic_entries
@@ -31,6 +32,7 @@ def test_the_pages_are_what_the_kept_files_give():
     assert (RESULTS / "trainer.md").read_text() == trainer_results.page()
     assert (RESULTS / "real_data.md").read_text() == real_data_results.page()
     assert (RESULTS / "synthetic.md").read_text() == synthetic_results.page()
+    assert (RESULTS / "client_groups.md").read_text() == client_groups_results.page()
     assert (RESULTS / "speed.md").read_text() == bench.page(speed())
 
 
@@ -91,6 +93,38 @@ def test_bf16_on_real_data(seed):
     )
     assert float32["rounds"] == bf16["rounds"] == 20
     assert abs(float32["test/seen/accuracy"] - bf16["test/seen/accuracy"]) <= 0.005
+
+
+# ---------------------------------------------------------------------- groups of clients
+def test_every_run_of_the_groups_is_kept():
+    names = {run.name for run in client_groups_results.runs()}
+    assert {path.stem for path in client_groups_results.KEPT.glob("*.json")} == names
+
+
+@pytest.mark.parametrize("groups", client_groups_results.GROUPS)
+def test_federico_finds_its_group(groups):
+    """The paper's order: FedeRiCo above FedEM and above Local, FedAvg far below."""
+    federico, fedem, local, fedavg = (
+        client_groups_results.mean(f"labels_{groups}_{name}") for name in ("federico", "fedem", "local", "fedavg")
+    )
+    assert federico > max(fedem, local)
+    assert fedavg < local - 10
+
+
+def test_ucfl_finds_the_permutations():
+    """The paper's order: four streams match the oracle, FedAvg falls below Local."""
+    ucfl, oracle, local, fedavg = (
+        client_groups_results.mean(f"permutations_{name}") for name in ("ucfl_4", "oracle", "local", "fedavg")
+    )
+    assert abs(ucfl - oracle) < 2
+    assert fedavg < local < ucfl - 5
+
+
+def test_decentralised_fedem_is_level_with_fedem():
+    """The paper: slightly below FedEM; the same initial models, rates chosen for each."""
+    found = synthetic_results.found()
+    one, other = (100 * found[name]["seen"]["test/seen/accuracy"] for name in ("dfedem", "fedem"))
+    assert other - 1.5 < one < other + 0.5
 
 
 # ---------------------------------------------------------------------- every algorithm on the synthetic data

@@ -10,10 +10,11 @@ from fit_all import NAMES, fit
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from running import folder, history, numbers
 
-from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, UnseenClientEvaluation, with_defaults
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
+from lit_fed.core.plan import num_steps
 from lit_fed.core.types import LocalWork, Phase
 from lit_fed.data import Digits, Synthetic
 from lit_fed.data.module import FederatedDataModule
@@ -202,6 +203,17 @@ def test_an_algorithm_that_needs_all_clients_refuses_fewer(tmp_path):
     with pytest.raises(ConfigError, match=r"Demanding needs every client in every round, and 3 of 6 are drawn; leave"):
         trainer(tmp_path, 1).fit(FederatedModule(Demanding()), datamodule=digits(client_fraction=0.5))
     trainer(tmp_path, 1).fit(FederatedModule(Demanding()), datamodule=digits())
+
+
+def test_a_pull_that_would_diverge_is_refused_before_training(tmp_path):
+    """The bound depends on the local steps of the largest client, and so on the batch size of the data."""
+    for batch_size in (16, 64):
+        module = FederatedModule(FedU(1.0), solver=LocalSolver(lr=0.1))
+        with pytest.raises(ConfigError, match=r"laplacian_weight is 1\.0, .* give a number below") as found:
+            trainer(tmp_path, 1).fit(module, datamodule=digits(batch_size=batch_size))
+        assert (module.num_rounds_done, module.context("plan").batch_size) == (0, batch_size)
+        steps = num_steps(module.most_samples, LocalWork(epochs=1), batch_size)
+        assert f"below {2 / (0.1 * steps * 6):.3g}," in str(found.value)
 
 
 def test_stale_fill_is_refused_where_it_means_nothing():

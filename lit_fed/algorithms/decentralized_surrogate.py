@@ -1,0 +1,149 @@
+"""Decentralised surrogate optimisation: clients minimise majorisers of their objectives and mix models with neighbours.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021.
+https://arxiv.org/abs/2108.10252, Algorithm 5 (Section 3.4, Appendix D.2); D-FedEM is an instance.
+
+Symbols:
+    u_t -> shared            models of client t, leaves [T, M, ...]; as u_t^k-1/2 in `work.models` before they are mixed
+    v_t -> state.local       the local variable of client t, a tree of the surrogate's choice; never leaves the client
+    g_t -> work.bound        the surrogate near (u_t, v_t), a tree of the surrogate's choice
+    ω_t -> work.share        weight of f_t in the objective, times T: 1, or T·n_t/n
+    W_k -> topology, mixing  mixing matrix of round k, [T, T]
+Deviations:
+    A doubly stochastic W averages the clients alike, so ω_t cannot be a weight of the average: it is one of g_t, and
+    1/T whatever `surrogate.weighting` says; `--model.weighting samples` makes it n_t/n.
+    All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
+    Ours: an unseen client asks all clients for their models, and fits v_t `unseen_steps` times to their mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.core import tree
+from lit_fed.core.errors import check_settings
+from lit_fed.core.gossip import gossip, start, traffic
+from lit_fed.core.local import OptimizerState
+from lit_fed.core.mixing import MixingRule, mixing_matrix
+from lit_fed.core.peers import Peers, own_models
+from lit_fed.core.surrogate import Surrogate
+from lit_fed.core.surrogates import MixtureSurrogate
+from lit_fed.core.topology import ErdosRenyi, Topology
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced, Tree
+
+__all__ = ["DecentralizedSurrogate", "PeerLocal", "PeerRun"]
+
+
+class PeerLocal(NamedTuple):
+    """What a client keeps."""
+
+    local: Tree  # v_t
+    client_id: Tensor  # [] int64, whose models it is served with
+
+
+class PeerRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # u_t, leaves [M, ...]
+    optimizer: OptimizerState
+    local: Tree  # v_t
+    bound: Tree  # g_t
+    share: Tensor  # [] T·ω_t
+    loss: Tensor  # [] f_t(u_t, v_t) as mixed, before v_t is fitted
+
+
+@dataclass(frozen=True)
+class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
+    """Majorise and minimise without a server: each client trains on a surrogate at its own models, then mixes them.
+
+    Args:
+        surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (D-FedEM), `MoreauSurrogate`
+            (pFedMe), `IdentitySurrogate` (decentralised SGD), or a subclass of `lit_fed.core.surrogate.Surrogate`.
+        topology: the graph between clients.
+        mixing: how the weights of neighbours follow from the graph; `fmmc` agrees fastest.
+        unseen_steps: fits of the local variable of a client that was not in training, before it is served.
+        common_start: let all clients start from the same models; else each from models of its own.
+    """
+
+    surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen
+    topology: Topology = ErdosRenyi()  # noqa: RUF009 - frozen
+    mixing: MixingRule = "fmmc"
+    unseen_steps: int = 1
+    common_start: bool = True
+
+    reduce = "stack"
+    default_weighting = "uniform"
+    fills_in_absent_clients = False
+    has_server = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "who is whose neighbour depends on the clients' numbers",
+        "local_batch_norm": "all leaves of the peers' models are mixed",
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        check_settings(self, {"unseen_steps": (self.unseen_steps >= 1, "a whole number >= 1")})
+
+    @property
+    def num_models(self) -> int:  # type: ignore[override]
+        """The models in u."""
+        return self.surrogate.num_models
+
+    def _matrix(self, ctx: Context) -> Tensor:
+        return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
+
+    def shared_init(self, ctx: Context) -> Peers:
+        """u_t^0; the first mixing matrix is looked at before anything is trained."""
+        self._matrix(ctx)
+        return start(ctx, self.num_models, common=self.common_start)
+
+    def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerLocal:
+        """v_t before the first round."""
+        return PeerLocal(self.surrogate.local_init(ctx.task, own_models(shared, data.client_id), data), data.client_id)
+
+    def client_init(self, ctx: Context, shared: Peers, state: PeerLocal, data: ClientData, losses: None) -> PeerRun:
+        """The surrogate near (u_t, v_t), and its best v_t (Alg. 5: g_t, then v_t <- argmin_v g_t(u, v))."""
+        models, local, bounds = own_models(shared, data.client_id), state.local, []
+        each = self.surrogate.sample_losses(ctx.task, models, data)
+        for _ in range(self.unseen_steps if ctx.phase == "adapt" else 1):
+            bounds.append(self.surrogate.build(ctx.task, models, local, data, each))
+            local = self.surrogate.argmin_local(bounds[-1])
+        share = ctx.client_share(data).to(ctx.task.dtype)
+        return PeerRun(models, ctx.solver.init(models), local, bounds[-1], share, bounds[0].value)
+
+    def client_step(self, ctx: Context, shared: Peers, work: PeerRun, batch: Batch) -> PeerRun:
+        """A step on u -> T·ω_t·g_t(u, v_t) (Alg. 5: LocalSolver)."""
+        gradient, buffers = self.surrogate.gradient(ctx.task, work.bound, work.local, work.models, batch)
+        scaled = tree.scale(gradient, work.share)
+        parameters, optimizer = ctx.solver.update(work.models.parameters, scaled, work.optimizer, ctx.lr)
+        return work._replace(models=ModelState(parameters, buffers), optimizer=optimizer)
+
+    def client_final(self, ctx: Context, shared: Peers, work: PeerRun, data: ClientData) -> ClientResult:
+        """u_t goes to each neighbour, and theirs come back; v_t stays."""
+        bits = traffic(ctx, self.topology, work.models, data.client_id)
+        message = Message(work.models, ctx.client_weight(data), bits, bits)
+        return ClientResult(message, PeerLocal(work.local, data.client_id), {"loss": work.loss})
+
+    def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
+        """u_t^k = Σ_j [W_k]_tj u_j^k-1/2: what the network does, in one place."""
+        return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Fits of v_t of an unseen client, and no local steps."""
+        return None if seen else LocalWork()
+
+    def collaboration(self, ctx: Context, shared: Peers, states: PeerLocal) -> Tensor:
+        """The mixing matrix of the round."""
+        return self._matrix(ctx)
+
+    def shared_outputs(self, ctx: Context, shared: Peers, x: Tensor) -> None:
+        """Nothing is shared by all: each client has models of its own."""
+
+    def log_prob(self, ctx: Context, shared: Peers, state: PeerLocal, x: Tensor, outputs: None) -> Tensor:
+        """The surrogate's prediction from the client's own models, [B, C]."""
+        own = self.surrogate.outputs(ctx.task, own_models(shared, state.client_id), x)
+        return self.surrogate.log_prob(ctx.task, state.local, x, own)

@@ -1,0 +1,148 @@
+"""FedU: every client trains its own model, tied to those of its neighbours in a graph by the graph's Laplacian.
+
+Dinh, Vu, Tran, Dao, Zhang. "A New Look and Convergence Rate of Federated Multi-Task Learning with Laplacian
+Regularization". IEEE TNNLS 2024. https://arxiv.org/abs/2102.07148, algorithms FedU and dFedU.
+
+Symbols:
+    w_i  -> shared            model of client i, leaves [T, 1, ...]
+    a_ij -> topology          1 for an edge of the graph, 0 elsewhere; L = D − A is its Laplacian
+    η    -> laplacian_weight  min Σ_i f_i(w_i) + η/2·Σ_{i<j} a_ij·‖w_i − w_j‖², each pair counted once
+    μ, K -> solver            rate and number of local steps; μ̃ = μ·K is stable for μ̃·η·λ_max(L) < 2
+Deviations:
+    Both ends of an edge need one K. Ours: that of the largest client, so f_i counts K_i/K where epochs are fewer steps.
+    All f_i count alike in the paper; `--model.weighting samples` scales them by T·n_i/n. Edges weigh 1.
+    The Laplacian step (commented out in the authors' code) moves parameters; running statistics stay at home.
+    Ours: an unseen client is a neighbour of all: it starts from their mean and trains `unseen_epochs` passes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm, local_run
+from lit_fed.core.errors import check_settings
+from lit_fed.core.gossip import start, traffic
+from lit_fed.core.laplacian import check_descent, descent
+from lit_fed.core.local import OptimizerState
+from lit_fed.core.peers import Peers, own_models, place
+from lit_fed.core.topology import Complete, Topology, adjacency
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+
+__all__ = ["FedU", "TaskRun", "TaskState"]
+
+
+class TaskState(NamedTuple):
+    """What a client keeps."""
+
+    client_id: Tensor  # [] int64, whose model it is served with
+    tuned: ModelState | tuple[()] = ()  # that of an unseen client, leaves [1, ...]
+
+
+class TaskRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # w_i, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the loss of the batch times its share, before the step
+    steps: Tensor  # [] steps taken
+    share: Tensor  # [] weight of f_i
+
+
+@dataclass(frozen=True)
+class FedU(Algorithm[Peers, TaskState, TaskRun]):
+    """Local steps of each client on its own model; then all models move towards those of their neighbours at once.
+
+    Args:
+        laplacian_weight: η; 0 gives Local.
+        topology: the graph between clients.
+        exchange: by way of a `server`, or `decentralized`: with each neighbour. The arithmetic is the same.
+        unseen_epochs: passes over its training samples before a client is served that was not in training.
+    """
+
+    laplacian_weight: float = 0.01
+    topology: Topology = Complete()  # noqa: RUF009 - frozen
+    exchange: Literal["server", "decentralized"] = "server"
+    unseen_epochs: int = 1
+
+    reduce = "stack"
+    default_weighting = "uniform"
+    fills_in_absent_clients = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "the models of all clients are kept in the order of their numbers",
+        "local_batch_norm": "a client's model is sent whole, and kept with those of all",
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "laplacian_weight": (self.laplacian_weight >= 0, "a number >= 0"),
+            "exchange": (self.exchange in ("server", "decentralized"), "server or decentralized"),
+            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
+        }
+        check_settings(self, checks)
+
+    def shared_init(self, ctx: Context) -> Peers:
+        """All w_i start alike."""
+        return start(ctx, 1, common=True)
+
+    def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> TaskState:
+        """Nothing but its number: the server, or the network, holds w_i."""
+        return TaskState(data.client_id)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+        """One phase, in which a client drawn twice counts once; a Laplacian step that would diverge is refused."""
+        client_ids = torch.unique(client_ids)
+        check_descent(ctx, self.topology, self.laplacian_weight, len(client_ids))
+        return (Phase("train", client_ids, ctx.solver.work),)
+
+    def client_init(self, ctx: Context, shared: Peers, state: TaskState, data: ClientData, losses: None) -> TaskRun:
+        """Training goes on from w_i."""
+        share = ctx.client_share(data) if ctx.phase == "train" else torch.ones_like(data.num_samples)
+        return TaskRun(*local_run(ctx, own_models(shared, data.client_id)), share.to(ctx.task.dtype))
+
+    def client_step(self, ctx: Context, shared: Peers, work: TaskRun, batch: Batch) -> TaskRun:
+        """w_i <- w_i − μ·∇f_i(w_i) on a batch."""
+        weight = work.share.expand(len(batch.mask), 1)
+        models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, weight=weight)
+        return work._replace(models=models, optimizer=optimizer, loss=work.loss + loss[0], steps=work.steps + 1)
+
+    def client_final(self, ctx: Context, shared: Peers, work: TaskRun, data: ClientData) -> ClientResult:
+        """w_i goes up and comes back after the Laplacian step; or to each neighbour, and theirs come back."""
+        bits = traffic(ctx, None if self.has_server else self.topology, work.models.parameters, data.client_id)
+        message = Message(work.models, ctx.client_weight(data), bits, bits)
+        state = TaskState(data.client_id, () if ctx.phase == "train" else work.models)
+        return ClientResult(message, state, {"loss": work.loss / work.share / work.steps.clamp(min=1)})
+
+    def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
+        """w_i <- w_i − μ̃·η·Σ_j a_ij·(w_i − w_j), for all i at once, over those j that took part."""
+        matrix = descent(ctx, self.topology, self.laplacian_weight)
+        return place(shared, client_ids, reduced.value, matrix, mix_buffers=False)
+
+    @property
+    def has_server(self) -> bool:  # type: ignore[override]
+        """Whether the server does the Laplacian step."""
+        return self.exchange == "server"
+
+    def num_payloads(self, ctx: Context, shared: Peers, num_clients: int) -> int:
+        """A server sends each client its own model."""
+        return num_clients if self.has_server else 0
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Only a client that has no model yet trains before it is served."""
+        return None if seen else LocalWork(epochs=self.unseen_epochs)
+
+    def collaboration(self, ctx: Context, shared: Peers, states: TaskState) -> Tensor:
+        """a_ij."""
+        return adjacency(self.topology, ctx.num_clients, ctx.seed, ctx.round_idx)
+
+    def shared_outputs(self, ctx: Context, shared: Peers, x: Tensor) -> None:
+        """Nothing is shared by all: each client is served by its own model."""
+
+    def log_prob(self, ctx: Context, shared: Peers, state: TaskState, x: Tensor, outputs: None) -> Tensor:
+        """Prediction of w_i, [B, C]."""
+        own = ctx.task.outputs(state.tuned or own_models(shared, state.client_id), x)
+        return super().log_prob(ctx, shared, state, x, own)

@@ -1,0 +1,276 @@
+import numpy as np
+import pytest
+import torch
+from federated_round import (
+    BINARY,
+    MULTICLASS,
+    REGRESSION,
+    Federation,
+    as_arrays,
+    batch_orders,
+    distance,
+    make_clients,
+    make_task,
+    run_rounds,
+    same_bits,
+)
+from references.decentralized_surrogate_numpy import decentralized_round, identity
+from references.dfedem_numpy import metropolis
+from references.surrogate_optimization_numpy import mixture, moreau
+
+from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedAvg, SurrogateOptimization
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
+from lit_fed.core.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, TimeVarying, adjacency
+from lit_fed.core.types import Split
+from lit_fed.models import MLP, Linear
+
+SIZES = [6, 1, 9, 3]
+COHORTS = [[0, 1, 2, 3], [2, 0], [1, 3, 2]]
+SOLVERS = [
+    {"lr": 0.5},
+    {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05, "local_epochs": 2},
+    {"lr": 0.05, "optimizer": "adam"},
+    {"lr": 0.3, "clip_norm": 0.05, "local_steps": 3},
+]
+CHAIN = {"topology": PathGraph(), "mixing": "metropolis"}
+EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
+
+
+@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
+def trainer(request):
+    return request.param()
+
+
+def small_mlp(shape, outputs):
+    return MLP(shape, outputs, (3,))
+
+
+def rows(federation):
+    """The models of all clients, [T, M, d + 1]."""
+    leaves = federation.shared.parameters
+    return torch.cat([leaves["linear.weight"].flatten(2), leaves["linear.bias"]], dim=2).numpy()
+
+
+# ---------------------------------------------------------------------- against the reference
+@pytest.mark.parametrize("options", SOLVERS[:2], ids=str)
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("instance", ["mixture", "moreau", "identity"])
+def test_rounds_are_those_of_the_reference(options, weighting, instance, client_trainer):
+    """With the identity these are local steps of SGD, then gossip."""
+    surrogate, build, start = {
+        "mixture": (MixtureSurrogate(3), mixture, np.full(3, 1 / 3)),
+        "moreau": (MoreauSurrogate(2.0), moreau(2.0), None),
+        "identity": (IdentitySurrogate(), identity, None),
+    }[instance]
+    train = make_clients(SIZES)
+    settings = {"solver": LocalSolver(**options), "batch_size": 2, "weighting": weighting}
+    algorithm = DecentralizedSurrogate(surrogate, **CHAIN, common_start=False)
+    federation = Federation(algorithm, train, trainer=client_trainer, **settings)
+    numbers = {name: value for name, value in options.items() if name != "local_epochs"}
+    matrix = metropolis(np.eye(4, k=1) + np.eye(4, k=-1))
+    shares = 4 * np.array(SIZES) / sum(SIZES) if weighting == "samples" else None
+    us, vs = rows(federation), [start] * 4
+    for _ in range(3):
+        orders = batch_orders(federation)
+        us, vs = decentralized_round(us, vs, as_arrays(train), orders, build, matrix, shares=shares, **numbers)
+        federation.round()
+        np.testing.assert_allclose(rows(federation), us, rtol=0, atol=1e-10)
+        if instance != "identity":
+            own = torch.cat([leaf.flatten(1) for leaf in tree.leaves(federation.states.local)], dim=1).numpy()
+            np.testing.assert_allclose(own, np.stack(vs), rtol=0, atol=1e-10)
+
+
+# ---------------------------------------------------------------------- D-FedEM
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+@pytest.mark.parametrize(("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["linear", "mlp"])
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_with_the_mixture_surrogate_it_is_dfedem(solver, target, network, weighting, trainer):
+    graph = {"topology": ErdosRenyi(0.6), "mixing": "metropolis", "common_start": weighting == "samples"}
+    options = {
+        "train": make_clients(SIZES, target=target), "task": make_task(target, network=network), "cohorts": COHORTS,
+        "solver": LocalSolver(**solver), "weighting": weighting, "trainer": trainer,
+    }  # fmt: skip
+    ours = run_rounds(DecentralizedSurrogate(MixtureSurrogate(3), **graph), **options)
+    dfedem = run_rounds(DFedEM(3, **graph), **options)
+    assert distance(ours.shared, dfedem.shared) < 1e-12
+    assert distance(ours.states.local, dfedem.states[:1]) < 1e-12
+    assert ours.metrics == pytest.approx(dfedem.metrics, abs=1e-12)
+    assert ours.bits.tolist() == dfedem.bits.tolist()
+    assert distance(ours.predictions(), dfedem.predictions()) < 1e-12
+    unseen = make_clients([5, 1], target=target, seed=9, first_id=4)
+    assert distance(ours.predictions(unseen, seen=False), dfedem.predictions(unseen, seen=False)) < 1e-12
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_for_linear_models_it_is_dfedem_bit_for_bit(dtype, trainer):
+    options = {
+        "train": make_clients(SIZES, dtype=dtype), "task": make_task(dtype=dtype), "trainer": trainer,
+        "solver": LocalSolver(lr=0.3, momentum=0.9, local_epochs=2), "cohorts": COHORTS,
+    }  # fmt: skip
+    changing = {"topology": TimeVarying(Ring(), edge_fraction=0.7), "mixing": "metropolis"}
+    ours = run_rounds(DecentralizedSurrogate(MixtureSurrogate(3), **changing), **options)
+    dfedem = run_rounds(DFedEM(3, **changing), **options)
+    assert same_bits((ours.shared, ours.states.local), (dfedem.shared, dfedem.states[:1]))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_unseen_clients_fit_their_weights_as_in_dfedem(steps, client_trainer):
+    train, unseen = make_clients(SIZES), make_clients([5, 1, 0], seed=9, first_id=4)
+    ours = run_rounds(DecentralizedSurrogate(MixtureSurrogate(3), **CHAIN, unseen_steps=steps), client_trainer, train)
+    dfedem = run_rounds(DFedEM(3, **CHAIN, em_steps=steps), client_trainer, train)
+    served, expected = ours.serve(unseen, seen=False), dfedem.serve(unseen, seen=False)
+    assert distance(served.local, expected[:1]) < 1e-12
+    assert served.client_id.tolist() == [4, 5, 6]
+    assert distance(ours.states.local, dfedem.states[:1]) < 1e-12
+
+
+# ---------------------------------------------------------------------- limits
+@pytest.mark.parametrize("solver", SOLVERS, ids=str)
+@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0), IdentitySurrogate()], ids=repr)
+def test_when_all_mix_with_all_it_is_the_algorithm_with_a_server(solver, surrogate, trainer):
+    options = {"train": make_clients(SIZES), "solver": LocalSolver(**solver), "weighting": "uniform"}
+    alone, server = (
+        run_rounds(one, trainer, **options)
+        for one in (DecentralizedSurrogate(surrogate, **EVERYBODY), SurrogateOptimization(surrogate))
+    )
+    for one in range(4):
+        assert distance(tree.index(alone.shared.each, one), server.shared.models) < 1e-12
+    assert distance(alone.states.local, server.states) < 1e-12
+    assert alone.metrics == pytest.approx(server.metrics, abs=1e-12)
+    assert distance(alone.predictions(), server.predictions()) < 1e-12
+    unseen = make_clients([5, 2], seed=9, first_id=4)
+    assert distance(alone.predictions(unseen, seen=False), server.predictions(unseen, seen=False)) < 1e-12
+
+
+def test_the_identity_that_all_mix_is_fedavg(trainer):
+    options = {"train": make_clients(SIZES), "weighting": "uniform", "trainer": trainer}
+    ours, plain = (
+        run_rounds(one, **options) for one in (DecentralizedSurrogate(IdentitySurrogate(), **EVERYBODY), FedAvg())
+    )
+    assert distance(ours.shared.mean, plain.shared.models) < 1e-12
+
+
+def test_one_exact_step_gives_each_the_mixed_proximal_points(trainer):
+    """pFedMe with lr = 1/λ: u_t <- Σ_j W_tj θ_j."""
+    solver = LocalSolver(lr=0.5, local_steps=1)
+    algorithm = DecentralizedSurrogate(MoreauSurrogate(2.0), **CHAIN)
+    federation = Federation(algorithm, make_clients(SIZES), solver=solver, trainer=trainer)
+    matrix = torch.from_numpy(metropolis(np.eye(4, k=1) + np.eye(4, k=-1)))
+    for _ in range(2):
+        federation.round()
+        points = federation.states.local.models.parameters
+        mixed = {name: torch.tensordot(matrix, leaf, 1) for name, leaf in points.items()}
+        assert distance(federation.shared.parameters, mixed) < 1e-12
+
+
+@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0), IdentitySurrogate()], ids=repr)
+def test_samples_weigh_a_clients_surrogate(surrogate, trainer):
+    """After one step on all samples the mean of the clients is that with a server, whatever the graph."""
+    solver = LocalSolver(lr=0.3, local_steps=1)
+    options = {
+        "train": make_clients(SIZES), "solver": solver, "batch_size": 0, "rounds": 1, "weighting": "samples",
+        "trainer": trainer,
+    }  # fmt: skip
+    algorithm = DecentralizedSurrogate(surrogate, **CHAIN)
+    server, weighted = (run_rounds(one, **options) for one in (SurrogateOptimization(surrogate), algorithm))
+    alike = run_rounds(algorithm, **(options | {"weighting": None}))
+    assert (alike.weighting, SurrogateOptimization(MixtureSurrogate()).default_weighting) == ("uniform", "samples")
+    assert distance(weighted.shared.mean, server.shared.models) < 1e-12
+    assert distance(alike.shared.mean, server.shared.models) > 1e-3
+
+
+# ---------------------------------------------------------------------- who takes part
+@pytest.mark.parametrize("surrogate", [MixtureSurrogate(2), MoreauSurrogate(2.0)], ids=repr)
+def test_absent_clients_keep_everything(surrogate, client_trainer):
+    algorithm = DecentralizedSurrogate(surrogate, **CHAIN)
+    federation = run_rounds(algorithm, client_trainer, make_clients(SIZES), rounds=1)
+    before = tree.map_leaves(torch.clone, (federation.shared.each, federation.states))
+    federation.round([0, 3, 2])
+    after = (federation.shared.each, federation.states)
+    assert same_bits(tree.index(after, 1), tree.index(before, 1))
+    assert all(distance(tree.index(after, one), tree.index(before, one)) > 1e-4 for one in (0, 2, 3))
+
+
+@pytest.mark.parametrize(("surrogate", "num_models"), [(MixtureSurrogate(4), 4), (MoreauSurrogate(), 1)], ids=str)
+def test_all_models_go_along_each_edge_in_both_directions(surrogate, num_models, client_trainer):
+    federation = Federation(DecentralizedSurrogate(surrogate, **CHAIN), make_clients(SIZES), trainer=client_trainer)
+    for cohort, edges in (([0, 1, 2, 3], 6), ([0, 1, 3], 2), ([0, 2], 0)):
+        federation.round(cohort)
+        assert federation.bits.tolist() == [edges * num_models * 5 * 64] * 2
+
+
+def test_clients_under_other_numbers(tmp_path, client_trainer):
+    order = torch.tensor([2, 0, 3, 1])  # new client k is the old client order[k]
+    new = {old: k for k, old in enumerate(order.tolist())}
+    (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
+    train = make_clients(SIZES)
+    parts = [train.client(one) for one in order.tolist()]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
+    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
+    options = {"trainer": client_trainer, "batch_size": 0}
+    old, other = (
+        run_rounds(DecentralizedSurrogate(MixtureSurrogate(2), **how), train=data, **options)
+        for how, data in ((CHAIN, train), (graph, renamed))
+    )
+    assert distance(tree.index(old.shared.each, order), other.shared.each) < 1e-12
+    assert distance(tree.index(old.states.local, order), other.states.local) < 1e-12
+
+
+# ---------------------------------------------------------------------- what it tells, and settings
+def test_an_unseen_client_of_pfedme_gets_the_proximal_point_at_the_mean(client_trainer):
+    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=4)
+    federation = run_rounds(DecentralizedSurrogate(MoreauSurrogate(2.0), **CHAIN), client_trainer, train)
+    mean = rows(federation).mean(axis=0)
+    served = federation.serve(unseen, seen=False).local.models.parameters
+    found = torch.cat([served["linear.weight"].flatten(2), served["linear.bias"]], dim=2)[:, 0].numpy()
+    expected = [moreau(2.0)(mean, None, x, y)[0] for x, y in as_arrays(unseen)]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-10)
+
+
+def test_a_regression_with_the_identity_learns(client_trainer):
+    options = {"train": make_clients([9, 7, 8], target=REGRESSION), "task": make_task(REGRESSION), "rounds": 20}
+    federation = run_rounds(DecentralizedSurrogate(IdentitySurrogate(), **CHAIN), client_trainer, **options)
+    start = Federation(federation.algorithm, options["train"], options["task"])
+    loss, before = (one.evaluate()[:, 1].sum() for one in (federation, start))
+    assert loss < 0.7 * before
+
+
+def test_all_clients_start_alike_or_apart():
+    for common in (True, False):
+        algorithm = DecentralizedSurrogate(MixtureSurrogate(2), common_start=common)
+        federation, dfedem = (
+            Federation(one, make_clients(SIZES)) for one in (algorithm, DFedEM(2, common_start=common))
+        )
+        assert same_bits(federation.shared, dfedem.shared)
+        assert (rows(federation) == rows(federation)[0]).all() == common
+    assert algorithm.num_models == 2
+    assert DecentralizedSurrogate() == DecentralizedSurrogate(MixtureSurrogate(3))
+
+
+def test_a_client_of_pfedme_starts_from_its_own_model():
+    federation = Federation(DecentralizedSurrogate(MoreauSurrogate(), common_start=False), make_clients(SIZES))
+    assert same_bits(federation.states.local.models, federation.shared.each)
+
+
+def test_seen_clients_are_served_with_what_they_kept():
+    federation = run_rounds(DecentralizedSurrogate(), None, make_clients(SIZES))
+    assert federation.serve() is federation.states
+
+
+def test_the_picture_is_the_mixing_matrix():
+    federation = Federation(DecentralizedSurrogate(**CHAIN), make_clients(SIZES))
+    found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
+    expected = metropolis(adjacency(PathGraph(), 4, 0, 0).numpy())
+    np.testing.assert_allclose(found.numpy(), expected, rtol=0, atol=1e-15)
+
+
+def test_wrong_settings_are_named_before_training():
+    with pytest.raises(ConfigError, match=r"--model\.algorithm\.unseen_steps is 0; give a whole number >= 1"):
+        DecentralizedSurrogate(unseen_steps=0)
+    with pytest.raises(ConfigError, match="needs the topology Complete"):
+        Federation(DecentralizedSurrogate(topology=Ring(), mixing="uniform"), make_clients(SIZES))
