@@ -33,7 +33,7 @@ class PenalisedRun(NamedTuple):
 
 
 def penalised_run(
-    ctx: Context, state: Tree, curvature: float, linear: dict[str, Tensor], share: Tensor
+    ctx: Context, state: Tree, curvature: Tensor | float, linear: dict[str, Tensor], share: Tensor
 ) -> PenalisedRun:
     """Work that starts from `state.models`; the penalty is divided by the weight of f_i, so that f_i counts fully.
 

@@ -88,7 +88,8 @@ def test_traffic_is_one_message_to_each_neighbour_present(present, neighbours):
 
 def test_without_a_graph_a_message_goes_to_the_server():
     ctx = context([True, False, False, False])
-    found = vmap(lambda one: traffic(ctx, None, ctx.task.init(2, 0), one))(torch.arange(4))
+    value = ctx.task.init(2, 0)
+    found = vmap(lambda one: traffic(ctx, None, value, one))(torch.arange(4))
     assert found.tolist() == [2 * 5 * 64] * 4
     assert found.dtype == torch.float64
 

@@ -1,0 +1,148 @@
+"""CQ-GGADMM: ADMM between neighbours of two groups, who send only what is worth it, in a few bits per number.
+
+Ben Issaid, Elgabli, Park, Bennis, Debbah. "Communication Efficient Distributed Learning with Censored, Quantized, and
+Generalized Group ADMM". 2020. https://arxiv.org/abs/2009.06459
+GGADMM without censoring and quantisation, C-GGADMM with the first, Q-GGADMM with the second, CQ-GGADMM with both.
+
+Symbols:
+    θ_i          -> state.models          the model of client i, leaves [1, ...]
+    θ̂_i          -> shared.network.peers  what it has sent last, as its neighbours know it, leaves [T, 1, ...]
+    α_i          -> shared.network.dual   signed sum of the multipliers of its edges, leaves [T, 1, ...]; Σ_i α_i = 0
+    R_i, b_i     -> state.grid            range and bits per number of what it has sent last
+    ρ, τ_0, ξ, ω -> penalty_weight, censor_threshold, censor_decay, bit_decay
+Deviations:
+    Ours: f_i is a client's mean loss, and all clients count alike; with `--model.weighting samples` it counts T·n_i/n,
+    and the local solve divides by that weight: a rate means the same to all clients.
+    All start from the common initial models instead of 0, and the threshold of the first round is τ_0·ξ.
+    The exact solve knows no settings of the solver; the inexact one takes its steps, from the last θ_i.
+    Ours: R_i and b_i change with what is sent; a change too small to be sent is measured again from θ̂_i.
+    Bits per number end at 32. Running statistics are sent in full, and with the model alone.
+    Ours: an unseen client, which has no neighbours, is served by the mean of all θ̂_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.core import group_admm, tree
+from lit_fed.core.errors import check_settings
+from lit_fed.core.group_admm import CostedNetwork
+from lit_fed.core.peers import own_models, place
+from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_step
+from lit_fed.core.quantise import MOST_BITS, Grid, in_full, quantised
+from lit_fed.core.topology import Bipartite, TimeVarying, Topology
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+
+__all__ = ["CQGGADMM", "QuantisedClient"]
+
+
+class QuantisedClient(NamedTuple):
+    """What a client keeps."""
+
+    models: ModelState  # θ_i, leaves [1, ...]
+    grid: Grid  # R_i and b_i
+
+
+@dataclass(frozen=True)
+class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
+    """The minimiser of Σ_i f_i without a server, on any graph in which neighbours can take turns.
+
+    Args:
+        penalty_weight: ρ; fastest where it is of the order of the curvature of the losses.
+        topology: the graph between clients, connected and bipartite; it stays the same.
+        bits: bits per number of the first change that a client sends; 0 sends models in full (GGADMM, C-GGADMM).
+        bit_decay: ω, factor by which the spacing of a client's quantiser falls from one change to the next.
+        censor_threshold: τ_0; a change is sent if its norm is at least τ_0·ξ^k in round k; 0 sends all of them.
+        censor_decay: ξ.
+        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
+    """
+
+    penalty_weight: float = 0.1
+    topology: Topology = Bipartite()  # noqa: RUF009 - frozen
+    bits: int = 2
+    bit_decay: float = 0.9
+    censor_threshold: float = 0.1
+    censor_decay: float = 0.95
+    local_solve: Literal["exact", "inexact"] = "inexact"
+
+    reduce = "stack"
+    default_weighting = "uniform"
+    fills_in_absent_clients = False
+    needs_all_clients = True
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "who is whose neighbour depends on the clients' numbers",
+        "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
+            "topology": (not isinstance(self.topology, TimeVarying), "a graph that does not change"),
+            "bits": (0 <= self.bits <= MOST_BITS, f"a whole number from 0 to {MOST_BITS}"),
+            "bit_decay": (0 < self.bit_decay <= 1, "a number in (0, 1]"),
+            "censor_threshold": (self.censor_threshold >= 0, "a number >= 0"),
+            "censor_decay": (0 < self.censor_decay < 1, "a number in (0, 1)"),
+            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
+        }
+        check_settings(self, checks)
+
+    def _groups(self, ctx: Context) -> tuple[Tensor, Tensor]:
+        return group_admm.two_groups(self.topology, ctx.num_clients, ctx.seed)
+
+    def shared_init(self, ctx: Context) -> CostedNetwork:
+        """θ̂_i = θ⁰ for all, and α = 0; a graph without two groups is refused."""
+        self._groups(ctx)
+        return group_admm.costed_network(ctx.task.init(1, ctx.seed), ctx.num_clients)
+
+    def state_init(self, ctx: Context, shared: CostedNetwork, data: ClientData) -> QuantisedClient:
+        """θ_i = θ⁰; a newcomer has the mean of all θ̂_i."""
+        zero = torch.zeros_like(data.num_samples)
+        return QuantisedClient(own_models(shared.network.peers, data.client_id), Grid(zero, zero + self.bits))
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
+        """Heads, then tails, who have heard of the heads already."""
+        work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
+        return group_admm.group_phases(client_ids, self._groups(ctx)[0], work)
+
+    def client_init(
+        self, ctx: Context, shared: CostedNetwork, state: QuantisedClient, data: ClientData, losses: None
+    ) -> PenalisedRun:
+        """f_i(θ) + ⟨θ, α_i − ρ·Σ_j θ̂_j⟩ + ρ·d_i/2·‖θ‖², with d_i neighbours j."""
+        return group_admm.augmented(ctx, shared.network, state, data, self._groups(ctx)[1], self.penalty_weight)
+
+    def client_step(self, ctx: Context, shared: CostedNetwork, work: PenalisedRun, batch: Batch) -> PenalisedRun:
+        """A step of the inexact θ-update."""
+        return penalised_step(ctx, work, batch)
+
+    def client_final(self, ctx: Context, shared: CostedNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
+        """The exact θ-update, where it is wanted; its change is quantised, and goes out if it is large enough."""
+        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
+        known, last = own_models(shared.network.peers, data.client_id), work.state.grid
+        new, old = work.models.parameters, known.parameters
+        sent = quantised(ctx, new, old, last, self.bit_decay, data.client_id) if self.bits else in_full(new, last)
+        threshold = self.censor_threshold * self.censor_decay ** (ctx.round_idx + 1)
+        goes = sent.is_new & (tree.norm(tree.sub(sent.value, old)) >= threshold)
+        told = ModelState(sent.value, work.models.buffers)
+        value, grid = tree.map_leaves(lambda new, old: torch.where(goes, new, old), (told, sent.grid), (known, last))
+        cost = torch.where(goes, sent.cost + tree.bits(work.models.buffers), 1.0)  # a bit says that nothing comes
+        heard = group_admm.neighbours_of(self._groups(ctx)[1], data.client_id) @ shared.cost  # heads: a round ago
+        message = Message((value, cost), ctx.client_weight(data), cost, heard)
+        metrics = {"loss": work.loss / work.steps.clamp(min=1), "transmissions": goes.to(ctx.task.dtype)}
+        return ClientResult(message, QuantisedClient(work.models, grid), metrics)
+
+    def server_step(self, ctx: Context, shared: CostedNetwork, reduced: Reduced, client_ids: Tensor) -> CostedNetwork:
+        """What the network does: θ̂_i arrive; after the tails all take α_i <- α_i + ρ·Σ_j (θ̂_i − θ̂_j)."""
+        value, cost = reduced.value
+        network = shared.network._replace(peers=place(shared.network.peers, client_ids, value))
+        if ctx.phase == "tails":
+            network = group_admm.dual_step(network, self._groups(ctx)[1], self.penalty_weight)
+        return CostedNetwork(network, shared.cost.index_copy(0, client_ids, cost))
+
+    def shared_outputs(self, ctx: Context, shared: CostedNetwork, x: Tensor) -> None:
+        """Nothing is shared by all: each client is served by its own model."""

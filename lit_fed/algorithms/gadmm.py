@@ -1,0 +1,148 @@
+"""GADMM: clients in a chain take turns, every other one at a time, and hear of their two neighbours alone; D-GADMM.
+
+Elgabli, Park, Bedi, Bennis, Aggarwal. "GADMM: Fast and Communication Efficient Framework for Distributed Machine
+Learning". Journal of Machine Learning Research 21(76), 2020. https://arxiv.org/abs/1909.00047
+GADMM, and D-GADMM where the chain changes.
+
+Symbols:
+    x_i              -> state.models         the model of client i, leaves [1, ...]
+    x_i, as sent     -> shared.peers         the same as its neighbours know it, leaves [T, 1, ...]
+    λ_i − λ_{i−1}    -> shared.dual          the multipliers of x_i = x_{i+1} and of x_{i−1} = x_i enter client i's
+                                             problem only so; neighbours know all it takes, so they are never sent
+    heads, tails     -> phases               clients at odd and at even places of the chain
+    ρ, τ             -> penalty_weight, redraw_every
+Deviations:
+    The paper adds up losses of samples. Ours: f_i is a client's mean loss, and all clients count alike; with
+    `--model.weighting samples` it counts T·n_i/n, the paper's problem with ρ·n/T for its ρ. The local solve divides by
+    that weight: a rate means the same to all clients.
+    All start from the common initial models instead of 0; running statistics are sent with the models.
+    The exact solve knows no settings of the solver; the inexact one takes its steps, from the last x_i.
+    D-GADMM: distances of random places stand for the cost of a link, and after a new draw the second group sends once
+    more. `warm` keeps λ_i − λ_{i−1} of each client as the authors' code does: a solution stays one in every chain.
+    Ours: an unseen client is attached to the end of the chain: it minimises f(x) + ρ/2·‖x − x_T‖², or takes
+    `unseen_epochs` towards that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.core import tree
+from lit_fed.core.chain import Chain, chain
+from lit_fed.core.errors import check_settings
+from lit_fed.core.group_admm import GroupNetwork, augmented, dual_step, group_phases, initial_network, neighbours_of
+from lit_fed.core.peers import own_models, place
+from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_step
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+
+__all__ = ["GADMM", "ChainClient"]
+
+
+class ChainClient(NamedTuple):
+    """What a client keeps."""
+
+    models: ModelState  # x_i, leaves [1, ...]
+
+
+@dataclass(frozen=True)
+class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
+    """The minimiser of Σ_i f_i without a server: each client hears of its two neighbours in a chain.
+
+    Args:
+        penalty_weight: ρ; fastest where it is of the order of the curvature of the losses.
+        redraw_every: τ, rounds after which the chain is drawn anew (D-GADMM); 0 keeps the clients in their order.
+        redrawn_duals: what becomes of the multipliers then: `warm` goes on from them, `reset` starts again from 0.
+        local_solve: `exact` by Newton's method, for small convex networks, or `inexact` by the solver's local work.
+        unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
+    """
+
+    penalty_weight: float = 0.1
+    redraw_every: int = 0
+    redrawn_duals: Literal["warm", "reset"] = "warm"
+    local_solve: Literal["exact", "inexact"] = "inexact"
+    unseen_epochs: int = 1
+
+    reduce = "stack"
+    default_weighting = "uniform"
+    fills_in_absent_clients = False
+    needs_all_clients = True
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "the chain follows the clients' numbers",
+        "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
+            "redraw_every": (self.redraw_every >= 0, "a whole number >= 0"),
+            "redrawn_duals": (self.redrawn_duals in ("warm", "reset"), "warm or reset"),
+            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
+            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
+        }
+        check_settings(self, checks)
+
+    def _chain(self, ctx: Context) -> Chain:
+        draw = ctx.round_idx // self.redraw_every if self.redraw_every else None
+        return chain(ctx.num_clients, ctx.seed, draw)
+
+    def _is_redrawn(self, ctx: Context) -> bool:
+        return self.redraw_every > 0 and ctx.round_idx > 0 and ctx.round_idx % self.redraw_every == 0
+
+    def _network(self, ctx: Context, shared: GroupNetwork) -> GroupNetwork:
+        """What is known at the start of the round; λ = 0 in a new chain, if so wanted."""
+        reset = self.redrawn_duals == "reset" and self._is_redrawn(ctx)
+        return shared._replace(dual=tree.zeros_like(shared.dual)) if reset else shared
+
+    def shared_init(self, ctx: Context) -> GroupNetwork:
+        """x_i = θ⁰ for all, and λ = 0."""
+        return initial_network(ctx.task.init(1, ctx.seed), ctx.num_clients)
+
+    def state_init(self, ctx: Context, shared: GroupNetwork, data: ClientData) -> ChainClient:
+        """x_i = θ⁰; a newcomer starts from x_T, the last of the chain."""
+        client, last = data.client_id, self._chain(ctx).order[-1].to(data.client_id.device)
+        return ChainClient(own_models(shared.peers, torch.where(client < ctx.num_clients, client, last)))
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
+        """Heads, then tails, who know the heads' new models already."""
+        work = LocalWork() if self.local_solve == "exact" else ctx.solver.work
+        return group_phases(client_ids, self._chain(ctx).heads, work)
+
+    def client_init(
+        self, ctx: Context, shared: GroupNetwork, state: ChainClient, data: ClientData, losses: None
+    ) -> PenalisedRun:
+        """f_i(x) + ⟨λ_i − λ_{i−1} − ρ(x_{i−1} + x_{i+1}), x⟩ + ρ·d_i/2·‖x‖², with d_i neighbours, 1 or 2."""
+        return augmented(ctx, self._network(ctx, shared), state, data, self._chain(ctx).edges, self.penalty_weight)
+
+    def client_step(self, ctx: Context, shared: GroupNetwork, work: PenalisedRun, batch: Batch) -> PenalisedRun:
+        """A step of the inexact x-update."""
+        return penalised_step(ctx, work, batch)
+
+    def client_final(self, ctx: Context, shared: GroupNetwork, work: PenalisedRun, data: ClientData) -> ClientResult:
+        """The exact x-update, where it is wanted; x_i goes to both neighbours at once, and theirs come in a round."""
+        work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
+        bits = tree.bits(work.models) * torch.ones_like(data.num_samples)
+        up, down = bits, bits * neighbours_of(self._chain(ctx).edges, data.client_id).sum()
+        if self._is_redrawn(ctx):  # the heads have new neighbours, who tell them where they stand
+            up, down = (up, 2 * down) if ctx.phase == "heads" else (2 * up, down)
+        message = Message(work.models, ctx.client_weight(data), up, down)
+        return ClientResult(message, ChainClient(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def server_step(self, ctx: Context, shared: GroupNetwork, reduced: Reduced, client_ids: Tensor) -> GroupNetwork:
+        """What the network does: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
+        network = shared._replace(peers=place(shared.peers, client_ids, reduced.value))
+        if ctx.phase == "heads":
+            return network
+        return dual_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """Only a newcomer has yet to find its model."""
+        return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
+
+    def shared_outputs(self, ctx: Context, shared: GroupNetwork, x: Tensor) -> None:
+        """Nothing is shared by all: each client is served by its own model."""

@@ -1,0 +1,332 @@
+import numpy as np
+import pytest
+import torch
+from federated_round import (
+    REGRESSION,
+    Federation,
+    Scale,
+    as_arrays,
+    batch_orders,
+    distance,
+    flat,
+    make_clients,
+    make_task,
+    quadratics,
+    run_rounds,
+    same_bits,
+)
+from references.gadmm_numpy import exact, gadmm_round, inexact, predict, rewire
+
+import lit_fed.algorithms.gadmm as module
+from lit_fed.algorithms import GADMM
+from lit_fed.clients import VectorizedTrainer
+from lit_fed.core import tree
+from lit_fed.core.chain import Chain, chain
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.newton import minimise
+from lit_fed.core.types import Split
+
+SIZES = [5, 2, 8, 3, 4]
+EXACT = {"local_solve": "exact"}
+
+
+@pytest.fixture
+def newton_step(monkeypatch):
+    """Quadratics are solved by one iteration, and long runs on them need no more."""
+    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 1)
+
+
+def models(federation):
+    """x_i as rows, [T, d + 1]."""
+    return flat(federation.states.models.parameters)
+
+
+def multipliers(federation, order):
+    """λ of each link, from the linear terms λ_p − λ_{p−1} of the clients along the chain, [T − 1, d + 1]."""
+    return flat(federation.shared.dual)[order].cumsum(0)[:-1]
+
+
+def run_reference(federation, rounds, solver=None, samples=False):
+    """Rounds of federation and reference side by side."""
+    algorithm, num, every = federation.algorithm, federation.train.num_clients, federation.algorithm.redraw_every
+    xs = list(models(federation).numpy())
+    lambdas = [np.zeros_like(xs[0])] * (num - 1)
+    order = list(range(num))
+    for t in range(rounds):
+        old, order = order, chain(num, federation.seed, t // every if every else None).order.tolist()
+        if every and t and t % every == 0:
+            reset = algorithm.redrawn_duals == "reset"
+            lambdas = [0 * one for one in lambdas] if reset else rewire(lambdas, old, order)
+        batches = {group: batch_orders(federation, group) for group in ("heads", "tails")}
+        xs, lambdas = gadmm_round(
+            xs, lambdas, as_arrays(federation.train), batches, order=order, rho=algorithm.penalty_weight,
+            samples=samples, solver=solver,
+        )  # fmt: skip
+        federation.round()
+        np.testing.assert_allclose(models(federation).numpy(), np.stack(xs), rtol=0, atol=1e-9)
+        np.testing.assert_allclose(multipliers(federation, order).numpy(), np.stack(lambdas), rtol=0, atol=1e-9)
+        np.testing.assert_array_equal(flat(federation.shared.peers.parameters), models(federation))
+    return xs
+
+
+# ---------------------------------------------------------------------- against the reference
+@pytest.mark.parametrize("options", [{"lr": 0.3}, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}], ids=str)
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_inexact_rounds_are_those_of_the_reference(options, weighting, client_trainer):
+    train, test = make_clients(SIZES), make_clients([4, 2, 3, 1, 2], seed=1)
+    solver = LocalSolver(local_epochs=2, **options)
+    federation = Federation(GADMM(0.7), train, solver=solver, trainer=client_trainer, batch_size=2, weighting=weighting)
+    xs = run_reference(federation, 3, options, weighting == "samples")
+    for found, theta, (x, _) in zip(federation.predictions(test), xs, as_arrays(test), strict=True):
+        np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_exact_rounds_are_those_of_the_reference(weighting, client_trainer):
+    federation = Federation(GADMM(0.5, **EXACT), make_clients(SIZES), trainer=client_trainer, weighting=weighting)
+    run_reference(federation, 3, samples=weighting == "samples")
+
+
+@pytest.mark.parametrize("duals", ["warm", "reset"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_redrawn_chains_are_those_of_the_reference(every, duals, client_trainer):
+    algorithm = GADMM(0.7, every, duals)
+    federation = Federation(
+        algorithm, make_clients(SIZES), solver=LocalSolver(lr=0.3), trainer=client_trainer, batch_size=2
+    )
+    run_reference(federation, 5, {"lr": 0.3})
+
+
+# ---------------------------------------------------------------------- two quadratics
+@pytest.mark.parametrize(("rounds", "x"), [(1, (0, 3)), (2, (3, 3)), (3, (3, 3))])
+def test_first_rounds_on_two_quadratics(rounds, x):
+    """½x² and ½·3(x − 4)², from 0, with ρ = 1."""
+    task, train = make_task(REGRESSION, num_features=1, network=Scale), quadratics([1.0, 3.0], [0.0, 4.0])
+    federation = run_rounds(GADMM(1.0, **EXACT), None, train, rounds=rounds, task=task)
+    assert models(federation)[:, 0].tolist() == pytest.approx(x, abs=1e-12)
+    assert float(multipliers(federation, [0, 1])) == pytest.approx(-3, abs=1e-12)
+
+
+def test_one_gradient_step_per_round_converges_too():
+    task, train = make_task(REGRESSION, num_features=1, network=Scale), quadratics([1.0, 3.0, 2.0], [0.0, 4.0, 1.0])
+    solver = LocalSolver(lr=0.2, local_steps=1)
+    early, late = (run_rounds(GADMM(1.0), None, train, rounds=one, task=task, solver=solver) for one in (5, 100))
+    optimum = 14 / 6
+    assert float((models(early) - optimum).abs().max()) > 1e-2
+    assert float((models(late) - optimum).abs().max()) < 1e-7
+
+
+# ---------------------------------------------------------------------- the optimum
+def least_squares(train, weights):
+    """argmin_θ Σ_i weights_i·f_i(θ) of regressions with bias."""
+    H, g = 0, 0
+    for (x, y), weight in zip(as_arrays(train), weights, strict=True):
+        features = np.concatenate([x, np.ones((len(x), 1))], axis=1)
+        H, g = H + weight * features.T @ features / len(y), g + weight * features.T @ y / len(y)
+    return np.linalg.solve(H, g)
+
+
+@pytest.mark.parametrize(
+    ("num", "algorithm", "weighting", "rounds", "within"),
+    [
+        (6, GADMM(1.0, **EXACT), "uniform", 140, 1e-12),
+        (6, GADMM(1.0, **EXACT), "samples", 70, 1e-7),
+        (5, GADMM(1.0, **EXACT), "uniform", 70, 1e-7),
+        (6, GADMM(1.0, 1, **EXACT), "uniform", 70, 1e-7),
+        (6, GADMM(1.0, 7, **EXACT), "uniform", 70, 1e-7),
+    ],
+    ids=["uniform", "samples", "odd", "redrawn at once", "redrawn"],
+)
+def test_quadratics_reach_the_optimum_of_the_sum(num, algorithm, weighting, rounds, within, newton_step):
+    train = make_clients([6, 9, 12, 5, 7, 8][:num], num_features=3, target=REGRESSION)
+    task = make_task(REGRESSION, num_features=3)
+    federation = run_rounds(algorithm, VectorizedTrainer(), train, rounds=rounds, task=task, weighting=weighting)
+    weights = [len(y) if weighting == "samples" else 1 for _, y in as_arrays(train)]
+    optimum = least_squares(train, weights)
+    np.testing.assert_allclose(models(federation).numpy(), np.stack([optimum] * num), rtol=0, atol=within)
+
+
+def test_duals_from_zero_in_every_chain_keep_clients_from_the_optimum(newton_step):
+    """At a solution the multipliers hold the gradients apart; without them all move off again."""
+    train = make_clients([6, 9, 12, 5], num_features=3, target=REGRESSION)
+    task = make_task(REGRESSION, num_features=3)
+    warm, reset = (
+        run_rounds(GADMM(1.0, 5, duals, **EXACT), VectorizedTrainer(), train, rounds=40, task=task)
+        for duals in ("warm", "reset")
+    )
+    optimum = torch.from_numpy(least_squares(train, [1] * 4))
+    assert float((models(warm) - optimum).abs().max()) < 1e-6
+    assert float((models(reset) - optimum).abs().max()) > 1e-2
+
+
+# ---------------------------------------------------------------------- identities
+@pytest.mark.parametrize("algorithm", [GADMM(0.7), GADMM(0.7, **EXACT), GADMM(0.7, 1)], ids=["sgd", "exact", "redrawn"])
+def test_linear_terms_sum_to_zero(algorithm, client_trainer):
+    federation = Federation(algorithm, make_clients(SIZES), trainer=client_trainer)
+    for _ in range(3):
+        federation.round()
+        duals = flat(federation.shared.dual)
+        assert float(duals.abs().max()) > 1e-3
+        assert float(duals.sum(0).abs().max()) < 1e-12
+
+
+class Frozen(GADMM):
+    """Multipliers stay 0."""
+
+    def server_step(self, ctx, shared, reduced, client_ids):
+        return super().server_step(ctx, shared, reduced, client_ids)._replace(dual=shared.dual)
+
+
+def test_without_multipliers_and_penalty_all_train_alone(newton_step):
+    train = make_clients([6, 9, 12, 5], num_features=3, target=REGRESSION)
+    task = make_task(REGRESSION, num_features=3)
+    federation = run_rounds(Frozen(1e-11, **EXACT), None, train, rounds=2, task=task)
+    for row, theta in enumerate(models(federation).numpy()):
+        alone = least_squares(train, [float(one == row) for one in range(4)])
+        np.testing.assert_allclose(theta, alone, rtol=0, atol=1e-6)
+
+
+def test_one_client_minimises_its_own_loss(client_trainer, newton_step):
+    train = make_clients([7], num_features=3, target=REGRESSION)
+    task = make_task(REGRESSION, num_features=3)
+    federation = run_rounds(GADMM(1.0, 2, **EXACT), client_trainer, train, rounds=4, task=task)
+    np.testing.assert_allclose(models(federation)[0].numpy(), least_squares(train, [1]), rtol=0, atol=1e-10)
+    assert not flat(federation.shared.dual).any()
+
+
+def test_heads_move_before_tails(client_trainer):
+    """A tail sees the new models of its neighbours, and a head the old ones."""
+    phases = GADMM().phases(Federation(GADMM(), make_clients(SIZES)).context("plan"), torch.tensor([4, 1, 0, 2, 3, 0]))
+    assert [(phase.name, phase.client_ids.tolist()) for phase in phases] == [("heads", [0, 2, 4]), ("tails", [1, 3])]
+
+
+# ---------------------------------------------------------------------- other chains
+def test_clients_under_other_names_with_the_chain_renamed(monkeypatch, client_trainer):
+    order = torch.tensor([2, 0, 3, 1, 4])  # whom each new name stands for
+    train = make_clients(SIZES)
+    renamed = Split(
+        torch.cat([train.client(one).x for one in order.tolist()]),
+        torch.cat([train.client(one).y for one in order.tolist()]),
+        torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)]),
+    )
+    one = run_rounds(GADMM(0.7), client_trainer, train, batch_size=0)
+    natural, new = chain(5, 0), torch.argsort(order)  # the new name of each client
+    edges = torch.cat([natural.edges[:-1][order], natural.edges[-1:]])[:, order]
+    monkeypatch.setattr(module, "chain", lambda *_: Chain(new, natural.heads[order], edges))
+    other = run_rounds(GADMM(0.7), client_trainer, renamed, batch_size=0)
+    assert distance(tree.index(one.states, order), other.states) < 1e-10
+    assert distance(tree.index(one.shared.dual, order), other.shared.dual) < 1e-10
+    assert distance(one.shared.peers.mean, other.shared.peers.mean) < 1e-10
+
+
+def test_redraws_are_the_same_in_every_run_and_change_the_chain():
+    train = make_clients([3] * 8)
+    drawn = [chain(8, 0, draw).order.tolist() for draw in range(3)]
+    assert len({tuple(one) for one in drawn}) == 3
+    one, other = (run_rounds(GADMM(0.7, 2), None, train, rounds=5) for _ in range(2))
+    assert same_bits((one.shared, one.states), (other.shared, other.states))
+    fixed = run_rounds(GADMM(0.7), None, train, rounds=5)
+    assert distance(one.states, fixed.states) > 1e-4
+
+
+def test_a_chain_that_is_never_drawn_again_keeps_its_multipliers():
+    """Until the first redraw both ways are one."""
+    one, other = (run_rounds(GADMM(0.7, 3, duals), None, make_clients(SIZES)) for duals in ("warm", "reset"))
+    assert same_bits((one.shared, one.states), (other.shared, other.states))
+    one, other = (run_rounds(GADMM(0.7, 3, duals), None, make_clients(SIZES), rounds=4) for duals in ("warm", "reset"))
+    assert distance(one.states, other.states) > 1e-4
+
+
+# ---------------------------------------------------------------------- traffic, serving
+@pytest.mark.parametrize("local_solve", ["exact", "inexact"])
+def test_one_broadcast_up_and_a_model_from_each_neighbour(local_solve, client_trainer):
+    task, train = make_task(dtype=torch.float32), make_clients(SIZES, dtype=torch.float32)
+    federation = Federation(GADMM(1.0, local_solve=local_solve), train, task, trainer=client_trainer)
+    for _ in range(2):
+        federation.round()
+        assert federation.bits.tolist() == [5 * 5 * 32, 2 * 4 * 5 * 32]
+
+
+def test_a_new_chain_costs_a_broadcast_of_each_tail(client_trainer):
+    task, train = make_task(dtype=torch.float32), make_clients(SIZES, dtype=torch.float32)
+    federation = Federation(GADMM(1.0, 2), train, task, trainer=client_trainer)
+    model = 5 * 32
+    for up, down in ((5, 8), (5, 8), (5 + 2, 8 + 4), (5, 8), (5 + 2, 8 + 4)):
+        federation.round()
+        assert federation.bits.tolist() == [up * model, down * model]
+
+
+class Normalised(torch.nn.Module):
+    """A linear model of normalised features."""
+
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.norm, self.linear = torch.nn.BatchNorm1d(*shape), torch.nn.Linear(*shape, outputs)
+
+    def forward(self, x):
+        return self.linear(self.norm(x))
+
+
+def test_running_statistics_are_sent_with_the_models(client_trainer):
+    train, task = make_clients([6, 4, 8]), make_task(network=Normalised)
+    federation = run_rounds(GADMM(), client_trainer, train, task=task, batch_size=0)
+    for name in ("norm.running_mean", "norm.running_var"):
+        own = federation.states.models.buffers[name]
+        assert same_bits(federation.shared.peers.buffers[name], own)
+        assert distance(federation.shared.peers.mean.buffers[name], own.mean(0)) < 1e-12
+        assert distance(own[0], own[1]) > 1e-3
+
+
+@pytest.mark.parametrize("every", [0, 2])
+@pytest.mark.parametrize("local_solve", ["exact", "inexact"])
+def test_a_newcomer_is_attached_to_the_end_of_the_chain(local_solve, every, client_trainer):
+    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=5)
+    solver = LocalSolver(lr=0.3, momentum=0.5)
+    algorithm = GADMM(0.7, every, local_solve=local_solve, unseen_epochs=2)
+    federation = run_rounds(algorithm, client_trainer, train, solver=solver, batch_size=2)
+    last = chain(5, 0, 3 // 2 if every else None).order[-1]
+    end = models(federation)[last].numpy()
+    work = algorithm.adapt_work(federation.context("adapt"), seen=False)
+    orders = batch_orders(federation, "adapt", work, unseen) if local_solve == "inexact" else [None] * 2
+    served = federation.predictions(unseen, seen=False)
+    for found, batches, (x, y) in zip(served, orders, as_arrays(unseen), strict=True):
+
+        def added(theta):
+            return 0.7 * (theta - end)
+
+        theta = (
+            exact(end, x, y, 1.0, added, 0.7)
+            if local_solve == "exact"
+            else inexact(end, x, y, 1.0, added, batches, lr=0.3, momentum=0.5)
+        )
+        np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-9)
+    assert algorithm.adapt_work(federation.context("adapt"), seen=True) is None
+
+
+def test_every_client_takes_part():
+    assert GADMM.needs_all_clients
+    assert GADMM().collaboration(None, None, None) is None
+
+
+def test_loss_is_that_of_the_group(client_trainer):
+    """Exact solves tell the loss at the minimiser; the metric that is left is that of the tails."""
+    federation = run_rounds(GADMM(0.5, **EXACT), client_trainer, make_clients(SIZES))
+    scores = federation.evaluate()
+    losses = scores[:, 1] / scores[:, 0]
+    assert federation.metrics["loss"] == pytest.approx(float(losses[[1, 3]].mean()), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0"),
+        ({"redraw_every": -1}, "redraw_every is -1; give a whole number >= 0"),
+        ({"redrawn_duals": "cold"}, "redrawn_duals is cold; give warm or reset"),
+        ({"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
+        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
+    ],
+)
+def test_values_out_of_range_are_named(wrong, message):
+    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
+        GADMM(**wrong)
