@@ -86,7 +86,8 @@ def draw(fits: dict[str, Fit], data: Any) -> Figure:
         left.set(xlabel="input", ylabel="output, in units of the noise")
         left.legend(fontsize=8, frameon=False)
         image = right.imshow(fits["FedeRiCo"].weights, cmap="Blues", vmin=0)
-        right.set(xlabel="whose model", ylabel="client", title="weights of FedeRiCo")
+        ticks = range(0, data.num_clients, 5)
+        right.set(xlabel="whose model", ylabel="client", title="weights of FedeRiCo", xticks=ticks, yticks=ticks)
         figure.colorbar(image, ax=right)
     return figure
 

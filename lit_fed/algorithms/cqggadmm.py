@@ -71,6 +71,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     local_solve: Literal["exact", "inexact"] = "inexact"
 
     reduce = "stack"
+    has_server = False
     default_weighting = "uniform"
     fills_in_absent_clients = False
     needs_all_clients = True

@@ -68,6 +68,7 @@ class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
     unseen_epochs: int = 1
 
     reduce = "stack"
+    has_server = False
     default_weighting = "uniform"
     fills_in_absent_clients = False
     needs_all_clients = True

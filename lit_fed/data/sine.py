@@ -33,17 +33,17 @@ class Sine(ClientDataSet):
         seed: seed of the data, independent of the training seed.
     """
 
-    num_clients: int = 10
-    samples_per_client: int = 4
+    num_clients: int = 20
+    samples_per_client: int = 2
     test_size: int = 200
-    noise: float = 0.3
+    noise: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_clients", "samples_per_client", "test_size"):
             value = getattr(self, name)
             require(value >= 1, f"Sine: {name} = {value}; choose a whole number of at least 1")
-        require(self.noise > 0, f"Sine: noise = {self.noise}; choose a number above 0, such as 0.3")
+        require(self.noise > 0, f"Sine: noise = {self.noise}; choose a number above 0, such as 0.5")
         require(0 <= self.seed < 2**32, f"Sine: seed = {self.seed}; choose a whole number from 0 to 2**32 - 1")
 
     def load(self) -> tuple[Population, None]:

@@ -276,8 +276,8 @@ class FederatedModule(ClientServing):
         block = batch._replace(data=batch.data.select(ids))
         kept = self.store.gather(ids)
         job = TrainJob(
-            self.algorithm, self.context(block.phase.name, self._present()), self.shared, block, kept["state"], kept.get("optimizer"),
-            self.batch_size,
+            self.algorithm, self.context(block.phase.name, self._present()), self.shared, block, kept["state"],
+            kept.get("optimizer"), self.batch_size,
         )  # fmt: skip
         for trained in self.client_trainer.train(job):
             multiplicity = block.multiplicity[trained.rows]

@@ -38,7 +38,7 @@ def values(owned, name="w"):
 
 
 # ---------------------------------------------------------------------- changes
-def test_weighted_changes_add_up():
+def test_weighted_changes_add_up_while_their_weights_do_not_exceed_one():
     sent = returned([[0, 1], [1, 2]], [[1.0, 0.5], [0.25, 0.0]], [[5.0, 12.0], [14.0, 99.0]])
     found = take_back(context(), owned_at(1.0, 10.0, 20.0), sent)
     assert values(found) == [5.0, 10 + 0.5 * 2 + 0.25 * 4, 20.0]
@@ -52,11 +52,11 @@ def test_a_weight_of_one_replaces_the_model_bit_for_bit():
     assert values(found) == [1 / 3, 0.1 + 0.2, 2.0]
 
 
-def test_parameters_overshoot_and_statistics_do_not():
-    """Three users each halve the variance: together they would make it negative."""
+def test_many_users_move_a_model_to_the_mean_of_what_they_made_of_it():
+    """Three users each halve the variance: their changes together would make it negative."""
     sent = returned([[0], [0], [0]], [[1.0], [1.0], [2.0]], [[2.0], [2.0], [3.0]])
     found = take_back(context(), owned_at(8.0, 1.0, 1.0), sent)
-    assert values(found)[0] == 8 - 6 - 6 - 10
+    assert values(found) == [(2 + 2 + 2 * 3) / 4, 1.0, 1.0]
     assert values(found, "var") == [(2 + 2 + 2 * 3) / 4, 1.0, 1.0]
     assert values(found, "seen") == [2, 1, 1]  # 2.5 rounds to even
 

@@ -33,6 +33,9 @@ class StackedAverage(Algorithm):
 NAMES = [*sorted(set(algorithms.__all__) - {"Algorithm"}), "StackedAverage"]
 IN_FILES = ["FedEM", "Local", "PFedMe", "L2GD", "EASGD", "Ditto", "APFL", "FML"]
 GROUPED = Synthetic(num_clients=8, dimension=4, test_size=20)
+OPTIONS = {"UCFL": {"warmup_rounds": 1, "num_streams": 2}}
+"""Hyper-parameters with which three rounds show all that an algorithm does."""
+
 BATCH_NORM = ["average", "local"]
 
 
@@ -42,7 +45,7 @@ def fit(
 ):  # fmt: skip
     """Fit and test one algorithm, by default on the CPU; returns its module and trainer."""
     seed_everything(3, verbose=False)
-    algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)()
+    algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**OPTIONS.get(name, {}))
     vertical = algorithm.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     data = FederatedDataModule(

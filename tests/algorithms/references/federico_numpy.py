@@ -82,7 +82,7 @@ def local_steps(theta, x, y, batches, **solver):
 
 def federico_round(owners, clients, data, coins, ties, present, batches, *, num, epsilon, beta, tracking, loss, change):
     """One round; `change` holds the local solver for several local steps, else one gradient is sent."""
-    received = {i: [] for i in present}
+    received, total = {i: [] for i in present}, dict.fromkeys(present, 0.0)
     for i in present:
         (x, y), client = data[i], clients[i]
         asked = client.neighbours(coins[i], ties[i], num, epsilon, tracking, beta, present)
@@ -93,12 +93,13 @@ def federico_round(owners, clients, data, coins, ties, present, batches, *, num,
             if change is None:
                 received[j].append(client.w[j] * gradient(theta, x, y) / scale)
             else:
+                total[j] += client.w[j]
                 received[j].append(client.w[j] * (local_steps(theta, x, y, batches[i], **change) - theta))
     for i in present:
         if change is None:
             owners[i].step(np.sum(received[i], axis=0))
         else:
-            owners[i].theta = owners[i].theta + np.sum(received[i], axis=0)
+            owners[i].theta = owners[i].theta + np.sum(received[i], axis=0) / max(1.0, total[i])
 
 
 def predict(w, owners, x):

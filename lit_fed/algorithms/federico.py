@@ -1,0 +1,145 @@
+"""FedeRiCo: every client predicts with the models of the right others, and trains the models that it uses.
+
+Sui, Wen, Lau, Ross, Cresswell. "Find Your Friends: Personalized Federated Learning with the Right Collaborators". 2022.
+https://arxiv.org/abs/2210.06597, Algorithm 1 (Appendix B), Section 3.3.
+
+Symbols:
+    φ_i  -> shared.peers    model of client i, leaves [T, 1, ...]
+    ℓ_ij -> state.last      loss of φ_j on the samples of client i when it last saw φ_j, [T]
+    L̂_ij -> state.tracked   its moving average, [T]; with `tracking: accumulated` its sum over rounds, L_ij
+    w_ij -> state.weights   weight of φ_j for client i, [T], sums to 1
+    B^t  -> work.owners     whom the client asks, [k]
+    g_bi -> message.value   gradient of φ_b, or φ_b after local steps, with the weight w_ib, leaves [k, ...]
+Deviations:
+    The pseudo-code leaves open whether B^t holds the client itself; Section 4.5 (M = 0 is like Local) says so.
+    Ours: the losses 0 of models that were never seen let them be asked first, as printed, but give them no weight.
+    "Multiple gradient steps" are a remark in the paper. Ours: each model of B^t takes the solver's local work on the
+    plain loss and w_ib weighs its change, since Adam would not feel a factor on the loss; weights that sum to more than
+    1 are scaled to 1. Optimizers are fresh in every round; `solver.persist_optimizer` keeps one per place in B^t.
+    A gradient goes through the owner's solver, which keeps its state; BatchNorm sees each batch of it by itself.
+    Ours: absent clients are not asked and take no step. An unseen client asks all; its weights follow from one E-step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.core.errors import check_settings
+from lit_fed.core.loans import Borrowed, Exchange, Owned, borrow, give_back, loan_work, owners, take_back, work_on
+from lit_fed.core.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Phase, Reduced
+
+__all__ = ["FedeRiCo"]
+
+
+@dataclass(frozen=True)
+class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
+    """One model for each client, trained by those who use it; each predicts with a mixture of the models it likes.
+
+    Args:
+        num_neighbours: M, clients that are asked in a round.
+        explore_probability: ε, how often all neighbours of a round are drawn at random; else those of largest weight.
+        loss_momentum: β, share of the new loss in the moving average.
+        tracking: `ema`, the moving average from 0 as printed; `corrected_ema`, without its bias for models that are
+            seen for the first time; `accumulated`, the sum over rounds, the exact posterior if all clients are asked.
+        loss: `sum` over a client's samples, or their `mean`, a temperature of n_i; gradients are scaled alike.
+        exchange: `gradient` over all samples, once in a round; or `pseudo_gradient`, the change by local steps.
+        most_models: models of largest weight that a client predicts with; null: all T, as in the paper.
+        include_self: whether a client always asks itself; else it is one like the others.
+        common_start: let all clients start from the same model, which stay alike if all ask all; else from their own.
+    """
+
+    num_neighbours: int = 3
+    explore_probability: float = 0.3
+    loss_momentum: float = 0.6
+    tracking: Tracking = "ema"
+    loss: Literal["sum", "mean"] = "sum"
+    exchange: Exchange = "gradient"
+    most_models: int | None = None
+    include_self: bool = True
+    common_start: bool = False
+
+    reduce = "stack"
+    has_server = False
+    fills_in_absent_clients = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "the start, the coins and the ties of a client depend on its number",
+        "local_batch_norm": "all leaves of a model are trained by those who use it",
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        least, most = 1 - self.include_self, self.most_models
+        checks = {
+            "num_neighbours": (self.num_neighbours >= least, f"a whole number >= {least}"),
+            "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),
+            "loss_momentum": (0 < self.loss_momentum <= 1, "a number in (0, 1]"),
+            "tracking": (self.tracking in get_args(Tracking), "ema, corrected_ema or accumulated"),
+            "loss": (self.loss in ("sum", "mean"), "sum or mean"),
+            "exchange": (self.exchange in get_args(Exchange), "gradient or pseudo_gradient"),
+            "most_models": (most is None or most >= 1, "a whole number >= 1, or null"),
+        }
+        check_settings(self, checks)
+
+    def shared_init(self, ctx: Context) -> Owned:
+        """φ_i (line 1)."""
+        return owners(ctx, self.exchange, common_start=self.common_start)
+
+    def state_init(self, ctx: Context, shared: Owned, data: ClientData) -> Acquaintance:
+        """L̂_ij = ℓ_ij = 0 and w_ij = 1/T (line 3)."""
+        return stranger(ctx.num_clients, data.client_id)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+        """A gradient is one pass over the local samples, whatever the solver's local work."""
+        return (Phase("train", client_ids, LocalWork(epochs=1) if self.exchange == "gradient" else ctx.solver.work),)
+
+    def client_init(self, ctx: Context, shared: Owned, state: Acquaintance, data: ClientData, losses: None) -> Borrowed:
+        """B^t and its models (lines 7-9), then the E-step (lines 10-13)."""
+        adapt, rank = ctx.phase == "adapt", state.tracked
+        rank = rank if ctx.present is None else rank.masked_fill(~ctx.present, torch.inf)
+        count = ctx.num_clients if adapt else self.num_neighbours
+        ids, asked = greedy_neighbours(
+            ctx, state.client_id, rank, count, self.explore_probability, include_self=self.include_self
+        )
+        models = borrow(shared, ids)
+        each = ctx.task.losses(ctx.task.outputs(models, data.x), data.y) * data.mask.unsqueeze(1)
+        divisor = data.num_samples.clamp(min=1) if self.loss == "mean" else torch.ones_like(data.num_samples)
+        found, beta = each.sum(0, dtype=torch.float64) / divisor, 1.0 if adapt else self.loss_momentum
+        state = remember(state, ids, found, asked, self.tracking, beta)
+        return loan_work(ctx, self.exchange, models, ids, asked, divisor, state.weights)._replace(kept=state)
+
+    def client_step(self, ctx: Context, shared: Owned, work: Borrowed, batch: Batch) -> Borrowed:
+        """The M-step (lines 14-15)."""
+        return work_on(ctx, self.exchange, work, batch)
+
+    def client_final(self, ctx: Context, shared: Owned, work: Borrowed, data: ClientData) -> ClientResult:
+        """Send g_bi to each of B^t (line 15), from whom a model came; w_i stays. The loss is Σ_j w_ij ℓ_ij / n_i."""
+        state: Acquaintance = work.kept
+        loss = (state.weights * state.last).sum() * work.divisor / data.num_samples.clamp(min=1)
+        return ClientResult(give_back(ctx, work, data), state, {"loss": loss})
+
+    def server_step(self, ctx: Context, shared: Owned, reduced: Reduced, client_ids: Tensor) -> Owned:
+        """φ_i <- Opt(φ_i, Σ_j g_ij) over the clients j that asked i (lines 17-21): what all owners do, in one place."""
+        return take_back(ctx, shared, reduced.value)
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """The E-step of an unseen client, and no local steps."""
+        return None if seen else LocalWork()
+
+    def collaboration(self, ctx: Context, shared: Owned, states: Acquaintance) -> Tensor:
+        """w_ij."""
+        return states.weights
+
+    def shared_outputs(self, ctx: Context, shared: Owned, x: Tensor) -> None:
+        """Each client predicts with models of its own choice."""
+
+    def log_prob(self, ctx: Context, shared: Owned, state: Acquaintance, x: Tensor, outputs: None) -> Tensor:
+        """Log Σ_j w_ij p(y | x, φ_j) over the models of largest weight, [B, C]."""
+        weights, ids = state.weights.topk(min(self.most_models or ctx.num_clients, ctx.num_clients))
+        weights = (weights / weights.sum()).to(ctx.task.dtype)
+        return ctx.task.mix(weights, ctx.task.outputs(borrow(shared, ids), x))

@@ -1,0 +1,149 @@
+"""FedFOMO: every client mixes the models of others by how much each helps on samples that it held out.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez. "Personalized Federated Learning with First Order Model Optimization". ICLR 2021.
+https://arxiv.org/abs/2012.08565, Section 3, Algorithm 1.
+
+Symbols:
+    θ_i^(l-1) -> state.models     what client i was left with, leaves [1, ...]
+    θ_n^l     -> shared.peers     model that client n uploaded last, leaves [T, 1, ...]
+    P         -> shared.affinity  sums of the weights of client n for client i, [T, T]
+    w_n       -> state.shares     weight of client n for client i, [T], sums to 1 or is 0
+Deviations:
+    Held-out samples are drawn once and left out of the batches that they fall into; only BatchNorm's statistics see
+    their inputs. Ours: a client that has too few samples to hold one out validates on those that it trains on.
+    A client's own new model always counts, and costs no traffic. P starts at 0. The authors' code divides by an L1 norm
+    by default and scales the affinities; neither is offered. Ours: absent clients' models are offered as they are.
+    Ours: an unseen client starts from the mean of all models and weighs them once, on its training samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm, local_run
+from lit_fed.core import tree
+from lit_fed.core.errors import check_settings
+from lit_fed.core.first_order import Mixed, first_order_step, held_out
+from lit_fed.core.local import OptimizerState
+from lit_fed.core.neighbours import greedy_neighbours
+from lit_fed.core.peers import Peers, own_models, place, same_start
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+
+__all__ = ["FedFOMO"]
+
+
+class Offered(NamedTuple):
+    """What the server keeps."""
+
+    peers: Peers  # θ_n, leaves [T, 1, ...]
+    affinity: Tensor  # P, [T, T] float64
+
+
+class FomoWork(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # θ_i, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps
+    steps: Tensor  # []
+    held: Tensor  # [N]
+    state: Mixed  # of the round before
+
+
+@dataclass(frozen=True)
+class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
+    """Local training, then a first-order step towards those models that do better on held-out samples.
+
+    Args:
+        num_neighbours: M, models of others that a client downloads in a round.
+        explore_probability: ε, how often they are drawn at random in round 0; else those of largest affinity.
+        explore_decay: by how much ε falls in each round.
+        val_fraction: share of a client's training samples that is held out; 0 validates on those that it trains on.
+        keep: what a client is left with if no model helps: the `previous` one, or its own `trained` one.
+    """
+
+    num_neighbours: int = 5
+    explore_probability: float = 0.3
+    explore_decay: float = 0.05
+    val_fraction: float = 0.2
+    keep: Literal["previous", "trained"] = "previous"
+
+    reduce = "stack"
+    fills_in_absent_clients = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "client_order": "the held-out samples, the coins and the ties of a client depend on its number",
+        "local_batch_norm": "all leaves of the models of others are mixed in",
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "num_neighbours": (self.num_neighbours >= 0, "a whole number >= 0"),
+            "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),
+            "explore_decay": (self.explore_decay >= 0, "a number >= 0"),
+            "val_fraction": (0 <= self.val_fraction < 1, "a number in [0, 1)"),
+            "keep": (self.keep in ("previous", "trained"), "previous or trained"),
+        }
+        check_settings(self, checks)
+
+    def shared_init(self, ctx: Context) -> Offered:
+        """All models start alike; P = 0."""
+        peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
+        return Offered(peers, torch.zeros(ctx.num_clients, ctx.num_clients, dtype=torch.float64))
+
+    def state_init(self, ctx: Context, shared: Offered, data: ClientData) -> Mixed:
+        """θ_i^0; for an unseen client the mean of all models."""
+        none = torch.zeros_like(shared.affinity[0])
+        return Mixed(own_models(shared.peers, data.client_id), none, none.clone())
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, Phase]:
+        """Models are trained and go up; then those of others come down."""
+        return Phase("train", client_ids, ctx.solver.work), Phase("combine", client_ids, LocalWork())
+
+    def client_init(self, ctx: Context, shared: Offered, state: Mixed, data: ClientData, losses: None) -> FomoWork:
+        """From θ_i^(l-1)."""
+        return FomoWork(*local_run(ctx, state.models), held_out(ctx, data, self.val_fraction), state)
+
+    def client_step(self, ctx: Context, shared: Offered, work: FomoWork, batch: Batch) -> FomoWork:
+        """A local step on the samples that are not held out."""
+        batch = batch._replace(mask=batch.mask * ~work.held[batch.index])
+        return super().client_step(ctx, shared, work, batch)
+
+    def client_final(self, ctx: Context, shared: Offered, work: FomoWork, data: ClientData) -> ClientResult:
+        """θ_i^l goes up and θ_i^(l-1) stays; then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and w goes up."""
+        if ctx.phase == "train":
+            message = Message(work.models, ctx.client_weight(data), bits_down=torch.zeros_like(data.num_samples))
+            return ClientResult(message, work.state, {"loss": work.loss / work.steps.clamp(min=1)})
+        rank = -shared.affinity.index_select(0, data.client_id.clamp(max=ctx.num_clients - 1).view(1))[0]
+        count = ctx.num_clients if ctx.phase == "adapt" else self.num_neighbours
+        epsilon = max(self.explore_probability - self.explore_decay * ctx.round_idx, 0.0)
+        ids = greedy_neighbours(ctx, data.client_id, rank, count, epsilon, include_self=ctx.phase != "adapt")[0]
+        step = first_order_step(ctx, work.models, shared.peers, ids, data, work.held, self.keep)
+        down = tree.bits(work.models) * (ids != data.client_id).sum(dtype=torch.float64)
+        message = Message(step.weights, ctx.client_weight(data), torch.full_like(down, tree.bits(ids)), down)
+        return ClientResult(message, step, {})
+
+    def server_step(self, ctx: Context, shared: Offered, reduced: Reduced, client_ids: Tensor) -> Offered:
+        """Keep the models, then add to P."""
+        if ctx.phase == "train":
+            return shared._replace(peers=place(shared.peers, client_ids, reduced.value))
+        return shared._replace(affinity=shared.affinity.index_add(0, client_ids, reduced.value))
+
+    def num_payloads(self, ctx: Context, shared: Offered, num_clients: int) -> int:
+        """A choice of M models for each client."""
+        return num_clients if ctx.phase == "combine" else 0
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        """An unseen client weighs the models, and takes no local steps."""
+        return None if seen else LocalWork()
+
+    def collaboration(self, ctx: Context, shared: Offered, states: Mixed) -> Tensor:
+        """w_n of the last step."""
+        return states.shares
+
+    def shared_outputs(self, ctx: Context, shared: Offered, x: Tensor) -> None:
+        """Each client has a model of its own."""
