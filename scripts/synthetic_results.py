@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kept_runs import RESULTS, read
-from synthetic_entries import ENTRIES, INIT_SEEDS, LEARNING_RATES, ROUNDS, SEED, Entry
+from synthetic_entries import ENTRIES, INIT_SEEDS, LEARNING_RATES, NOT_RUN, ROUNDS, SEED, Entry
 
 __all__ = ["KEPT", "command", "found", "page"]
 
@@ -250,7 +250,9 @@ def page() -> str:
         "machine: good for comparing, not for the last digit. Accuracies in percent, of the test samples of the seen "
         "clients. The paper: Marfoq et al. 2021, Table 2, mean / worst decile."
     )
-    lines += [*table(kept), "", "## FedEM and the others", "", *paragraph(gap(kept))]
+    missing = "; ".join(f"{name} ({reason})" for name, reason in NOT_RUN.items())
+    lines += [*table(kept), "", *paragraph(f"Not run: {missing}.")]
+    lines += ["## FedEM and the others", "", *paragraph(gap(kept))]
     lines += ["## Where a correct algorithm differs from a published column", ""]
     for entry in ENTRIES:
         if entry.name in kept and entry.remark:
