@@ -68,6 +68,13 @@ def test_speed():
     assert rows["memory"]["peak over data GB"] < 1.5
 
 
+def test_fastest_mixing():
+    row = speed()["fmmc"]
+    assert row["lit_fed"] < 5
+    assert row["lower bound"] <= row["SLEM"] <= 1.01 * row["lower bound"]
+    assert row["SLEM"] == pytest.approx(0.0778, rel=0.02)  # what an ADMM with eigendecompositions reached elsewhere
+
+
 def test_speed_of_networks():
     rows = speed()
     assert rows["fedem_cnn"]["textbook / float32 channels_last"] >= 1.4
