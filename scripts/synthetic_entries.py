@@ -236,13 +236,13 @@ ENTRIES = [
         tuned="regularisation",
         grid=(0.1, 0.03, 0.01, 0.003, 0.001, 0.0003),
     ),
+    Entry("fedu", "FedU", "FedU", PLAIN, {"laplacian_weight": 0.0003}, "η = 0.0003, complete graph"),
+    Entry("ucfl", "UCFL", "UCFL", MOMENTUM, {"num_streams": 8}, "8 streams, after 5 rounds of FedAvg"),
 ]
 
 NOT_RUN = {
     "DecentralizedSurrogate": "with FedEM's surrogate it is D-FedEM, which a test says",
-    "FedU": "its row waits for a run",
     "FedFOMO": "its row waits for a run",
-    "UCFL": "its row waits for a run; on CIFAR-10 in client_groups.md",
     "FedeRiCo": "its row waits for a run; on CIFAR-10 in client_groups.md",
     "GADMM": "it seeks the common model of consensus ADMM",
     "CQGGADMM": "it seeks the common model of consensus ADMM",
