@@ -132,7 +132,7 @@ def test_in_python_the_table_is_returned(tmp_path):
         (["--output", "p.csv", "--split", "dev"], ["split", "dev"]),
         (["--output", "p.csv", "--model.algorithm", "FedAvg"], ["FedAvg", "FedEM"]),
         (["--output", "p.csv", "--data.num_clients", "5"], ["num_clients", "5", "8"]),
-        (["--output", "p.csv", "--trainer.limit_predict_batches", "1"], ["limit_predict_batches"]),
+        (["--output", "p.csv", "--trainer.limit_predict_batches", "2"], ["limit_predict_batches"]),
     ],
 )
 def test_wrong_arguments(out, tmp_path, monkeypatch, capsys, arguments, parts):
