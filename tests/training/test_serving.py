@@ -13,8 +13,8 @@ from lit_fed.training.serving import ServingFacts
 @pytest.mark.parametrize("normalisation", [None, Normalisation((0.1, 0.2), (0.3, 0.4))])
 def test_facts_survive_a_checkpoint(tmp_path, normalisation):
     facts = ServingFacts(
-        (2, 3), "float32", (5,), Target("multiclass", 4, positions=True), 7, 90, 33, torch.arange(7), 16, 8, "uniform", 3,
-        20, normalisation,
+        (2, 3), "float32", (5,), Target("multiclass", 4, positions=True), 7, 90, 33, torch.arange(7), 16, 8,
+        "uniform", 3, 20, normalisation,
     )  # fmt: skip
     torch.save(facts.plain(), tmp_path / "facts.pt")
     found = ServingFacts.from_plain(torch.load(tmp_path / "facts.pt", weights_only=True))
