@@ -123,7 +123,7 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
         if len(order) <= MOST_CURVES:
             one.set(xticks=range(len(order)), xticklabels=order, yticks=range(len(order)), yticklabels=order)
     by_group = ", ordered by true group" if "groups" in weights else ""
-    axes[0].set_ylabel(f"client that is served{by_group}")
+    axes[0].set_ylabel(f"client served{by_group}")
     figure.colorbar(image, ax=axes.tolist(), label="weight")
     return figure
 
