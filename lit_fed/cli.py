@@ -17,54 +17,28 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_fed.algorithms import Algorithm
 from lit_fed.callbacks import with_defaults
 from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.surrogate import Surrogate
-from lit_fed.core.topology import Topology
-from lit_fed.data import DataSet, Partition
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.models import Network
+from lit_fed.parser import FederatedParser
+from lit_fed.partition_command import PARTITION_HELP, partition_parser, show_partition
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_writable
 from lit_fed.training.round_logger import RoundLogger, newest_version
 from lit_fed.training.trainer import FederatedTrainer
 
-__all__ = ["FederatedCLI", "main"]
+__all__ = ["FederatedCLI", "keep_notices_out", "main"]
 
 
-class FederatedParser(LightningArgumentParser):
-    """A parser whose errors are a message, not a usage page."""
+class CommandParser(FederatedParser):
+    """The parser of all commands."""
 
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Stop with a message that says what is known.
-
-        Raises:
-            ConfigError: always.
-        """
-        hints = [
-            f"{option} takes {', '.join(sorted(_names(base)))}, or the path of a class of your own"
-            for option, key, base in (
-                ("--model.algorithm", "model.algorithm", Algorithm),
-                ("--model.algorithm.surrogate", "surrogate", Surrogate),
-                ("--model.algorithm.topology", "topology", Topology),
-                ("--model.network", "model.network", Network),
-                ("--data.dataset", "data.dataset", DataSet),
-                ("--data.partition", "data.partition", Partition),
-            )
-            if f'"{key}"' in message or f"'{key}'" in message
-        ]
-        lines = [line for line in str(message).splitlines() if line.strip()]
-        raise ConfigError("\n".join([*lines[:12], *hints])) from ex
-
-
-def _names(base: type) -> list[str]:
-    return [name for one in base.__subclasses__() for name in ([] if _is_base(one) else [one.__name__]) + _names(one)]
-
-
-def _is_base(one: type) -> bool:
-    return bool(getattr(one, "__abstractmethods__", None))
+    def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
+        """Make room for the commands of the trainer, and list the one that needs none."""
+        commands = super().add_subcommands(*args, **kwargs)
+        commands.add_subcommand("partition", partition_parser(), help=PARTITION_HELP)
+        return commands
 
 
 class SaveConfig(SaveConfigCallback):
@@ -97,7 +71,7 @@ class FederatedCLI(LightningCLI):
             trainer_class=FederatedTrainer,
             trainer_defaults={"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True},
             seed_everything_default=0,
-            parser_class=FederatedParser,
+            parser_class=CommandParser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             args=args,
@@ -131,6 +105,8 @@ class FederatedCLI(LightningCLI):
         given = list(sys.argv[1:] if args is None else args)
         self.config = parser.parse_args(given)
         command = self.config.subcommand
+        if command == "partition":
+            raise ConfigError("partition takes its arguments behind it; start with `python -m lit_fed partition`")
         config = self.config[command]
         name = config.name or _default_name(given, config)
         path = self._find_checkpoint(config, name)
@@ -240,15 +216,12 @@ def _newest_checkpoint(folder: Path) -> tuple[Path, int]:
 
 def main(args: ArgsType = None) -> None:
     """Run the command line; expected failures end with a message and a non-zero status, without a traceback."""
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    # The progress bar and the final table say what a run does; Lightning's notices of devices and tips are kept out.
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    keep_notices_out()
     if os.environ.get("LIT_FED_DEBUG") == "1":
-        FederatedCLI(args)
+        _run(args)
         return
     try:
-        FederatedCLI(args)
+        _run(args)
     except (ConfigError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
     except ClientError as error:
@@ -260,6 +233,22 @@ def main(args: ArgsType = None) -> None:
         _stop(f"lit_fed: W&B: {error}", 2)  # a missing key, say; imported lazily, so its errors are known by name
     except KeyboardInterrupt:
         _stop("lit_fed: interrupted; the last finished round is in last.ckpt, --ckpt_path last goes on from it", 130)
+
+
+def _run(args: ArgsType) -> None:
+    """Run a command; only those of the trainer need a model."""
+    given = list(sys.argv[1:] if args is None else args)
+    if given[:1] == ["partition"]:
+        show_partition(given[1:])
+    else:
+        FederatedCLI(args)
+
+
+def keep_notices_out() -> None:
+    """Silence Lightning's notices of devices and tips: the progress bar and the final table say what a run does."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
 
 
 def _stop(message: str, status: int) -> NoReturn:

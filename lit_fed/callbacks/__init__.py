@@ -12,6 +12,7 @@ from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.simulated_time import SimulatedTime
+from lit_fed.callbacks.training_split import TrainingSplitEvaluation
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
 from lit_fed.callbacks.wandb import FederatedWandb
 
@@ -26,6 +27,7 @@ __all__ = [
     "RunReport",
     "ServerAggregation",
     "SimulatedTime",
+    "TrainingSplitEvaluation",
     "UnseenClientEvaluation",
     "with_defaults",
 ]

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_fed.callbacks.base import log_round
-from lit_fed.metrics import summarise
+from lit_fed.metrics import ClientTable, summarise
 
 if TYPE_CHECKING:
     from lit_fed.training.module import FederatedModule
 
-__all__ = ["ClientMetrics", "report_population"]
+__all__ = ["ClientMetrics", "log_results", "measure_population", "report_population"]
+
+
+def measure_population(
+    trainer: Trainer,
+    module: FederatedModule,
+    population: Literal["seen", "unseen"],
+    split: Literal["train", "val", "test"],
+    table: ClientTable | None = None,
+) -> None:
+    """Serve this rank's clients of a population and measure them on a split, beside Lightning's own evaluation.
+
+    Args:
+        trainer: the trainer.
+        module: the module whose clients are served.
+        population: the clients.
+        split: what they are measured on.
+        table: gets the results; None: the module's table of the population.
+    """
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    with trainer.precision_plugin.val_step_context():
+        for block in datamodule.serving(population, split):
+            module.measure(trainer.strategy.batch_to_device(block), population, table)
+
+
+def log_results(module: FederatedModule, place: str, results: dict[str, float]) -> None:
+    """Log statistics that are the same on every rank under `{place}/…`, and keep them as the run's last."""
+    named = {f"{place}/{key}": value for key, value in results.items()}
+    module.results.update(named)
+    for key, value in named.items():
+        module.log(key, value, sync_dist=True, batch_size=1)
 
 
 def report_population(module: FederatedModule, population: str, split: str) -> None:
@@ -24,12 +54,8 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
     table: Any = module.tables[population]
     rows = table.compute()
     table.reset()
-    results = summarise(rows, module.target.kind == "regression")
-    named = {f"{split}/{population}/{key}": value for key, value in results.items()}
     module.client_rows[population] = rows
-    module.results.update(named)
-    for key, value in named.items():
-        module.log(key, value, sync_dist=True, batch_size=1)
+    log_results(module, f"{split}/{population}", summarise(rows, module.target.kind == "regression"))
 
 
 class ClientMetrics(Callback):

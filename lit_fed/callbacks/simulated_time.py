@@ -22,7 +22,8 @@ class SimulatedTime(Callback):
     its clients' computing times, T_min plus an exponential variable with the mean 1/μ. An algorithm without a server
     takes the time in which its clients send, to one neighbour after the other.
     The settings of https://arxiv.org/abs/2110.09869, Figure 3, are (ρ, T_min, 1/μ) = (4, 1, 1), (2, 1, 0) and
-    (1, 1, 0). The time goes to the run's summary and survives a resume.
+    (1, 1, 0). The time goes to the run's summary and survives a resume. A run may have several of these callbacks, each
+    for a system of its own with a name of its own.
 
     Args:
         uplink_ratio: ρ, how much longer a model takes upwards than downwards.
@@ -30,6 +31,7 @@ class SimulatedTime(Callback):
         compute_mean: 1/μ, mean of what chance adds to it.
         uplink: clients send one after the other (`serial`) or all at once (`parallel`).
         compute: take the `expected` time of the slowest client, or draw all times (`sampled`).
+        name: of the system; where it has one, `time/simulated/<name>` is logged.
     """
 
     def __init__(
@@ -39,12 +41,18 @@ class SimulatedTime(Callback):
         compute_mean: float = 0.0,
         uplink: Literal["serial", "parallel"] = "serial",
         compute: Literal["expected", "sampled"] = "expected",
+        name: str = "",
     ) -> None:
         self.round_time = RoundTime(uplink_ratio, compute_min, compute_mean, uplink)
-        self.compute = compute
+        self.compute, self.name = compute, name
         check_settings(self, {"compute": (compute in ("expected", "sampled"), "expected or sampled")}, "SimulatedTime")
         self.time = 0.0
         self._model_bits = 1.0
+
+    @property
+    def state_key(self) -> str:
+        """Where a checkpoint keeps the time of this system."""
+        return f"SimulatedTime{self.name and '/'}{self.name}"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the size of one model."""
@@ -61,8 +69,9 @@ class SimulatedTime(Callback):
         drawn = generator(module.seed, module.num_rounds_done - 1, 0, "compute time")
         rng = drawn if self.compute == "sampled" else None
         self.time += sum(self.round_time.phase(one, self._model_bits, rng) for one in module.traffic)
-        module.results["time/simulated"] = self.time
-        log_round(trainer, module, {"time/simulated": self.time})
+        key = f"time/simulated{self.name and '/'}{self.name}"
+        module.results[key] = self.time
+        log_round(trainer, module, {key: self.time})
 
     def state_dict(self) -> dict[str, float]:
         """The time so far."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_fed.callbacks.client_metrics import report_population
+from lit_fed.callbacks.client_metrics import measure_population, report_population
 from lit_fed.core.errors import ConfigError
 
 __all__ = ["UnseenClientEvaluation"]
@@ -45,7 +45,5 @@ class UnseenClientEvaluation(Callback):
         datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
         if datamodule.unseen is None:
             return
-        with trainer.precision_plugin.val_step_context():
-            for block in datamodule.serving("unseen", split):
-                module.measure(trainer.strategy.batch_to_device(block), "unseen")
+        measure_population(trainer, module, "unseen", split)
         report_population(module, "unseen", split)

@@ -102,7 +102,7 @@ class VectorizedTrainer:
         each_losses = None
         if losses is not None:
             rows = _ragged(starts, sizes).to(losses.device)
-            each_losses = losses.index_select(1, rows.flatten()).view(-1, *rows.shape).permute(1, 2, 0)
+            each_losses = losses.index_select(1, rows.flatten()).view(len(losses), *rows.shape).permute(1, 2, 0)
 
         def data(index: Tensor, mask: Tensor, client_id: Tensor) -> ClientData:
             return ClientData(split.x, split.y, index, mask, client_id)

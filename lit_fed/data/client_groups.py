@@ -11,7 +11,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.data.dataset import require
 from lit_fed.data.partition import IID, Partition, check_discrete
 
-__all__ = ["LabelGroups", "LabelPermutations"]
+__all__ = ["LabelGroups", "LabelPermutations", "Rotations"]
 
 
 class _Grouped(Partition):
@@ -111,3 +111,52 @@ class LabelPermutations(_Grouped):
                 order = generator(seed, 0, int(group), "label permutation").permutation(len(values))
                 new[rows] = values[order[label_idx[rows]]]
         return x, new
+
+
+@dataclass(frozen=True)
+class Rotations(_Grouped):
+    """The pictures of each group of clients are turned by g · 360 / G degrees, counterclockwise (a covariate shift).
+
+    Mestoukirdi, Zecchin, Gesbert, Li, Gresset. "User-Centric Federated Learning". 2021.
+    https://arxiv.org/abs/2110.09869, Section V: four groups, their labels divided by a Dirichlet distribution.
+
+    Args:
+        num_groups: number of groups G: 1, 2 or 4; the pictures of the first stay upright.
+        partition: how the samples are divided among clients.
+    """
+
+    num_groups: int = 4
+    partition: Partition = IID()  # noqa: RUF009 - frozen
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_groups in (1, 2, 4),
+            f"Rotations: num_groups = {self.num_groups}; choose 1, 2 or 4: pictures are turned by multiples of 90 "
+            "degrees",
+        )
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Divide by the inner partition; see the base class."""
+        self._check(num_clients)
+        return self.partition(labels, num_clients, seed, owner)
+
+    def altered(
+        self, x: np.ndarray, y: np.ndarray, parts: list[np.ndarray], seed: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Pictures [n, ..., H, W] turned group by group, and the same labels."""
+        self._check_pictures(x)
+        new = x.copy()
+        for rows, group in zip(parts, self.groups(len(parts), seed), strict=True):
+            if group:
+                new[rows] = np.rot90(x[rows], group * 4 // self.num_groups, axes=(-2, -1))
+        return new, y
+
+    def _check_pictures(self, x: np.ndarray) -> None:
+        square = x.ndim >= 3 and x.shape[-1] == x.shape[-2]
+        require(
+            square or (x.ndim >= 3 and self.num_groups < 4),
+            f"Rotations: num_groups = {self.num_groups} turns pictures of height and width, equal ones for four "
+            f"groups, and an input has shape {list(x.shape[1:])}; choose another partition",
+        )

@@ -15,7 +15,18 @@ import numpy as np
 from lit_fed.core.seeds import generator
 from lit_fed.data.dataset import require
 
-__all__ = ["IID", "Dirichlet", "Natural", "Partition", "check_discrete", "fill_up"]
+__all__ = [
+    "IID",
+    "Dirichlet",
+    "Natural",
+    "Partition",
+    "check_at_least_one",
+    "check_discrete",
+    "check_enough",
+    "check_positive",
+    "deal",
+    "fill_up",
+]
 
 
 class Partition(ABC):
@@ -73,24 +84,21 @@ class Dirichlet(Partition):
     min_samples: int = 2
 
     def __post_init__(self) -> None:
-        require(0 < self.alpha < math.inf, f"Dirichlet: alpha = {self.alpha}; choose a number above 0, such as 0.4")
+        check_positive(self, alpha=self.alpha)
         require(
             self.label_groups is None or self.label_groups >= 1,
             f"Dirichlet: label_groups = {self.label_groups}; choose a whole number of at least 1, or null",
         )
-        require(
-            self.min_samples >= 1,
-            f"Dirichlet: min_samples = {self.min_samples}; choose a whole number of at least 1",
-        )
+        check_at_least_one(self, min_samples=self.min_samples)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Divide by label; see the base class."""
-        _check_enough(len(labels), num_clients)
+        check_enough(len(labels), num_clients)
         check_discrete(labels, "Dirichlet")
         rng = generator(seed, 0, 0, "partition")
-        dealt = [_deal(rows, num_clients, self.alpha, rng) for rows in _label_sets(labels, self.label_groups, rng)]
+        dealt = [deal(rows, num_clients, self.alpha, rng) for rows in _label_sets(labels, self.label_groups, rng)]
         parts = [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
         return [np.sort(part) for part in fill_up(parts, self.min_samples)]
 
@@ -103,7 +111,7 @@ class IID(Partition):
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Divide at random; see the base class."""
-        _check_enough(len(labels), num_clients)
+        check_enough(len(labels), num_clients)
         order = generator(seed, 0, 0, "partition").permutation(len(labels))
         return [np.sort(part) for part in np.array_split(order, num_clients)]
 
@@ -165,15 +173,40 @@ def _label_sets(labels: np.ndarray, label_groups: int | None, rng: np.random.Gen
     return np.split(np.argsort(group_of_sample, kind="stable"), np.cumsum(sizes)[:-1])
 
 
-def _deal(rows: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Share out rows in random proportions: T arrays, some of them empty."""
+def deal(rows: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Share out rows in proportions drawn from a symmetric Dirichlet distribution.
+
+    Args:
+        rows: sample indices [m].
+        num_clients: number of clients T.
+        alpha: concentration of the distribution over clients.
+        rng: draws the proportions, the counts and the order.
+
+    Returns:
+        T arrays, some of them empty.
+    """
     proportions = rng.dirichlet(np.full(num_clients, alpha))
     counts = rng.multinomial(len(rows), proportions)
     return np.split(rng.permutation(rows), np.cumsum(counts)[:-1])
 
 
-def _check_enough(num_samples: int, num_clients: int) -> None:
-    """At least one client, and a sample for each."""
+def check_positive(partition: Partition, **values: float) -> None:
+    """Raise a `ConfigError` unless these fields of a partition are finite numbers above 0."""
+    for field, value in values.items():
+        require(
+            0 < value < math.inf,
+            f"{type(partition).__name__}: {field} = {value}; choose a number above 0, such as 0.4",
+        )
+
+
+def check_at_least_one(partition: Partition, **values: int) -> None:
+    """Raise a `ConfigError` unless these fields of a partition are at least 1."""
+    for field, value in values.items():
+        require(value >= 1, f"{type(partition).__name__}: {field} = {value}; choose a whole number of at least 1")
+
+
+def check_enough(num_samples: int, num_clients: int) -> None:
+    """Raise a `ConfigError` unless there are a client at least and a sample for each."""
     require(num_clients >= 1, f"num_clients = {num_clients}; choose a whole number of at least 1")
     require(
         num_clients <= num_samples,

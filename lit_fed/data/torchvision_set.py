@@ -14,9 +14,8 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.seeds import generator
-from lit_fed.data.blocks import whole_part
 from lit_fed.data.dataset import Normalisation, PooledDataSet, Samples, require
+from lit_fed.data.share import check_share, kept_share
 
 __all__ = ["Pictures", "TorchvisionSet"]
 
@@ -74,13 +73,7 @@ class TorchvisionSet(PooledDataSet):
         require(
             self.part in PARTS, f"--data.dataset.part is {self.part!r}; choose one of {', '.join(map(repr, PARTS))}"
         )
-        require(
-            0 < self.fraction <= 1,
-            f"--data.dataset.fraction is {self.fraction}; give a number above 0 and up to 1",
-        )
-        require(
-            0 <= self.seed < 2**32, f"--data.dataset.seed is {self.seed}; give a whole number from 0 to {2**32 - 1}"
-        )
+        check_share(self.fraction, self.seed)
 
     def prepare(self) -> None:
         """Download missing files, if that is asked for.
@@ -98,7 +91,8 @@ class TorchvisionSet(PooledDataSet):
         folder = Path(self.root).expanduser()
         parts = [self._checked(folder, train) for train in PARTS[self.part]]
         sizes = [len(part.labels) for part in parts]
-        chosen = np.split(self._share(sum(sizes)), np.cumsum(sizes)[:-1])
+        kept = kept_share(sum(sizes), self.fraction, self.seed)
+        chosen = np.split(kept, np.cumsum(sizes)[:-1])
         pairs = list(zip(parts, chosen, strict=True))
         labels = np.concatenate([part.labels[rows] for part, rows in pairs])
         x = self.normalisation.apply(_scaled(pairs, len(labels), self.image_shape))
@@ -144,15 +138,6 @@ class TorchvisionSet(PooledDataSet):
                 "--data.dataset.download true"
             ) from error
         return pictures
-
-    def _share(self, num_samples: int) -> np.ndarray:
-        """Which samples of the pool are kept [n] bool, one at least."""
-        kept = np.ones(num_samples, dtype=bool)
-        if self.fraction < 1:
-            num_kept = max(1, whole_part(self.fraction, num_samples))
-            order = generator(self.seed, 0, 0, "fraction").permutation(num_samples)
-            kept[order[num_kept:]] = False
-        return kept
 
 
 def _scaled(pairs: list[tuple[Pictures, np.ndarray]], num_samples: int, shape: tuple[int, int, int]) -> np.ndarray:

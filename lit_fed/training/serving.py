@@ -14,6 +14,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.data.dataset import Normalisation
+from lit_fed.metrics import ClientTable
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, compare_arguments, refuse_differences
 
 __all__ = ["BlockPredictions", "ClientServing", "ServingFacts", "predict_block", "restore_for_newcomers"]
@@ -113,8 +114,11 @@ class ClientServing(LightningModule):
         data = block.data.select(block.client_ids)
         return PredictJob(self.algorithm, self.context("evaluate"), self.shared, data, block.client_ids, states)
 
-    def measure(self, block: ServingBlock, population: Literal["seen", "unseen"]) -> None:
-        """Serve some clients, predict their samples and add the results to the table of their population."""
+    def measure(
+        self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None
+    ) -> None:
+        """Serve some clients, predict their samples and add the results to a table, None: that of their population."""
+        results: Any = self.tables[population] if table is None else table  # type: ignore[index]
         # an adapted state may be whole models: as many clients at a time as there is room for
         each = (sum(map(tree.bits, tree.models(self.shared))) + tree.bits(self.store.template["state"])) // 8
         at_once = max(1, SERVED_BYTES // max(each, 1))
@@ -123,10 +127,9 @@ class ClientServing(LightningModule):
             piece = block._replace(client_ids=block.client_ids[some], rows=block.rows[some])
             job = self._served(piece, seen=population == "seen")
             rows = evaluate(self.client_trainer, job)
-            table: Any = self.tables[population]  # type: ignore[index]
-            if table.rows.shape[1] > rows.shape[1]:
+            if results.rows.shape[1] > rows.shape[1]:
                 rows = torch.cat([rows, job.states.mixture.to(rows)], dim=1)
-            table.update(piece.rows, rows)
+            results.update(piece.rows, rows)
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
         """Measure a block of seen clients."""

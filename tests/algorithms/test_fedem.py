@@ -294,6 +294,8 @@ def test_an_unseen_client_without_samples_keeps_uniform_weights(weighting, clien
     served = federation.serve(make_clients([0, 4, 0], first_id=3), seen=False)
     assert served.mixture[[0, 2]].tolist() == [[1 / 3] * 3] * 2
     assert distance(served.mixture[1], torch.full((3,), 1 / 3)) > 1e-6
+    none_has_any = federation.serve(make_clients([0, 0], first_id=3), seen=False)
+    assert none_has_any.mixture.tolist() == [[1 / 3] * 3] * 2
 
 
 def test_the_e_step_is_in_evaluation_mode():

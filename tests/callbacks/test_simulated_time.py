@@ -85,6 +85,21 @@ def test_it_survives_a_resume(tmp_path, compute):
     assert total_of(whole) == total_of(cut)
 
 
+def test_several_systems_in_one_run_keep_their_times_apart(tmp_path):
+    def callbacks():
+        return [SimulatedTime(), SimulatedTime(uplink_ratio=4.0, name="slow"), SimulatedTime(2.0, name="fast")]
+
+    fit("FedAvg", tmp_path, rounds=2, callbacks=callbacks())
+    last = folder(tmp_path, "FedAvg") / "checkpoints/last.ckpt"
+    module, _ = fit("FedAvg", tmp_path, rounds=3, callbacks=callbacks(), ckpt_path=str(last), version=0, keep_rounds=2)
+    path = folder(tmp_path, "FedAvg")
+    table, summary = pd.read_csv(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
+    for key, ratio in (("time/simulated", 1), ("time/simulated/slow", 4), ("time/simulated/fast", 2)):
+        one_round = 1 + 1 + ratio * module.traffic[0].num_clients
+        assert table[key].dropna().tolist() == pytest.approx([one_round, 2 * one_round, 3 * one_round])
+        assert summary[key] == pytest.approx(3 * one_round)
+
+
 def test_drawn_times_differ_from_round_to_round_and_not_from_run_to_run(tmp_path):
     for one in ("a", "b"):
         fit("FedAvg", tmp_path / one, callbacks=[SimulatedTime(compute_mean=1.0, compute="sampled")])

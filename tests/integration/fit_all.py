@@ -10,7 +10,7 @@ from normalised import NormalisedMLP
 
 from lit_fed import algorithms
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.callbacks import with_defaults
+from lit_fed.callbacks import TrainingSplitEvaluation, with_defaults
 from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
@@ -72,11 +72,11 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     extra = {"devices": ranks, "strategy": "fed_ddp"} if ranks > 1 else {"devices": 1}
     for name in NAMES:
-        module, trainer = fit(name, out, **extra)
+        module, trainer = fit(name, out, callbacks=[TrainingSplitEvaluation()], **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / f"{name}.pt")
     for name in IN_FILES:
-        fit(name, out / "files", client_memory_gb=0, **extra)
+        fit(name, out / "files", callbacks=[TrainingSplitEvaluation()], client_memory_gb=0, **extra)
     for batch_norm in BATCH_NORM:
         model = {"network": NormalisedMLP, "batch_norm": batch_norm}
         module, trainer = fit("FedEM", out / batch_norm, model=model, **extra)

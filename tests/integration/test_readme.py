@@ -90,7 +90,7 @@ def test_command_parses(command, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--print_config"])
     assert stopped.value.code in (None, 0)
-    assert "seed_everything:" in capsys.readouterr().out
+    assert "data:" in capsys.readouterr().out.splitlines()
 
 
 def test_added_algorithm_trains(modules, tmp_path):

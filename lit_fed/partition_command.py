@@ -1,0 +1,149 @@
+"""`python -m lit_fed partition`: who gets what, shown before anything is trained."""
+
+from __future__ import annotations
+
+import sys
+from argparse import SUPPRESS
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jsonargparse import ActionConfigFile
+
+from lit_fed.core.task import Target
+from lit_fed.core.types import Population
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.partition import Natural
+from lit_fed.parser import FederatedParser
+from lit_fed.training.output import check_new_folder, new_folder, write_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["PARTITION_HELP", "partition_parser", "partition_table", "print_partition", "show_partition"]
+
+PARTITION_HELP = "Show how the samples are divided over clients, before anything is trained."
+
+OF_OTHER_COMMANDS = ("model", "trainer", "seed_everything", "name", "ckpt_path")
+"""What a configuration of a run says besides, and no partition depends on."""
+
+SPLITS = {"train": "training", "val": "validation", "test": "test"}
+
+
+def partition_parser() -> FederatedParser:
+    """The arguments of the command: those of the data, and where to write."""
+    parser = FederatedParser(
+        prog="python -m lit_fed partition",
+        description=f"{PARTITION_HELP} Prints a table and writes partition.png and partition.csv. Takes the same "
+        "configurations as fit, of which only the section `data` counts.",
+    )
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="Path of a configuration; may be given often.")
+    parser.add_argument("--output", type=str, default="partition", help="Folder to be written, new or empty.")
+    parser.add_lightning_class_args(FederatedDataModule, "data")
+    for name in OF_OTHER_COMMANDS:
+        parser.add_argument(f"--{name}", type=Any, default=SUPPRESS, help=SUPPRESS)
+    return parser
+
+
+def show_partition(arguments: list[str]) -> None:
+    """Run the command.
+
+    Args:
+        arguments: what stands behind `partition` on the command line.
+
+    Raises:
+        ConfigError: if the arguments, the data or the folder will not do; nothing has been written then.
+    """
+    parser = partition_parser()
+    config = parser.parse_args(arguments)
+    folder = Path(config.output)
+    check_new_folder(folder)
+    data: FederatedDataModule = parser.instantiate(config).data
+    data.prepare_data()
+    data.setup()
+    table = partition_table(data)
+    _write(table, folder)
+    print_partition(table, _title(data))
+    sys.stdout.write(f"results: {folder}\n")
+
+
+def _write(table: pd.DataFrame, folder: Path) -> None:
+    from lit_fed.partition_picture import draw_partition
+
+    with new_folder(folder, owner=True) as partial:
+        partial.mkdir()
+        write_table(table, partial / "partition.csv")
+        draw_partition(table, partial / "partition.png")
+
+
+def _title(data: FederatedDataModule) -> str:
+    """The data set, and what made its clients."""
+    if data.dataset.natural or isinstance(data.partition, Natural):
+        return f"{type(data.dataset).__name__}, natural clients"
+    return f"{type(data.dataset).__name__}, {data.partition or 'default partition'}"
+
+
+def partition_table(data: FederatedDataModule) -> pd.DataFrame:
+    """One row per client: samples of each split, and of each label in all splits together.
+
+    Args:
+        data: after its `setup`.
+
+    Returns:
+        Columns `client_id`, `population`, `group` where true groups are known, `num_train`, `num_val`, `num_test`, and
+        `label_0`, `label_1`, … where samples have one class each and are in memory.
+    """
+    import pandas as pd
+
+    tables = []
+    for name, population in (("seen", data.seen), ("unseen", data.unseen)):
+        if population is None:
+            continue
+        groups = {} if population.groups is None else {"group": population.groups.tolist()}
+        sizes = {f"num_{split}": getattr(population, split).sizes.tolist() for split in SPLITS}
+        counts = _label_counts(population, data.target)
+        labels = {} if counts is None else {f"label_{label}": column for label, column in enumerate(counts.T)}
+        tables.append(pd.DataFrame({"client_id": population.names, "population": name, **groups, **sizes, **labels}))
+    return pd.concat(tables, ignore_index=True)
+
+
+def _label_counts(population: Population, target: Target) -> np.ndarray | None:
+    """Samples of each client and label, [T, classes]; None: no classes, several in a sample, or drawn when needed."""
+    drawn = population.train.samples_per_block is not None
+    if target.kind == "regression" or target.positions or drawn:
+        return None
+    num_clients = population.train.num_clients
+    counts = np.zeros(num_clients * target.num_classes, dtype=np.int64)
+    for split in (population.train, population.val, population.test):
+        client_of_sample = np.repeat(np.arange(num_clients), split.sizes.numpy())
+        counts += np.bincount(client_of_sample * target.num_classes + split.y.numpy(), minlength=len(counts))
+    return counts.reshape(num_clients, target.num_classes)
+
+
+def print_partition(table: pd.DataFrame, title: str) -> None:
+    """Print the sizes of the clients, a line for each population.
+
+    Args:
+        table: as `partition_table` makes it.
+        title: what stands above.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=title, caption="samples and labels of a client: smallest / median / largest")
+    for name in ("", "clients", *SPLITS.values(), "labels", "groups"):
+        shown.add_column(name, justify="right" if name else "left")
+    for population, rows in table.groupby("population"):
+        labels = rows.filter(regex=r"^label_\d+$")
+        shown.add_row(
+            str(population),
+            f"{len(rows):,}",
+            *(_spread(rows[f"num_{split}"]) for split in SPLITS),
+            _spread((labels > 0).sum(axis=1)) if len(labels.columns) else "",
+            str(rows["group"].nunique()) if "group" in rows else "",
+        )
+    Console(width=None if sys.stdout.isatty() else 100).print(shown)
+
+
+def _spread(values: pd.Series) -> str:
+    return f"{values.min():,} / {values.median():,.10g} / {values.max():,}"
