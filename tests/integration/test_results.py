@@ -9,10 +9,12 @@ from pathlib import Path
 import bench
 import client_groups_results
 import pytest
-import real_data_results
+import reproduce
 import synthetic_entries
 import synthetic_results
 import trainer_results
+from reproduction.precision import PRECISIONS
+from reproduction.registry import TABLES
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.cli import FederatedCLI
@@ -30,7 +32,6 @@ def speed():
 
 def test_the_pages_are_what_the_kept_files_give():
     assert (RESULTS / "trainer.md").read_text() == trainer_results.page()
-    assert (RESULTS / "real_data.md").read_text() == real_data_results.page()
     assert (RESULTS / "synthetic.md").read_text() == synthetic_results.page()
     assert (RESULTS / "client_groups.md").read_text() == client_groups_results.page()
     assert (RESULTS / "speed.md").read_text() == bench.page(speed())
@@ -92,12 +93,17 @@ def test_clients_drawn_on_demand():
     assert row["wall seconds to the first step, 100,000 clients"] < 30
 
 
-@pytest.mark.parametrize("seed", real_data_results.SEEDS)
+def recorded(table, name):
+    """The record of a run of a reduced table."""
+    run = next(one for one in table.runs("reduced", table.seeds) if one.name == name)
+    record = reproduce.kept_of("reduced", RESULTS).find(run)
+    assert record is not None
+    return record["summary"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_bf16_on_real_data(seed):
-    float32, bf16 = (
-        json.loads((real_data_results.KEPT / f"precision_{one}_{seed}.json").read_text())
-        for one in real_data_results.PRECISIONS
-    )
+    float32, bf16 = (recorded(TABLES["precision"], f"precision/{one}-{seed}") for one in PRECISIONS)
     assert float32["rounds"] == bf16["rounds"] == 20
     assert abs(float32["test/seen/accuracy"] - bf16["test/seen/accuracy"]) <= 0.005
 

@@ -1,0 +1,100 @@
+"""Convergence of FedEM and others: Figures 3 to 8 of https://arxiv.org/abs/2108.10252."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from reproduction.fedem import TABLE2
+from reproduction.fedem_more import AS_TABLE2, settings_of
+from reproduction.pictures import Curve, curves
+from reproduction.runs import Kept, Record, Run
+from reproduction.settings import LABELS
+from reproduction.tables import Scale, Table, grid, wrap
+
+__all__ = ["TABLES"]
+
+QUANTITIES = {
+    "training loss": ("train/seen/loss@served",) * 2,
+    "training accuracy": ("train/seen/accuracy",) * 2,
+    "test loss": ("test/seen/loss", "val/seen/loss"),
+    "test accuracy": ("test/seen/accuracy", "val/seen/accuracy"),
+}
+"""Keys of a run's curve; the second where it measured the rounds on validation samples."""
+
+
+def convergence_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """Those of Table 2."""
+    return [run for setting in settings_of(scale) for run in setting.runs(seeds, TABLE2)]
+
+
+def convergence_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
+    """How far each method is at half of the rounds."""
+    lines = wrap(
+        "Loss and accuracy over the rounds, of the clients that were trained, on the samples that they train on and on "
+        "their test samples (validation samples in runs that have some); mean over the seeds with a band of one "
+        "standard deviation. Where no training curves are drawn, the runs did not measure them. The paper's figures "
+        "give no numbers. The tables say how much of its last accuracy a method has at about half of the rounds."
+    )
+    for setting in settings_of(scale):
+        rows = []
+        for name in TABLE2:
+            records = kept.all(setting.runs(seeds, [name]))
+            rows.append([LABELS[name], *(_on_the_way(records) if records else ("not run", "", ""))])
+        lines += ["", f"## {setting.label}", "", *grid(["algorithm", "round", "accuracy there", "at the end"], rows)]
+    return lines
+
+
+def _on_the_way(records: Sequence[Record]) -> tuple[str, str, str]:
+    rounds, values = evaluated(records, "test accuracy")
+    if not rounds:
+        return "not kept", "", ""
+    middle = int(np.abs(np.array(rounds) - rounds[-1] / 2).argmin())
+    accuracy = 100 * np.mean(values, axis=0)
+    return str(rounds[middle]), f"{accuracy[middle]:.2f}", f"{accuracy[-1]:.2f}"
+
+
+def evaluated(records: Sequence[Record], quantity: str) -> tuple[list[int], list[list[float]]]:
+    """Rounds up to the last, and values [seeds][rounds], of the records that have the quantity."""
+    found = [series for record in records if (series := _series(record, quantity))]
+    same = [one for one in found if list(one) == list(found[0])]
+    return (list(found[0]), [list(one.values()) for one in same]) if found else ([], [])
+
+
+def _series(record: Record, quantity: str) -> dict[int, float]:
+    """A quantity by rounds; {} where the run has none."""
+    validated = "validation_curve" in record
+    curve, key = record["validation_curve" if validated else "curve"], QUANTITIES[quantity][validated]
+    last = record["summary"]["rounds"]
+    pairs = zip(curve.get("rounds", ()), curve.get(key, ()), strict=False)
+    return {number: value for number, value in pairs if number <= last}
+
+
+def convergence_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+    """A row of four panels for each data set."""
+    panels, labels = {}, {}
+    for setting in settings_of(scale):
+        found = {LABELS[one]: kept.all(setting.runs(seeds, [one])) for one in TABLE2}
+        for quantity in QUANTITIES:
+            lines = [_curve(label, records, quantity) for label, records in found.items()]
+            name = f"{setting.label}: {quantity}"
+            panels[name] = [line for line in lines if line is not None]
+            labels[name] = "nats" if "loss" in quantity else "percent"
+    curves(panels, "round", labels, place, columns=len(QUANTITIES))
+
+
+def _curve(label: str, records: Sequence[Record], quantity: str) -> Curve | None:
+    rounds, values = evaluated(records, quantity)
+    unit = 1 if "loss" in quantity else 100
+    return (label, rounds, [[unit * value for value in one] for one in values]) if rounds else None
+
+
+TABLES = [
+    Table(
+        "fedem-convergence", "Loss and accuracy over the rounds", "FedEM paper, Figures 3 to 8",
+        "synthetic; MNIST, CIFAR-10, Shakespeare", convergence_runs, convergence_body, convergence_picture,
+        {"reduced": "none beside fedem-table2", "paper": "none beside fedem-table2"}, AS_TABLE2,
+    ),
+]  # fmt: skip

@@ -1,0 +1,46 @@
+"""What is measured on a finished run besides its summary: functions of the command line's objects and its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reproduction.client_accuracies import client_accuracies
+from reproduction.mixtures import accuracy_by_share, mixture_entropy, recovery
+from reproduction.sine_lines import sine_lines
+
+__all__ = ["MEASURES"]
+
+
+def client_weights(cli: Any, folder: Path) -> dict[str, Any]:
+    """What `weights.npz` holds, rounded to three digits."""
+    with np.load(folder / "weights.npz") as kept:
+        return {name: np.round(kept[name].astype(float), 3).tolist() for name in kept.files}
+
+
+def data_statistics(cli: Any, folder: Path) -> dict[str, Any]:
+    """Clients, samples of each client in all splits, classes, and parameters of one network."""
+    data = cli.datamodule
+    both = [one for one in (data.seen, data.unseen) if one is not None]
+    sizes = [(one.train.sizes + one.val.sizes + one.test.sizes).tolist() for one in both]
+    network = cli.model.network(data.input_shape, data.target.num_outputs)
+    return {
+        "samples": [size for some in sizes for size in some],
+        "training_samples": sum(one.train.num_samples for one in both),
+        "classes": data.target.num_classes,
+        "parameters": sum(leaf.numel() for leaf in network.parameters()),
+    }
+
+
+MEASURES: dict[str, Callable[[Any, Path], Any]] = {
+    "accuracy_by_share": accuracy_by_share,
+    "client_accuracies": client_accuracies,
+    "client_weights": client_weights,
+    "data_statistics": data_statistics,
+    "mixture_entropy": mixture_entropy,
+    "recovery": recovery,
+    "sine_lines": sine_lines,
+}

@@ -1,0 +1,121 @@
+"""Pictures of tables: bars beside published figures, and curves with their spread; readable in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["Share", "Shares", "bars", "curves", "panels", "save", "shares"]
+
+MARKERS = "osD^vP*X<>"
+DASHES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
+
+Bar = tuple[str, Sequence[float], float | None]
+"""Label, a value for each seed, and the published value where there is one."""
+
+Curve = tuple[str, Sequence[float], Sequence[Sequence[float]]]
+"""Label, places, and the values of each seed at these places."""
+
+
+class Share(NamedTuple):
+    """A weight over the rounds."""
+
+    label: str
+    values: Sequence[float]
+    look: int  # which marker and dash
+    colour: int
+    thick: bool = False
+
+
+Shares = tuple[Sequence[float], Sequence[Share]]
+"""Rounds, and the weights there."""
+
+
+def panels(
+    names: Sequence[str], width: float = 4.2, height: float = 3.2, columns: int | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """A figure with one panel for each name, so many in a row; None: three at most."""
+    from matplotlib.figure import Figure
+
+    columns = columns or (2 if len(names) == 4 else min(3, len(names)))
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in axes[len(names) :]:
+        unused.set_visible(False)
+    found = dict(zip(names, axes, strict=False))
+    for name, axis in found.items():
+        axis.set_title(name, fontsize=10)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, found
+
+
+def bars(groups: Mapping[str, Sequence[Bar]], label: str, place: Path) -> None:
+    """Horizontal bars with the seeds' values as dots, and published values as triangles."""
+    figure, axes = panels(list(groups), height=max(2.0, 0.33 * max(map(len, groups.values())) + 1))
+    for name, rows in groups.items():
+        axis = axes[name]
+        for height, (_, values, published) in enumerate(reversed(rows)):
+            axis.barh(height, np.mean(values), color="0.78", height=0.7)
+            axis.plot(values, [height] * len(values), ".", color="0.2", markersize=5)
+            if published is not None:
+                axis.plot(published, height, "v", color="tab:red", markersize=7, markeredgecolor="black")
+        axis.set_yticks(range(len(rows)), [one[0] for one in reversed(rows)])
+        shown = [value for _, values, published in rows for value in (*values, published) if value is not None]
+        axis.set_xlim(max(0, min(shown) - 10), min(100, max(shown) + 3))
+        axis.set_xlabel(label)
+    handles = [
+        figure.axes[0].plot([], [], ".", color="0.2", label="a seed")[0],
+        figure.axes[0].plot([], [], "v", color="tab:red", markeredgecolor="black", label="the paper")[0],
+    ]
+    figure.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=8)
+    save(figure, place)
+
+
+def curves(
+    groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str | Mapping[str, str],
+    place: Path, *, log_x: bool = False, log_y: bool = False, columns: int | None = None,
+) -> None:  # fmt: skip
+    """A line for each curve, mean over its seeds with a band of one standard deviation; labels may be each panel's."""
+    figure, axes = panels(list(groups), columns=columns)
+    for name, lines in groups.items():
+        axis = axes[name]
+        for position, (label, places, values) in enumerate(lines):
+            middle, deviation = np.mean(values, axis=0), np.std(values, axis=0)
+            look = {"linestyle": DASHES[position % len(DASHES)], "marker": MARKERS[position % len(MARKERS)]}
+            (line,) = axis.plot(places, middle, label=label, markersize=4, markevery=max(1, len(places) // 8), **look)
+            if len(values) > 1:
+                axis.fill_between(places, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
+        x_name, y_name = (one if isinstance(one, str) else one[name] for one in (x_label, y_label))
+        axis.set(xlabel=x_name, ylabel=y_name, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+        axis.legend(fontsize=7, frameon=False)
+    save(figure, place)
+
+
+def shares(groups: Mapping[str, Shares], label: str, place: Path, columns: int = 4) -> None:
+    """A panel for each client or setting, and in it a line for each weight."""
+    figure, axes = panels(list(groups), width=2.7, height=2.2, columns=min(columns, len(groups)))
+    known: dict[str, tuple[set[int], int]] = {}  # colours and looks of a label
+    for name, (rounds, lines) in groups.items():
+        for one in lines:
+            look = {"color": f"C{one.colour}", "linestyle": DASHES[one.look], "marker": MARKERS[one.look]}
+            axes[name].plot(rounds, one.values, **look, markersize=3.5, linewidth=2.8 if one.thick else 1.2)
+            known.setdefault(one.label, (set(), one.look))[0].add(one.colour)
+        axes[name].set(ylim=(-0.04, 1.04), xlabel="round", ylabel=label)
+    handles = []
+    for text, (colours, look) in sorted(known.items()):
+        colour = f"C{min(colours)}" if len(colours) == 1 else "black"
+        style = {"color": colour, "linestyle": DASHES[look], "marker": MARKERS[look], "markersize": 4}
+        handles += figure.axes[0].plot([], [], label=text, **style)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
+    save(figure, place)
+
+
+def save(figure: Any, place: Path) -> None:
+    """Write a figure beside its place and move it there."""
+    partial = place.with_name(f".{place.stem}.partial{place.suffix}")
+    figure.savefig(partial, dpi=110, metadata={"Software": None})
+    partial.replace(place)

@@ -1,0 +1,26 @@
+"""All tables and figures, by name."""
+
+from __future__ import annotations
+
+from reproduction import (
+    fedem,
+    fedem_components,
+    fedem_convergence,
+    fedem_data,
+    fedem_mixtures,
+    fedem_more,
+    federico,
+    federico_figures,
+    federico_sensitivity,
+    federico_sine,
+    precision,
+    ucfl,
+)
+
+__all__ = ["TABLES"]
+
+MODULES = (
+    fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence,
+    precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
+)  # fmt: skip
+TABLES = {table.name: table for module in MODULES for table in module.TABLES}

@@ -1,0 +1,170 @@
+"""Runs of the command line, made once, and what is kept of them."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+__all__ = ["ROOT", "Kept", "Record", "Run", "command_line", "make_missing"]
+
+ROOT = Path(__file__).resolve().parents[2]
+CURVE = ("accuracy", "accuracy_decile", "loss", "loss@served")
+"""What is kept of every evaluated round, of each split and population."""
+
+QUIET = (
+    "--trainer.enable_progress_bar", "false",
+    "--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures", "false",
+)  # fmt: skip
+
+Record = dict[str, Any]
+
+
+class Run(NamedTuple):
+    """One run of `fit`, or of its data alone."""
+
+    name: str  # of the kept file: setting/method-seed
+    config: str  # of configs/experiment
+    arguments: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()  # functions of measures.py, called when the run is done
+    fit: bool = True  # False: the data are loaded and divided, nothing is trained
+
+
+class Kept:
+    """The records of runs in a folder; one whose run has other settings by now does not count.
+
+    Args:
+        folder: holds `<name>.json` for each run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, run: Run) -> Path:
+        """Where a run's record lies."""
+        return self.folder / f"{run.name}.json"
+
+    def find(self, run: Run) -> Record | None:
+        """The record of a run, if there is one."""
+        if not self.path(run).is_file():
+            return None
+        record: Record = json.loads(self.path(run).read_text())
+        same = record["config"] == run.config and record["arguments"] == list(run.arguments)
+        return record if same and set(run.measures) <= record.keys() else None
+
+    def all(self, runs: Iterable[Run]) -> list[Record]:
+        """The records of those runs that have one."""
+        return [record for record in map(self.find, runs) if record is not None]
+
+    def write(self, run: Run, record: Record) -> None:
+        """Keep a record: written beside its place and moved there."""
+        from lit_fed.callbacks.report import write_atomically
+
+        self.path(run).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path(run), json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n")
+
+
+def command_line(run: Run) -> str:
+    """The command that makes a run."""
+    quoted = " ".join(f'"{one}"' if set(one) & set(" [{") else one for one in run.arguments)
+    command = "fit" if run.fit else "partition"
+    found = "PYTHONPATH=scripts " if "reproduction." in quoted else ""  # classes of this package
+    return f"{found}python -m lit_fed {command} --config configs/experiment/{run.config}.yaml {quoted}".strip()
+
+
+def make_missing(
+    runs: Sequence[Run], kept: Kept, extra: Callable[[Run], Sequence[str]], jobs: int, done: Callable[[Run], None]
+) -> None:
+    """Make what has no record, each run in one process with one thread.
+
+    A run that is refused, say since its data are not there, leaves the others alone: it stays without a record.
+
+    Args:
+        runs: the runs of a table.
+        kept: where records go, each as soon as its run is done.
+        extra: arguments that are the machine's affair, such as where the data lie.
+        jobs: processes at a time; 1 runs here.
+        done: told of every run that was made.
+    """
+    from lit_fed.core.errors import ConfigError
+
+    missing = [run for run in dict.fromkeys(runs) if kept.find(run) is None]
+    for run, result in _results(missing, extra, jobs):
+        try:
+            kept.write(run, result())
+        except ConfigError as error:
+            print(f"{run.name} is not run: {error}", file=sys.stderr, flush=True)
+        else:
+            done(run)
+
+
+def _results(
+    runs: Sequence[Run], extra: Callable[[Run], Sequence[str]], jobs: int
+) -> Iterator[tuple[Run, Callable[[], Record]]]:
+    """Each run with what gives its record or raises its error."""
+    if jobs == 1:
+        yield from ((run, partial(make, run, extra(run))) for run in runs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=_one_thread) as pool:
+        futures = {pool.submit(make, run, extra(run)): run for run in runs}
+        for future in as_completed(futures):
+            yield futures[future], future.result
+
+
+def _one_thread() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
+
+def make(run: Run, extra: Sequence[str]) -> Record:
+    """Fit, test and measure; the run's folder is thrown away."""
+    import torch
+
+    from lit_fed.cli import FederatedCLI, keep_notices_out
+    from reproduction.data_only import DataCLI
+    from reproduction.measures import MEASURES
+
+    torch.set_num_threads(1)
+    keep_notices_out()
+    with tempfile.TemporaryDirectory() as out, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        config = str(ROOT / f"configs/experiment/{run.config}.yaml")
+        given = ["fit", "--config", config, *run.arguments, *extra, *QUIET, "--trainer.default_root_dir", out]
+        cli = FederatedCLI(given) if run.fit else DataCLI(given)
+        folder = Path(cli.trainer.log_dir or out)
+        record = {
+            "config": run.config,
+            "arguments": list(run.arguments),
+            "summary": json.loads((folder / "summary.json").read_text()) if run.fit else {},
+            "curve": _curve(folder / "metrics.csv") if run.fit else {},
+        }
+        if run.fit and cli.datamodule.evaluation_split == "val":
+            record["validation_curve"] = _curve(folder / "metrics.csv", "val")
+        return record | {name: MEASURES[name](cli, folder) for name in run.measures}
+
+
+def _curve(path: Path, split: str = "test") -> dict[str, list[float]]:
+    """The rounds of `metrics.csv` that measured a split, and the bytes and the simulated time up to each."""
+    import pandas as pd
+
+    table = pd.read_csv(path)
+    total = table[[name for name in table if name.startswith("comm/")]].fillna(0).cumsum()
+    total = total.join(table[[name for name in table if name.startswith("time/simulated")]].ffill())
+    key = f"{split}/seen/accuracy"
+    evaluated = table[key].notna() if key in table else table["step"] < 0
+    rows = table[evaluated]
+    columns = [name for name in table if name.partition("/")[2].partition("/")[2] in CURVE]
+    curve = {name: _rounded(rows[name]) for name in columns if rows[name].notna().all()}
+    curve |= {name: _rounded(total[name][evaluated]) for name in total}
+    return {"rounds": [int(step) + 1 for step in rows["step"]], **curve}
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]

@@ -1,0 +1,197 @@
+"""What a table or figure of a paper is, and how its page is written."""
+
+from __future__ import annotations
+
+import statistics
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from reproduction.runs import Kept, Record, Run, command_line
+
+__all__ = ["Method", "Published", "Scale", "Setting", "Table", "accuracies", "grid", "mean", "order", "page", "wrap"]
+
+Scale = Literal["smoke", "reduced", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "reduced", "paper")
+
+Body = Callable[[Kept, Scale, Sequence[int]], list[str]]
+Picture = Callable[[Kept, Scale, Sequence[int], Path], None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or figure of a paper.
+
+    Args:
+        name: on the command line and of the page.
+        title: of the page.
+        source: where the paper has it.
+        needs: data that it reads.
+        runs: the runs of a scale with these training seeds.
+        body: the lines of the page between its head and its commands.
+        picture: draws `<name>.png`; None: there is none.
+        cost: CPU time of each scale with three seeds, in words.
+        reduced: what `reduced` reduced.
+        seeds: training seeds where none are asked for.
+    """
+
+    name: str
+    title: str
+    source: str
+    needs: str
+    runs: Callable[[Scale, Sequence[int]], list[Run]]
+    body: Body
+    picture: Picture | None
+    cost: Mapping[str, str]
+    reduced: str
+    seeds: tuple[int, ...] = (1, 2, 3)
+
+
+class Method(NamedTuple):
+    """An algorithm with its settings, a column or a row."""
+
+    name: str  # in the kept files
+    label: str
+    arguments: tuple[str, ...]
+    measures: tuple[str, ...] = ()
+
+
+class Setting(NamedTuple):
+    """Data, network and budget, with the methods that are run there."""
+
+    name: str  # in the kept files
+    label: str
+    config: str  # of configs/experiment
+    methods: tuple[Method, ...]
+    arguments: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+    draws_data: bool = True  # a seed draws partition and split too
+    draws_pool: bool = False  # and what is kept of the pool, or how a data set is generated
+
+    def run(self, method: str, seed: int) -> Run | None:
+        """The run of a method; None where the setting has no such method."""
+        for one in self.methods:
+            if one.name == method:
+                arguments = (*self.arguments, *one.arguments, *self._seeds(seed))
+                measures = (*self.measures, *one.measures)
+                return Run(f"{self.name}/{method}-{seed}", self.config, arguments, measures)
+        return None
+
+    def varied(self, name: str, *arguments: str) -> Setting:
+        """The same with more arguments and a longer name."""
+        return self._replace(name=f"{self.name}_{name}", arguments=(*self.arguments, *arguments))
+
+    def _seeds(self, seed: int) -> tuple[str, ...]:
+        drawn = {"--data.seed": self.draws_data, "--data.dataset.seed": self.draws_pool}
+        return ("--seed_everything", str(seed), *(part for key in drawn if drawn[key] for part in (key, str(seed))))
+
+    def runs(self, seeds: Sequence[int], methods: Sequence[str] | None = None) -> list[Run]:
+        """The runs of some methods, by default of all."""
+        names = [one.name for one in self.methods] if methods is None else methods
+        found = [self.run(name, seed) for seed in seeds for name in names]
+        return [run for run in found if run is not None]
+
+
+class Published(NamedTuple):
+    """A figure of a paper, in percent."""
+
+    mean: float
+    other: float | None = None  # the worst decile, or the standard deviation
+
+
+def accuracies(records: Sequence[Record], key: str = "test/seen/accuracy") -> list[float]:
+    """A result of each record in percent."""
+    return [100 * one["summary"][key] for one in records]
+
+
+def mean(records: Sequence[Record], key: str = "test/seen/accuracy") -> float:
+    """The mean over records in percent."""
+    return statistics.mean(accuracies(records, key))
+
+
+def spread(records: Sequence[Record], key: str) -> str:
+    """Mean ± standard deviation in percent; of a single run its value."""
+    values = accuracies(records, key)
+    return f"{values[0]:.2f}" if len(values) == 1 else f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+
+
+def cell(records: Sequence[Record], keys: Sequence[str], wanted: int) -> str:
+    """Several results in one cell, with the number of runs where some are missing."""
+    if not records:
+        return "not run"
+    short = "" if len(records) == wanted else f" ({len(records)} of {wanted} seeds)"
+    return " / ".join(spread(records, key) for key in keys) + short
+
+
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table."""
+    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
+
+
+def order(ours: Mapping[str, float], published: Mapping[str, float]) -> str:
+    """Both orders, best first, over what both have, and the pairs that stand the other way round."""
+    common = [name for name in ours if name in published]
+    if len(common) < 2:
+        return ""
+
+    def ranked(values: Mapping[str, float]) -> str:
+        return " > ".join(sorted(common, key=lambda name: -values[name]))
+
+    pairs = list(combinations(common, 2))
+    turned = [(a, b) for a, b in pairs if (ours[a] - ours[b]) * (published[a] - published[b]) < 0]
+    words = "; ".join(
+        f"{a} and {b} ({ours[a] - ours[b]:+.1f} here, {published[a] - published[b]:+.1f})" for a, b in turned
+    )
+    agree = f"{len(pairs) - len(turned)} of {len(pairs)} pairs agree"
+    return f"paper {ranked(published)}; here {ranked(ours)}. {agree}" + (f"; not {words}." if turned else ".")
+
+
+def wrap(text: str, bullet: bool = False) -> list[str]:
+    """Text in lines of at most 120 characters."""
+    first, rest = ("- ", "  ") if bullet else ("", "")
+    return textwrap.wrap(
+        text, 120, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def page(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int]) -> str:
+    """The page of a table from what is kept."""
+    runs = list(dict.fromkeys(table.runs(scale, seeds)))
+    made = [run for run in runs if kept.find(run) is not None]
+    folder = f"docs/results/runs/{scale}"
+    lines = [f"# {table.title}", ""]
+    lines += wrap(
+        f"{table.source}. Generated by `python scripts/reproduce.py {table.name} --scale {scale}` from the records in "
+        f"`{folder}/`; do not edit. Seeds {', '.join(map(str, seeds))}. {len(made)} of {len(runs)} runs were made."
+    )
+    if scale == "smoke":
+        lines += ["", *wrap("**A run through on drawn samples.** No figure here means anything.")]
+    elif scale == "reduced" and table.reduced:
+        lines += ["", *wrap(f"**What is reduced.** {table.reduced}")]
+    lines += ["", *table.body(kept, scale, seeds)]
+    if table.picture is not None and made:
+        lines += ["", f"![{table.title}]({table.name}{'-paper' if scale == 'paper' else ''}.png)"]
+    lines += ["", *_not_made(runs, kept), *_commands(made, kept)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _not_made(runs: Sequence[Run], kept: Kept) -> list[str]:
+    missing = [run.name for run in runs if kept.find(run) is None]
+    return ["## Not run", "", *wrap(", ".join(f"`{name}`" for name in missing) + "."), ""] if missing else []
+
+
+def _commands(made: Sequence[Run], kept: Kept) -> list[str]:
+    """The command of each kind of run, for its first seed."""
+    if not made:
+        return []
+    first = {run.name.rpartition("-")[0]: run for run in reversed(made)}
+    shown = sorted(first.values())
+    summaries = [record["summary"] for record in kept.all(shown) if record["summary"]]
+    versions = sorted({f"torch {one['versions/torch']}, lightning {one['versions/lightning']}" for one in summaries})
+    devices = sorted({one["device"] for one in summaries})
+    made_with = f"Made with {'; '.join(versions)} on {', '.join(devices)}; with" if summaries else "With"
+    lines = ["## Commands", "", f"{made_with} `--data.dataset.root DIR`."]
+    return [*lines, "", "```bash", *map(command_line, shown), "```"]

@@ -1,0 +1,106 @@
+"""Every table and figure runs through at the smallest scale, goes on where it stopped, and is what its records give."""
+
+import pytest
+import reproduce
+from reproduction.registry import TABLES
+from reproduction.runs import Kept, Run, make_missing
+from reproduction.tables import order
+
+ASKED_FOR = {
+    *(f"fedem-table{number}" for number in (1, 2, 3, 4)),
+    *("fedem-figure1", "fedem-figure2", "fedem-decentralized", "fedem-time-constrained", "fedem-client-sampling"),
+    *("fedem-mocha", "fedem-entropy", "fedem-clusters", "fedem-resnet", "fedem-convergence"),
+    *("ucfl-table1", "ucfl-figure2", "ucfl-figure3", "federico-table1", "federico-table2", "federico-figure1"),
+    *(f"federico-figure{number}" for number in range(3, 10)),
+    "optimization-convex",
+}
+RESULTS = reproduce.ROOT / "docs/results"
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory):
+    """One folder for all tables: what they have in common is run once."""
+    return tmp_path_factory.mktemp("smoke")
+
+
+def test_everything_asked_for_is_there():
+    assert set(TABLES) >= ASKED_FOR
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_smoke(name, output, monkeypatch):
+    table, place = TABLES[name], output / f"{name}.md"
+    reproduce.main([name, "--scale", "smoke", "--output", str(output)])
+    page = place.read_text()
+    runs = table.runs("smoke", (1,))
+    assert runs
+    assert len(Kept(output / "runs/smoke").all(runs)) == len(runs)
+    assert "## Not run" not in page
+    assert place.with_suffix(".png").is_file() == (table.picture is not None)
+
+    def refuse(*given):
+        raise AssertionError("a run that is done was made again")
+
+    monkeypatch.setattr("reproduction.runs.make", refuse)
+    reproduce.main([name, "--scale", "smoke", "--output", str(output)])
+    assert place.read_text() == page
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_page_is_what_the_records_give(name):
+    kept = reproduce.kept_of("reduced", RESULTS)
+    assert (RESULTS / f"{name}.md").read_text() == reproduce.page(TABLES[name], kept, "reduced", TABLES[name].seeds)
+
+
+def test_index_is_what_the_records_give():
+    assert (RESULTS / "README.md").read_text() == reproduce.index(reproduce.kept_of("reduced", RESULTS))
+
+
+def test_every_record_is_of_a_run():
+    kept = reproduce.kept_of("reduced", RESULTS)
+    runs = [run for table in TABLES.values() for run in table.runs("reduced", table.seeds)]
+    current = {kept.path(run) for run in runs if kept.find(run) is not None}
+    assert set(kept.folder.rglob("*.json")) == current
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_runs_of_one_name_are_one_run(name):
+    for scale in ("smoke", "reduced", "paper"):
+        runs = {run for table in TABLES.values() for run in table.runs(scale, (1, 2, 3))}
+        assert len({run.name for run in runs}) == len(runs)
+
+
+def test_a_record_with_other_settings_does_not_count(tmp_path):
+    kept, run = Kept(tmp_path), Run("a/b-1", "quickstart", ("--x", "1"))
+    kept.write(run, {"config": "quickstart", "arguments": ["--x", "1"], "summary": {}, "curve": {}})
+    assert kept.find(run) is not None
+    assert kept.find(run._replace(arguments=("--x", "2"))) is None
+    assert kept.find(run._replace(config="other")) is None
+    assert kept.find(run._replace(measures=("client_weights",))) is None
+
+
+def test_processes_give_the_same_records(tmp_path):
+    """Two processes at a time, and one after another here."""
+    rounds = ("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1")
+    runs = [Run(f"digits/local-{seed}", "quickstart", (*rounds, "--seed_everything", str(seed))) for seed in (1, 2)]
+    places = Kept(tmp_path / "here"), Kept(tmp_path / "there")
+    for kept, jobs in zip(places, (1, 2), strict=True):
+        told = []
+        make_missing(runs, kept, lambda run: (), jobs, told.append)
+        assert sorted(told) == sorted(runs)
+    here, there = ([kept.find(run) for run in runs] for kept in places)
+    for one, other in zip(here, there, strict=True):
+        assert one["curve"] == other["curve"]
+        assert one["curve"]["rounds"] == [1, 2, 2]
+    assert here[0]["curve"] != here[1]["curve"]
+
+
+def test_order_names_the_pairs_that_stand_the_other_way_round():
+    text = order({"A": 3.0, "B": 2.0, "C": 1.0}, {"A": 30.0, "B": 10.0, "C": 20.0})
+    assert text == "paper A > C > B; here A > B > C. 2 of 3 pairs agree; not B and C (+1.0 here, -10.0 there)."
+
+
+def test_list_names_every_table(capsys):
+    reproduce.main(["--list"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in TABLES)
