@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from reproduction.fedem import TABLE2
 from reproduction.fedem_more import AS_TABLE2, settings_of
-from reproduction.pictures import Curve, curves
+from reproduction.pictures import DASHES, MARKERS, panels, save
 from reproduction.runs import Kept, Record, Run
 from reproduction.settings import LABELS
 from reproduction.tables import Scale, Table, grid, wrap
@@ -41,7 +42,10 @@ def convergence_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str
     for setting in settings_of(scale):
         rows = []
         for name in TABLE2:
-            records = kept.all(setting.runs(seeds, [name]))
+            runs = setting.runs(seeds, [name])
+            if not runs:
+                continue
+            records = kept.all(runs)
             rows.append([LABELS[name], *(_on_the_way(records) if records else ("not run", "", ""))])
         lines += ["", f"## {setting.label}", "", *grid(["algorithm", "round", "accuracy there", "at the end"], rows)]
     return lines
@@ -73,22 +77,35 @@ def _series(record: Record, quantity: str) -> dict[int, float]:
 
 
 def convergence_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
-    """A row of four panels for each data set."""
-    panels, labels = {}, {}
-    for setting in settings_of(scale):
-        found = {LABELS[one]: kept.all(setting.runs(seeds, [one])) for one in TABLE2}
+    """A row of four panels for each data set; a method looks the same in all of them."""
+    settings = settings_of(scale)
+    figure, axes = panels([f"{one.label}: {quantity}" for one in settings for quantity in QUANTITIES], columns=4)
+    for setting in settings:
         for quantity in QUANTITIES:
-            lines = [_curve(label, records, quantity) for label, records in found.items()]
-            name = f"{setting.label}: {quantity}"
-            panels[name] = [line for line in lines if line is not None]
-            labels[name] = "nats" if "loss" in quantity else "percent"
-    curves(panels, "round", labels, place, columns=len(QUANTITIES))
+            axis = axes[f"{setting.label}: {quantity}"]
+            axis.set(xlabel="round", ylabel="nats" if "loss" in quantity else "percent")
+            for position, name in enumerate(TABLE2):
+                rounds, values = evaluated(kept.all(setting.runs(seeds, [name])), quantity)
+                if rounds:
+                    _draw(axis, rounds, np.array(values) * (1 if "loss" in quantity else 100), position)
+            if not axis.lines:
+                axis.set_axis_off()
+                axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
+    handles = [figure.axes[0].plot([], [], label=LABELS[name], **_look(one))[0] for one, name in enumerate(TABLE2)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(TABLE2))
+    save(figure, place)
 
 
-def _curve(label: str, records: Sequence[Record], quantity: str) -> Curve | None:
-    rounds, values = evaluated(records, quantity)
-    unit = 1 if "loss" in quantity else 100
-    return (label, rounds, [[unit * value for value in one] for one in values]) if rounds else None
+def _look(position: int) -> dict[str, Any]:
+    return {"color": f"C{position}", "linestyle": DASHES[position], "marker": MARKERS[position], "markersize": 4}
+
+
+def _draw(axis: Any, rounds: Sequence[int], values: np.ndarray, position: int) -> None:
+    """The mean over seeds, and a band of one standard deviation."""
+    middle, deviation = values.mean(axis=0), values.std(axis=0)
+    axis.plot(rounds, middle, markevery=max(1, len(rounds) // 8), **_look(position))
+    if len(values) > 1:
+        axis.fill_between(rounds, middle - deviation, middle + deviation, color=f"C{position}", alpha=0.15)
 
 
 TABLES = [

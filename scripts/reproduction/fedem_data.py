@@ -55,7 +55,8 @@ def table1_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     return [
         *wrap(
             "Samples of the training, validation and test splits of all clients, as the loaders give them, and "
-            "parameters of one network. No run needs more than the data: nothing is trained."
+            "parameters of one network; nothing is trained. Shakespeare is LEAF's where its files are there, and else "
+            "the roles of roles.json with all of their text (docs/data.md), which are others and more."
         ),
         "", *grid([*head, "the paper: clients / samples"], rows), "", *_as_published(kept, scale, seeds),
     ]  # fmt: skip
@@ -77,7 +78,7 @@ def _as_published(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     same = [PAPER[name].label for name, sizes in made.items() if (len(sizes), sum(sizes)) == CLIENTS[name]]
     if not made or scale == "smoke":
         return []
-    return wrap(f"{len(same)} of the {len(made)} that were loaded have the paper's counts: {', '.join(same)}.")
+    return wrap(f"{len(same)} of the paper's {len(made)} that were loaded have its counts: {', '.join(same)}.")
 
 
 TABLES = [

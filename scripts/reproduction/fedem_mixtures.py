@@ -43,7 +43,7 @@ def figure2_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     records = kept.all(setting.runs(seeds, ["fedem"]))
     if records:
         shares, accuracy = _by_share(records)
-        rows = [[f"{share:g}", _plus_minus(accuracy[:, place])] for place, share in enumerate(shares)]
+        rows = [[f"{share:g}", _plus_minus(accuracy[:, place].tolist())] for place, share in enumerate(shares)]
         lines += ["", *grid(["share", "FedEM"], rows), "", *wrap(_half_way(shares, accuracy.mean(axis=0)))]
     others = [[LABELS[one], cell(kept.all(setting.runs(seeds, [one])), UNSEEN, len(seeds))] for one in TABLE3[:2]]
     return [*lines, "", *grid(["algorithm", "unseen clients"], others)]

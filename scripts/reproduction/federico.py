@@ -79,21 +79,18 @@ def _columns(name: str, settings: dict[int, Setting], kept: Kept, seeds: Sequenc
     }
     for one in METHODS:
         ours = [cell(records[one], [ACCURACY], len(seeds)) for records in found.values()]
-        rows.append(
-            [
-                LABELS[one],
-                *ours,
-                *(f"{published[one][groups].mean} ± {published[one][groups].other}" for groups in found),
-            ]
-        )
-    lines = grid(
-        ["algorithm", *(f"{groups} groups" for groups in found), *(f"{groups}, the paper" for groups in found)], rows
-    )
+        rows.append([LABELS[one], *ours, *(_shown(published[one][groups]) for groups in found)])
+    head = ["algorithm", *(f"{groups} groups" for groups in found), *(f"{groups}, the paper" for groups in found)]
+    lines = grid(head, rows)
     for groups, records in found.items():
         means = {LABELS[one]: mean(some) for one, some in records.items() if some}
         compared = order(means, {LABELS[one]: published[one][groups].mean for one in METHODS})
         lines += ["", *wrap(f"{groups} groups: {compared}")] if compared else []
     return lines
+
+
+def _shown(one: Published) -> str:
+    return f"{one.mean:.2f} ± {one.other:.2f}"
 
 
 def _remarks(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
@@ -166,7 +163,7 @@ def table2_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     setting, rows, ours = TABLE2_SETTINGS[scale], [], {}
     for name in METHODS:
         records = kept.all(setting.runs(seeds, [name]))
-        rows.append([LABELS[name], _over_clients(records), f"{TABLE2[name].mean} ± {TABLE2[name].other}"])
+        rows.append([LABELS[name], _over_clients(records), _shown(TABLE2[name])])
         if records:
             ours[LABELS[name]] = mean(records)
     text = (

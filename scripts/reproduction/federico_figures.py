@@ -20,14 +20,17 @@ FOUR_GROUPS: dict[Scale, Setting] = {
     "smoke": SMOKE["cifar100"][4], "reduced": REDUCED["cifar10"][4], "paper": PAPER["cifar100"][4]
 }  # fmt: skip
 often = (
-    "--data.partition.num_groups", "2", "--trainer.max_epochs", "30", "--trainer.check_val_every_n_epoch", "1",
+    "--data.partition.num_groups", "2", "--trainer.max_epochs", "60", "--trainer.check_val_every_n_epoch", "1",
     "--trainer.callbacks+=ClientWeights", "--trainer.callbacks.most_records", "30",
 )  # fmt: skip
+summed: dict[str, object] = {"tracking": "accumulated", "explore_probability": 1.0}
 TRACKED = Setting(
     "digits_tracking", "Digits", "digits_label_groups",
     (
-        Method("accumulated", "sum of losses", federico(tracking="accumulated", explore_probability=1.0)),
-        Method("ema", "moving average", federico()),
+        Method("accumulated_mean", "sum of means", federico(loss="mean", **summed)),
+        Method("ema_mean", "average of means", federico(loss="mean")),
+        Method("accumulated", "sum of sums", federico(**summed)),
+        Method("ema", "average of sums", federico()),
     ),
     often, ("client_weights",),
 )  # fmt: skip
@@ -40,6 +43,7 @@ TRACKING: dict[Scale, Setting] = {
     ),
 }
 KINDS = ("its own model", "the others of its group", "other groups")
+COMMON = ("in common, one group, percent", "different groups, percent")
 
 
 def kinds(record: Record) -> np.ndarray:
@@ -49,6 +53,20 @@ def kinds(record: Record) -> np.ndarray:
     own = np.eye(len(groups), dtype=bool)
     fellows = (groups[:, None] == groups) & ~own
     return np.stack([(weights * mask).sum(-1) for mask in (own, fellows, ~own & ~fellows)], axis=-1)
+
+
+def in_common(record: Record) -> np.ndarray:
+    """The mean weight that two clients have in common, of one group and of different ones, [R, 2]: who works together.
+
+    It tells groups apart even where clients of one group take the model of a client of another, as may happen, since
+    all models start at random and belong to nobody's data.
+    """
+    kept = record["client_weights"]
+    weights, groups = np.array(kept["collaboration"]), np.array(kept["groups"])
+    overlap = np.minimum(weights[:, :, None], weights[:, None]).sum(-1)
+    same = groups[:, None] == groups
+    pairs = (same & ~np.eye(len(groups), dtype=bool), ~same)
+    return np.stack([(overlap * mask).sum((1, 2)) / max(1, mask.sum()) for mask in pairs], axis=-1)
 
 
 def weight_lines(record: Record, client: int) -> Shares:
@@ -78,18 +96,22 @@ def clients_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     lines = wrap(
         f"{FOUR_GROUPS[scale].label}, four groups. The weights that each client gives to the models of all clients; "
         "its own has a thick line. In the paper clients draw their group at random and one can be alone; here groups "
-        "are of equal size. The paper's figure is in words: clients of one group share their weights."
+        "are of equal size. Weights come from the sum of losses over a client's samples, as printed; "
+        "federico-figure5 has their mean too. The paper's figure gives no numbers; its text: clients of one group "
+        "share their weights."
     )
     for record in kept.all(figure_runs(scale, seeds, method="federico")):
         found, rounds = kinds(record), record["client_weights"]["rounds"]
         groups = record["client_weights"]["groups"]
         rows = [[f"{i}", f"{int(groups[i])}", *percent(row)] for i, row in enumerate(found[-1])]
         first, last = (percent(found[when].mean(0)) for when in (0, -1))
+        within, across = percent(in_common(record)[-1])
         lines += ["", *grid(["client", "its group", *(f"{kind}, percent" for kind in KINDS)], rows), ""]
         lines += wrap(
             f"After {rounds[-1]:.0f} rounds clients give on average {last[0]} percent of the weight to their own "
             f"model, {last[1]} to the others of their group and {last[2]} to other groups; after {rounds[0]:.0f} "
-            f"rounds it was {first[0]}, {first[1]} and {first[2]}."
+            f"rounds it was {first[0]}, {first[1]} and {first[2]}. Two clients of one group have {within} percent of "
+            f"their weight in common, two of different groups {across}."
         )
     return lines
 
@@ -143,7 +165,7 @@ def components_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Pa
 
 # ---------------------------------------------------------------------- Figure 5
 def tracking_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The sum of losses, and their moving average."""
+    """Losses summed over the rounds, and their moving average."""
     return TRACKING[scale].runs(seeds)
 
 
@@ -153,12 +175,14 @@ def tracking_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     for one in TRACKING[scale].methods:
         records = kept.all(TRACKING[scale].runs(seeds, [one.name]))
         rows += [[one.label, *cells] for cells in _spread(records)] if records else [[one.label, "not run"]]
-    head = ["weights from", "after", *(f"{kind}, percent" for kind in KINDS), "number of models", "accuracy in the end"]
+    head = ["weights from", "after", *(f"{kind}, percent" for kind in KINDS), *COMMON, "models", "accuracy in the end"]
     text = (
         f"{TRACKING[scale].label}, two groups. Weights are the softmax of minus the losses, summed over the rounds or "
-        "in a moving average. Means over clients and seeds; the number of models is the exponential of a client's "
-        "entropy. As in the paper, neighbours are drawn at random (ε = 1) for the sum, and the clients shown are 0 "
-        "and 1. What the paper shows: with the sum the weights are soon one-hot, with the average they are spread "
+        "in a moving average, of a client's mean loss or of the sum over its samples, which is what the paper "
+        "prints. Means over clients and seeds; the number of models is the exponential of a client's entropy; in "
+        "common is what two clients of one group share of their weights, and two of different groups. As in the "
+        "paper, neighbours are drawn at random (ε = 1) for sums over rounds, and the clients shown are 0 and 1. What "
+        "the paper shows: with the sum over rounds the weights are soon one-hot, with the average they are spread "
         "over similar clients."
     )
     return [*wrap(text), "", *grid(head, [[*row, *[""] * (len(head) - len(row))] for row in rows])]
@@ -170,9 +194,15 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
     weights = np.array([one["client_weights"]["collaboration"] for one in records])
     effective = np.exp(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)).mean((0, 2))
     divided = np.mean([kinds(one) for one in records], axis=(0, 2))
+    common = np.mean([in_common(one) for one in records], axis=0)
     accuracy = np.mean([100 * one["summary"]["test/seen/accuracy"] for one in records])
     return [
-        [f"{rounds[when]:.0f} rounds", *percent(divided[when]), f"{effective[when]:.2f}", f"{accuracy:.2f}"]
+        [
+            f"{rounds[when]:.0f} rounds",
+            *percent([*divided[when], *common[when]]),
+            f"{effective[when]:.2f}",
+            f"{accuracy:.2f}",
+        ]
         for when in sorted({0, min(4, len(rounds) - 1), len(rounds) - 1})
     ]
 
@@ -183,7 +213,7 @@ def tracking_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path
     for one in TRACKING[scale].methods:
         for record in kept.all(TRACKING[scale].runs(seeds, [one.name]))[:1]:
             shown |= {f"{one.label}, client {client}": weight_lines(record, client) for client in (0, 1)}
-    shares(shown, "weight", place, columns=2)
+    shares(shown, "weight", place)
 
 
 SAME = "CIFAR-10 in CIFAR-100's place, as in federico-table1, whose runs these are."
@@ -210,7 +240,7 @@ TABLES = [
         "Digits; paper: CIFAR-10", tracking_runs, tracking_body, tracking_picture,
         {"reduced": "1 CPU min", "paper": "some GPU hours"},
         "scikit-learn's digits instead of CIFAR-10: 8 clients with 20 to 25 training samples, one hidden layer of 32 "
-        "units, Adam at 0.003, 30 rounds.",
+        "units, Adam at 0.003, 60 rounds.",
     ),
     clients_figure(8, 2),
     clients_figure(9, 3),

@@ -59,13 +59,14 @@ def body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
 
 
 def _neighbourhood(record: Record) -> str:
-    """How FedeRiCo's weights are divided between near and far clients."""
+    """What near and far clients have in common; whose models they are says little, as all start at random."""
     weights = np.array(record["client_weights"]["collaboration"])[-1]
+    overlap = np.minimum(weights[:, None], weights[None]).sum(-1)
     apart = np.abs(np.subtract.outer(range(len(weights)), range(len(weights))))
-    own, next_door, farther = (100 * (weights * mask).sum(1).mean() for mask in (apart == 0, apart == 1, apart > 1))
+    near, far = (100 * overlap[mask].mean() for mask in (apart == 1, apart >= 5))
     return (
-        f"FedeRiCo's clients give on average {own:.0f} percent of the weight to their own model, {next_door:.0f} to "
-        f"those of the clients next to them on the curve and {farther:.0f} to others."
+        f"Two clients next to each other on the curve have on average {near:.0f} percent of FedeRiCo's weights in "
+        f"common, two that are five or more apart {far:.0f} percent."
     )
 
 

@@ -35,12 +35,28 @@ def data_statistics(cli: Any, folder: Path) -> dict[str, Any]:
     }
 
 
+def objective(cli: Any, folder: Path) -> dict[str, Any]:
+    """What `ObjectiveGap` measured after each round, and the megabits that clients have sent and received by then."""
+    import pandas as pd
+
+    from reproduction.objective import ObjectiveGap
+
+    (callback,) = (one for one in cli.trainer.callbacks if isinstance(one, ObjectiveGap))
+    table = pd.read_csv(folder / "metrics.csv")
+    bits = 8 * (table["comm/bytes_up"].fillna(0) + table["comm/bytes_down"].fillna(0)).cumsum()
+    rows = table["objective/gap"].notna()
+    columns = {"gap": table["objective/gap"], "disagreement": table["objective/disagreement"], "megabits": bits / 1e6}
+    curve = {name: [float(f"{value:.4g}") for value in values[rows]] for name, values in columns.items()}
+    return curve | {"minimum": callback.minimum, "curvature": callback.curvature, "slope": callback.slope}
+
+
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "accuracy_by_share": accuracy_by_share,
     "client_accuracies": client_accuracies,
     "client_weights": client_weights,
     "data_statistics": data_statistics,
     "mixture_entropy": mixture_entropy,
+    "objective": objective,
     "recovery": recovery,
     "sine_lines": sine_lines,
 }

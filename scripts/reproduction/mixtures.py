@@ -85,4 +85,4 @@ def recovery(cli: Any, folder: Path) -> dict[str, Any]:
 
 
 def _directions(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))

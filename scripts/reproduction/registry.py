@@ -13,6 +13,7 @@ from reproduction import (
     federico_figures,
     federico_sensitivity,
     federico_sine,
+    optimization,
     precision,
     ucfl,
 )
@@ -22,5 +23,6 @@ __all__ = ["TABLES"]
 MODULES = (
     fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence,
     precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
+    optimization,
 )  # fmt: skip
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}

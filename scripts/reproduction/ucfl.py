@@ -255,7 +255,14 @@ def figure2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path)
     for one in scenarios(scale).values():
         drawn = [_curve(method, one.setting, kept, seeds, "rounds") for method in one.setting.methods]
         panels[one.setting.label] = [curve for curve in drawn if curve is not None]
-    curves({label: some for label, some in panels.items() if some}, "round", "average accuracy in percent", place)
+    _draw(panels, "round", place)
+
+
+def _draw(panels: Mapping[str, Sequence[Curve]], x_label: str, place: Path) -> None:
+    """The panels that have curves, if there are any: records of runs made before curves were kept have none."""
+    found = {label: some for label, some in panels.items() if some}
+    if found:
+        curves(found, x_label, "average accuracy in percent", place)
 
 
 def _curve(method: Method, setting: Setting, kept: Kept, seeds: Sequence[int], places: str) -> Curve | None:
@@ -355,8 +362,7 @@ def figure3_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path)
     for system in SYSTEMS:
         drawn = [_curve(method, one.setting, kept, seeds, f"time/simulated/{system}") for method in chosen]
         panels[_system(system)] = [curve for curve in drawn if curve is not None]
-    found = {label: some for label, some in panels.items() if some}
-    curves(found, "simulated time in units of T_dl", "average accuracy in percent", place)
+    _draw(panels, "simulated time in units of T_dl", place)
 
 
 SMALLER = (

@@ -4,7 +4,8 @@ import pytest
 import reproduce
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make_missing
-from reproduction.tables import order
+from reproduction.settings import LABELS, REDUCED
+from reproduction.tables import mean, order
 
 ASKED_FOR = {
     *(f"fedem-table{number}" for number in (1, 2, 3, 4)),
@@ -54,6 +55,17 @@ def test_page_is_what_the_records_give(name):
 
 def test_index_is_what_the_records_give():
     assert (RESULTS / "README.md").read_text() == reproduce.index(reproduce.kept_of("reduced", RESULTS))
+
+
+@pytest.mark.parametrize("setting", [one for name, one in REDUCED.items() if name != "synthetic"], ids=lambda one: one.name)
+def test_recipe_names_what_it_reaches(setting):
+    kept = reproduce.kept_of("reduced", RESULTS)
+    header = (reproduce.ROOT / f"configs/experiment/{setting.config}.yaml").read_text().replace("\n# ", " ")
+    for name in ("fedem", "fedavg", "fedavg_plus", "local"):
+        records = kept.all(setting.runs((1, 2, 3), [name]))
+        if len(records) == 3:
+            decile = mean(records, "test/seen/accuracy_decile")
+            assert f"{LABELS[name]} {mean(records):.1f} / {decile:.1f}" in header
 
 
 def test_every_record_is_of_a_run():
