@@ -175,7 +175,7 @@ def tracking_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     for one in TRACKING[scale].methods:
         records = kept.all(TRACKING[scale].runs(seeds, [one.name]))
         rows += [[one.label, *cells] for cells in _spread(records)] if records else [[one.label, "not run"]]
-    head = ["weights from", "after", *(f"{kind}, percent" for kind in KINDS), *COMMON, "models", "accuracy in the end"]
+    head = ["weights from", "rounds", *(f"{kind}, percent" for kind in KINDS), *COMMON, "models", "accuracy in the end"]
     text = (
         f"{TRACKING[scale].label}, two groups. Weights are the softmax of minus the losses, summed over the rounds or "
         "in a moving average, of a client's mean loss or of the sum over its samples, which is what the paper "
@@ -198,7 +198,7 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
     accuracy = np.mean([100 * one["summary"]["test/seen/accuracy"] for one in records])
     return [
         [
-            f"{rounds[when]:.0f} rounds",
+            f"{rounds[when]:.0f}",
             *percent([*divided[when], *common[when]]),
             f"{effective[when]:.2f}",
             f"{accuracy:.2f}",
@@ -209,7 +209,7 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
 
 def tracking_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
     """A client of each group, of the first seed that was run, for both."""
-    shown = {}
+    shown: dict[str, Shares] = {}
     for one in TRACKING[scale].methods:
         for record in kept.all(TRACKING[scale].runs(seeds, [one.name]))[:1]:
             shown |= {f"{one.label}, client {client}": weight_lines(record, client) for client in (0, 1)}

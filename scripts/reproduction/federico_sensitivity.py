@@ -115,7 +115,8 @@ def figure6_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
             accuracies = [accuracy_curve(one, option)[1] for one in records]
             rows.append([f"{value:g}", *_cells(accuracies)])
             if records:
-                speed[f"{value:g}"], end[f"{value:g}"] = np.mean(accuracies), np.mean([one[-1] for one in accuracies])
+                speed[f"{value:g}"] = float(np.mean(accuracies))
+                end[f"{value:g}"] = float(np.mean([one[-1] for one in accuracies]))
         title = f"{SIGNS[option]} (`{option}`), {setting(scale, option).label}"
         lines += ["", f"## {title}", "", *wrap(WORDS[option]), ""]
         lines += grid([SIGNS[option], "in the end", "mean over the rounds"], rows)

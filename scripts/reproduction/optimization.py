@@ -14,7 +14,7 @@ __all__ = ["TABLES"]
 
 TARGETS = (1e-2, 1e-4, 1e-6)
 STALLED = 1e-7
-"""A gap above this, and no smaller than some rounds before, is a bias: rounding alone ends far below."""
+"""A gap above this, and hardly smaller than some rounds before, is a bias: rounding alone ends far below."""
 
 exact = {"local_solve": "exact"}
 graph = ("--model.algorithm.topology", "Bipartite")
@@ -143,9 +143,9 @@ def _findings(found: Mapping[str, Record]) -> list[str]:
 
 
 def _stalls(gaps: Sequence[float]) -> bool:
-    """Whether the last tenth of the rounds brings nothing."""
+    """Whether the last tenth of the rounds brings less than a tenth."""
     earlier = gaps[-max(1, len(gaps) // 10) - 1]
-    return gaps[-1] > STALLED and gaps[-1] > 0.99 * earlier
+    return gaps[-1] > STALLED and gaps[-1] > 0.9 * earlier
 
 
 def _names(names: Sequence[str], labels: Mapping[str, str], found: Mapping[str, Record]) -> str:
@@ -154,7 +154,7 @@ def _names(names: Sequence[str], labels: Mapping[str, str], found: Mapping[str, 
 
 def _explained() -> list[str]:
     return wrap(
-        "Rates and penalties are the better of two or three tried by hand for each algorithm, and FedAvg is shown with "
+        "Rates and penalties are the best of one to three tried by hand for each algorithm, and FedAvg is shown with "
         "two. The servers of FedAvgM and FedAdam cannot mend what local steps get wrong: their average vanishes beside "
         "the minimiser, and only a smaller rate, fewer steps or a proximal term bring that point nearer.",
         bullet=True,

@@ -139,18 +139,17 @@ def make(run: Run, extra: Sequence[str]) -> Record:
         given = ["fit", "--config", config, *run.arguments, *extra, *QUIET, "--trainer.default_root_dir", out]
         cli = FederatedCLI(given) if run.fit else DataCLI(given)
         folder = Path(cli.trainer.log_dir or out)
-        record = {
-            "config": run.config,
-            "arguments": list(run.arguments),
-            "summary": json.loads((folder / "summary.json").read_text()) if run.fit else {},
-            "curve": _curve(folder / "metrics.csv") if run.fit else {},
-        }
-        if run.fit and cli.datamodule.evaluation_split == "val":
-            record["validation_curve"] = _curve(folder / "metrics.csv", "val")
+        record: Record = {"config": run.config, "arguments": list(run.arguments), "summary": {}, "curve": {}}
+        if run.fit:
+            record["summary"] = json.loads((folder / "summary.json").read_text())
+            history = folder / "metrics.csv", record["summary"]["rounds"]
+            record["curve"] = _curve(*history)
+            if cli.datamodule.evaluation_split == "val":
+                record["validation_curve"] = _curve(*history, "val")
         return record | {name: MEASURES[name](cli, folder) for name in run.measures}
 
 
-def _curve(path: Path, split: str = "test") -> dict[str, list[float]]:
+def _curve(path: Path, num_rounds: int, split: str = "test") -> dict[str, list[float]]:
     """The rounds of `metrics.csv` that measured a split, and the bytes and the simulated time up to each."""
     import pandas as pd
 
@@ -158,12 +157,14 @@ def _curve(path: Path, split: str = "test") -> dict[str, list[float]]:
     total = table[[name for name in table if name.startswith("comm/")]].fillna(0).cumsum()
     total = total.join(table[[name for name in table if name.startswith("time/simulated")]].ffill())
     key = f"{split}/seen/accuracy"
-    evaluated = table[key].notna() if key in table else table["step"] < 0
+    measured = table[key].notna() if key in table else table["step"] < 0
+    rounds = (table["step"] + 1).clip(upper=num_rounds)  # the test, a step later, measures the last round again
+    evaluated = measured & ~rounds.where(measured).duplicated()
     rows = table[evaluated]
     columns = [name for name in table if name.partition("/")[2].partition("/")[2] in CURVE]
     curve = {name: _rounded(rows[name]) for name in columns if rows[name].notna().all()}
     curve |= {name: _rounded(total[name][evaluated]) for name in total}
-    return {"rounds": [int(step) + 1 for step in rows["step"]], **curve}
+    return {"rounds": rounds[evaluated].tolist(), **curve}
 
 
 def _rounded(values: Iterable[float]) -> list[float]:

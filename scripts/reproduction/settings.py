@@ -52,6 +52,7 @@ def method(name: str, *arguments: tuple[str, ...]) -> Method:
 
 
 plain: dict[str, Any] = {"momentum": 0.0, "persist_optimizer": False}
+steady = plain | {"schedule": "constant"}  # a small rate leaves pFedMe's personal models at the common one
 pfedme = algorithm("PFedMe", prox_weight=15.0, inner_steps=5, inner_lr=0.05)
 faster_pfedme = algorithm("PFedMe", prox_weight=2.0, inner_steps=3, inner_lr=0.15)  # a step of 1/λ, few steps in all
 splitting = {"relative": True, "mean_norm_below": 0.5, "max_norm_above": 0.0, "warmup_rounds": 20}
@@ -69,7 +70,7 @@ SYNTHETIC = Setting(
         method("fedprox", algorithm("FedProx", prox_weight=0.1), solver(lr=0.316228, **plain)),
         method("fedavg_plus", algorithm("FedAvgPlus"), solver(lr=0.316228)),
         method("clustered_fl", clustered, solver(lr=0.316228)),
-        method("pfedme", pfedme, solver(lr=0.316228, **plain)),
+        method("pfedme", pfedme, solver(lr=0.316228, **steady)),
         method("prox_avg", algorithm("ProxAvg", prox_weight=1.0), solver(lr=0.316228, **plain)),
         method("apfl", algorithm("APFL", alpha=0.5, alpha_update="fixed"), solver(lr=0.01)),
         method(
@@ -109,7 +110,7 @@ CIFAR10 = Setting(
         method("fedprox", algorithm("FedProx", prox_weight=0.1), solver(lr=0.03)),
         method("fedavg_plus", algorithm("FedAvgPlus"), solver(lr=0.03)),
         method("clustered_fl", clustered, solver(lr=0.03)),
-        method("pfedme", pfedme, solver(lr=0.06, **plain)),
+        method("pfedme", pfedme, solver(lr=0.06, **steady)),
         method("prox_avg", algorithm("ProxAvg", prox_weight=1.0), solver(lr=0.1, **plain)),
         method("fedem", algorithm("FedEM", num_components=3), solver(lr=0.1)),
         method("dfedem", algorithm("DFedEM", num_components=3), solver(lr=0.1)),

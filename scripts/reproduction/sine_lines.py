@@ -20,7 +20,8 @@ POINTS = 20
 def sine_lines(cli: Any, folder: Path) -> dict[str, Any]:
     """The line of each client [T, POINTS] with the curve there, its training points, and the mean squared distance."""
     module, data = cli.model, cli.datamodule.dataset
-    x = np.stack([np.linspace(*data.interval(one), POINTS) for one in range(data.num_clients)])
+    ends = np.array([data.interval(one) for one in range(data.num_clients)])
+    x = np.linspace(ends[:, 0], ends[:, 1], POINTS, axis=1)
     lines, curve, train = _predict(module, x), data.curve(x), data.load()[0].train
     arrays = {"x": x, "lines": lines, "curve": curve, "train_x": train.x.numpy()[:, 0], "train_y": train.y.numpy()}
     rounded = {name: np.round(values.astype(float), 4).tolist() for name, values in arrays.items()}
@@ -31,7 +32,7 @@ def _predict(module: Any, x: np.ndarray) -> np.ndarray:
     """What each client predicts for its row of inputs [T, POINTS]."""
     ids, ctx = torch.arange(len(x)), module.context("evaluate")
     split = Split(
-        torch.tensor(x, dtype=torch.float32).view(-1, 1), torch.zeros(x.size), torch.arange(len(x) + 1) * POINTS
+        torch.tensor(x, dtype=torch.float32).reshape(-1, 1), torch.zeros(x.size), torch.arange(len(x) + 1) * POINTS
     )
     states = module.store.gather(ids)["state"]
     lines = np.zeros_like(x)

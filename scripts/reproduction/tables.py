@@ -146,7 +146,7 @@ def order(ours: Mapping[str, float], published: Mapping[str, float]) -> str:
         f"{a} and {b} ({ours[a] - ours[b]:+.1f} here, {published[a] - published[b]:+.1f})" for a, b in turned
     )
     agree = f"{len(pairs) - len(turned)} of {len(pairs)} pairs agree"
-    return f"paper {ranked(published)}; here {ranked(ours)}. {agree}" + (f"; not {words}." if turned else ".")
+    return f"in the paper {ranked(published)}; here {ranked(ours)}. {agree}" + (f"; not {words}." if turned else ".")
 
 
 def wrap(text: str, bullet: bool = False) -> list[str]:

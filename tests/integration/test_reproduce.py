@@ -57,15 +57,17 @@ def test_index_is_what_the_records_give():
     assert (RESULTS / "README.md").read_text() == reproduce.index(reproduce.kept_of("reduced", RESULTS))
 
 
-@pytest.mark.parametrize("setting", [one for name, one in REDUCED.items() if name != "synthetic"], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "setting", [one for name, one in REDUCED.items() if name != "synthetic"], ids=lambda one: one.name
+)
 def test_recipe_names_what_it_reaches(setting):
     kept = reproduce.kept_of("reduced", RESULTS)
     header = (reproduce.ROOT / f"configs/experiment/{setting.config}.yaml").read_text().replace("\n# ", " ")
-    for name in ("fedem", "fedavg", "fedavg_plus", "local"):
-        records = kept.all(setting.runs((1, 2, 3), [name]))
-        if len(records) == 3:
+    for method in ("fedem", "fedavg", "fedavg_plus", "local"):
+        records = kept.all(setting.runs((1, 2, 3), [method]))
+        if records:
             decile = mean(records, "test/seen/accuracy_decile")
-            assert f"{LABELS[name]} {mean(records):.1f} / {decile:.1f}" in header
+            assert f"{LABELS[method]} {mean(records):.1f} / {decile:.1f}" in header
 
 
 def test_every_record_is_of_a_run():
@@ -103,13 +105,13 @@ def test_processes_give_the_same_records(tmp_path):
     here, there = ([kept.find(run) for run in runs] for kept in places)
     for one, other in zip(here, there, strict=True):
         assert one["curve"] == other["curve"]
-        assert one["curve"]["rounds"] == [1, 2, 2]
+        assert one["curve"]["rounds"] == [1, 2]
     assert here[0]["curve"] != here[1]["curve"]
 
 
 def test_order_names_the_pairs_that_stand_the_other_way_round():
     text = order({"A": 3.0, "B": 2.0, "C": 1.0}, {"A": 30.0, "B": 10.0, "C": 20.0})
-    assert text == "paper A > C > B; here A > B > C. 2 of 3 pairs agree; not B and C (+1.0 here, -10.0 there)."
+    assert text == "in the paper A > C > B; here A > B > C. 2 of 3 pairs agree; not B and C (+1.0 here, -10.0)."
 
 
 def test_list_names_every_table(capsys):
