@@ -85,7 +85,7 @@ def make_missing(
 ) -> None:
     """Make what has no record, each run in one process with one thread.
 
-    A run that is refused, say since its data are not there, leaves the others alone: it stays without a record.
+    A run that is refused, say since its data are not there, or diverges leaves the others alone: it has no record.
 
     Args:
         runs: the runs of a table.
@@ -94,13 +94,13 @@ def make_missing(
         jobs: processes at a time; 1 runs here.
         done: told of every run that was made.
     """
-    from lit_fed.core.errors import ConfigError
+    from lit_fed.core.errors import ClientError, ConfigError
 
     missing = [run for run in dict.fromkeys(runs) if kept.find(run) is None]
     for run, result in _results(missing, extra, jobs):
         try:
             kept.write(run, result())
-        except ConfigError as error:
+        except (ClientError, ConfigError) as error:
             print(f"{run.name} is not run: {error}", file=sys.stderr, flush=True)
         else:
             done(run)

@@ -109,6 +109,22 @@ def test_processes_give_the_same_records(tmp_path):
     assert here[0]["curve"] != here[1]["curve"]
 
 
+def test_runs_that_fail_leave_the_others_alone(tmp_path, capsys):
+    short = ("--trainer.max_epochs", "2")
+    runs = [
+        Run("digits/refused-1", "quickstart", ("--data.num_clients", "0")),
+        Run("digits/diverges-1", "quickstart", ("--model.solver.lr", "1e30", *short)),
+        Run("digits/local-1", "quickstart", ("--model.algorithm", "Local", *short)),
+    ]
+    kept, told = Kept(tmp_path), []
+    make_missing(runs, kept, lambda run: (), 1, told.append)
+    assert told == runs[2:]
+    assert kept.all(runs) == [kept.find(runs[2])]
+    said = capsys.readouterr().err
+    assert "digits/refused-1 is not run: num_clients = 0" in said
+    assert "digits/diverges-1 is not run: client" in said
+
+
 def test_order_names_the_pairs_that_stand_the_other_way_round():
     text = order({"A": 3.0, "B": 2.0, "C": 1.0}, {"A": 30.0, "B": 10.0, "C": 20.0})
     assert text == "in the paper A > C > B; here A > B > C. 2 of 3 pairs agree; not B and C (+1.0 here, -10.0)."
