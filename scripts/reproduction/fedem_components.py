@@ -114,7 +114,12 @@ def _gains(numbers: Mapping[float, list[Record]], scale: Scale) -> list[str]:
     gains = [
         f"{before} to {after} {mean(numbers[after]) - mean(numbers[before]):+.1f}" for before, after in pairwise(made)
     ]
-    truth = "" if scale == "paper" else " The synthetic data were drawn from three components."
+    truth = (
+        ""
+        if scale == "paper"
+        else " The synthetic data were drawn from three components, and in the paper's variant a part of every "
+        "client's samples has label 0 whatever the input (lit_fed/data/synthetic.py), which a fourth can learn."
+    )
     return wrap(f"Gain in points from {', '.join(gains)}.{truth}") if gains else []
 
 
