@@ -110,7 +110,9 @@ def show(seeds: Sequence[int] | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """List, or make tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", nargs="*", choices=[*TABLES, "all", []], help="names of tables, or all; see --list")
+    parser.add_argument(
+        "table", nargs="*", metavar="TABLE", choices=[*TABLES, "all", []], help="names of tables, or all; see --list"
+    )
     parser.add_argument("--list", action="store_true", help="what there is, and what of it was run")
     parser.add_argument("--data.root", dest="root", type=Path, default=Path("data"), help="where the data sets lie")
     parser.add_argument("--seeds", type=int, nargs="+", help="training seeds; by default those of the table")
