@@ -82,7 +82,7 @@ class LabelPermutations(_Grouped):
     """The labels of each group of clients are permuted: the same inputs mean another class there (a concept shift).
 
     Mestoukirdi, Zecchin, Gesbert, Li, Gresset. "User-Centric Federated Learning". 2021.
-    https://arxiv.org/abs/2110.09869, Section V.
+    https://arxiv.org/abs/2110.09869, Section IV.
 
     Args:
         num_groups: number of groups G; the labels of the first stay what they are.
@@ -118,7 +118,7 @@ class Rotations(_Grouped):
     """The pictures of each group of clients are turned by g · 360 / G degrees, counterclockwise (a covariate shift).
 
     Mestoukirdi, Zecchin, Gesbert, Li, Gresset. "User-Centric Federated Learning". 2021.
-    https://arxiv.org/abs/2110.09869, Section V: four groups, their labels divided by a Dirichlet distribution.
+    https://arxiv.org/abs/2110.09869, Section IV: four groups, their labels divided by a Dirichlet distribution.
 
     Args:
         num_groups: number of groups G: 1, 2 or 4; the pictures of the first stay upright.

@@ -65,9 +65,9 @@ def test_recipe_names_what_it_reaches(setting):
     header = (reproduce.ROOT / f"configs/experiment/{setting.config}.yaml").read_text().replace("\n# ", " ")
     for method in ("fedem", "fedavg", "fedavg_plus", "local"):
         records = kept.all(setting.runs((1, 2, 3), [method]))
-        if records:
-            decile = mean(records, "test/seen/accuracy_decile")
-            assert f"{LABELS[method]} {mean(records):.1f} / {decile:.1f}" in header
+        assert records
+        decile = mean(records, "test/seen/accuracy_decile")
+        assert f"{LABELS[method]} {mean(records):.1f} / {decile:.1f}" in header
 
 
 def test_every_record_is_of_a_run():
