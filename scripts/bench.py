@@ -32,7 +32,6 @@ from textbook import Textbook, index_batches
 from torch import nn
 
 from lit_fed.algorithms import FedEM
-from lit_fed.callbacks import with_defaults
 from lit_fed.core.fmmc import certified
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.mixing import second_eigenvalue, weights_of
@@ -118,9 +117,8 @@ def lightning_overhead() -> dict[str, float]:
                 max_epochs=rounds,
                 limit_val_batches=0,
                 logger=RoundLogger(folder, "bench"),
-                callbacks=[*with_defaults([], progress=False), Clock(seconds["fit"])],
+                callbacks=[Clock(seconds["fit"])],
                 enable_progress_bar=False,
-                enable_model_summary=False,
             )
             trainer.fit(FederatedModule(FedEM(), solver()), datamodule=data)
     fit, plain_loop = (float(np.median(seconds[how])) for how in ("fit", "plain"))
@@ -178,7 +176,7 @@ def memory_child() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             accelerator="cpu", max_epochs=3, logger=RoundLogger(folder, "bench"),
-            callbacks=with_defaults([], progress=False), enable_progress_bar=False, enable_model_summary=False,
+            enable_progress_bar=False,
         )  # fmt: skip
         trainer.fit(FederatedModule(FedEM(), solver()), datamodule=data)
     splits = (data.seen.train, data.seen.val, data.seen.test)
@@ -210,8 +208,7 @@ def on_demand_child(num_clients: int, started: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             accelerator="cpu", max_epochs=3, logger=RoundLogger(folder, "bench"),
-            callbacks=with_defaults([first_step], progress=False), enable_progress_bar=False,
-            enable_model_summary=False,
+            callbacks=[first_step], enable_progress_bar=False,
         )  # fmt: skip
         trainer.fit(module, datamodule=data)
     row = {

@@ -20,7 +20,6 @@ from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook
 
 from lit_fed.algorithms import FedEM
-from lit_fed.callbacks import with_defaults
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import ClientDataSet
@@ -197,8 +196,8 @@ def fit_as_rank(count: int) -> None:
     extra = {"devices": 2, "strategy": "fed_ddp"} if count == 2 else {"devices": 1}
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=6, precision="bf16-mixed", logger=False, enable_checkpointing=False,
-        limit_val_batches=0, callbacks=[*with_defaults([], checkpoint=False, progress=False), clock],
-        enable_progress_bar=False, enable_model_summary=False, **extra,
+        limit_val_batches=0, callbacks=[clock],
+        enable_progress_bar=False, **extra,
     )  # fmt: skip
     trainer.fit(FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN), datamodule=data)
     if trainer.is_global_zero:
@@ -217,8 +216,7 @@ def memory_cnn_child() -> None:
         trainer = FederatedTrainer(
             accelerator="cpu", max_epochs=2, precision="bf16-mixed", default_root_dir=folder, logger=False,
             enable_checkpointing=False, limit_val_batches=0,
-            callbacks=with_defaults([], checkpoint=False, progress=False), enable_progress_bar=False,
-            enable_model_summary=False,
+            enable_progress_bar=False,
         )  # fmt: skip
         trainer.fit(FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN), datamodule=data)
     held = data.seen.train.x.nbytes / 1e9

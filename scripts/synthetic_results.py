@@ -50,7 +50,7 @@ def fit(entry: Entry, value: float, *, val_fraction: float = 0.0, unseen_fractio
     """One run; final metrics, and CPU seconds per round without evaluation."""
     from lightning.pytorch import Callback, seed_everything
 
-    from lit_fed.callbacks import RunReport, with_defaults
+    from lit_fed.callbacks import RunReport
     from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
     class Clock(Callback):
@@ -70,11 +70,11 @@ def fit(entry: Entry, value: float, *, val_fraction: float = 0.0, unseen_fractio
     clock = Clock()
     module = FederatedModule(entry.algorithm(value), entry.solver(value), init_seeds=INIT_SEEDS)
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
-        callbacks = with_defaults([clock, RunReport(pictures=False)], checkpoint=False, progress=False)
+        callbacks = [clock, RunReport(pictures=False)]
         trainer = FederatedTrainer(
             max_epochs=ROUNDS, accelerator="cpu", devices=1, check_val_every_n_epoch=ROUNDS,
             logger=RoundLogger(out, entry.name), callbacks=callbacks,
-            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_checkpointing=False,
         )  # fmt: skip
         datamodule = data(val_fraction, unseen_fraction)
         trainer.fit(module, datamodule=datamodule)

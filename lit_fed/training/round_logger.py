@@ -29,24 +29,32 @@ class RoundLogger(Logger):
 
     Args:
         save_dir: OUT.
-        name: name of the run.
+        name: name of the run; None takes that of the algorithm's class when the run begins.
         version: n; None takes the next free one.
         keep_rounds: rounds of an existing file that stay, when a run is continued.
     """
 
-    def __init__(self, save_dir: str, name: str, version: int | None = None, keep_rounds: int = 0) -> None:
+    def __init__(
+        self, save_dir: str, name: str | None = None, version: int | None = None, keep_rounds: int = 0
+    ) -> None:
         super().__init__()
-        self._folder = Path(save_dir) / name
-        self._name = name
-        self._version = newest_version(self._folder) + 1 if version is None else version
+        self._save_dir, self._name, self._version = Path(save_dir), name, version
+        if name is not None:
+            self.begin(name)
         self._keep_rounds = keep_rounds
         self._columns: list[str] | None = None
         self._row: dict[str, Any] = {}
         self._row_start = 0
 
+    def begin(self, name: str) -> None:
+        """Settle the run's folder; a name and a version that are known already stay."""
+        self._name = self._name or name
+        if self._version is None:
+            self._version = newest_version(self._save_dir / self._name) + 1
+
     @property
-    def name(self) -> str:
-        """Name of the run."""
+    def name(self) -> str | None:
+        """Name of the run; None before it begins, if none was given."""
         return self._name
 
     @property
@@ -57,12 +65,12 @@ class RoundLogger(Logger):
     @property
     def save_dir(self) -> str:
         """OUT."""
-        return str(self._folder.parent)
+        return str(self._save_dir)
 
     @property
     def log_dir(self) -> str:
         """The run's folder."""
-        return str(self._folder / self.version)
+        return str(self._save_dir / (self._name or "") / self.version)
 
     @property
     @rank_zero_experiment

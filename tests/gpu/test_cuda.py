@@ -12,7 +12,6 @@ from normalised import NormalisedMLP
 from running import SMALL, folder, history, numbers, run
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.callbacks import with_defaults
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
@@ -142,11 +141,11 @@ def accuracy(out, seed, precision):
     data = FederatedDataModule(Digits(), num_clients=6, batch_size=32)
     trainer = FederatedTrainer(
         **ON_DEVICE, precision=precision, max_epochs=15, logger=False, check_val_every_n_epoch=15,
-        callbacks=with_defaults([], checkpoint=False, progress=False), enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, default_root_dir=str(out),
+        enable_checkpointing=False,
+        enable_progress_bar=False, default_root_dir=str(out),
     )  # fmt: skip
     trainer.fit(module, datamodule=data)
-    trainer.test(module, datamodule=data, verbose=False)
+    trainer.test(module, datamodule=data)
     return 100 * module.results["test/seen/accuracy"]
 
 
@@ -208,8 +207,8 @@ def test_predictions_and_newcomers_are_those_of_the_cpu(tmp_path, name):
             algorithm, LocalSolver(momentum=0.9, persist_optimizer=True), client_trainer="sequential"
         )
         trainer = FederatedTrainer(
-            **place, callbacks=with_defaults([], progress=False), logger=False, enable_progress_bar=False,
-            enable_model_summary=False, default_root_dir=str(tmp_path),
+            **place, logger=False, enable_progress_bar=False,
+            default_root_dir=str(tmp_path),
         )  # fmt: skip
         output = str(tmp_path / f"{place['accelerator']}.csv")
         tables.append(trainer.predict(module, datamodule=data, ckpt_path=str(last), population="unseen", output=output))

@@ -10,7 +10,7 @@ from normalised import NormalisedMLP
 
 from lit_fed import algorithms
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.callbacks import TrainingSplitEvaluation, with_defaults
+from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
@@ -59,11 +59,10 @@ def fit(
     trainer = FederatedTrainer(
         **{"accelerator": "cpu"} | trainer_arguments, max_epochs=rounds,
         logger=RoundLogger(str(out), name, version, keep_rounds),
-        callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
-        enable_model_summary=False,
+        callbacks=list(callbacks), enable_progress_bar=False,
     )  # fmt: skip
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
-    trainer.test(module, datamodule=data, verbose=False)
+    trainer.test(module, datamodule=data)
     return module, trainer
 
 

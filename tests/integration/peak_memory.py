@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import Callback
 
 from lit_fed.algorithms import Local
-from lit_fed.callbacks import with_defaults
 from lit_fed.data import IID, Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP
@@ -38,7 +37,7 @@ if __name__ == "__main__":
     module = FederatedModule(Local(), network=network, client_memory_gb=client_memory_gb)
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=1, logger=RoundLogger(str(out), "peak"), enable_progress_bar=False,
-        callbacks=with_defaults([start], progress=False), enable_model_summary=False,
+        callbacks=[start],
     )  # fmt: skip
     trainer.fit(module, datamodule=FederatedDataModule(Digits(), IID(), num_clients=num_clients))
     model = sum(leaf.nbytes for leaf in module.parameters())

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from running import SMALL, folder, history, numbers
 
 from lit_fed.algorithms import Local
-from lit_fed.callbacks import FederatedCallback, with_defaults
+from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -120,7 +120,7 @@ def test_a_checkpoint_opens_a_new_folder_that_stands_alone(tmp_path, whole, cut)
     before = {key: value for key, value in resumed.results.items() if key.startswith("test/")}
     resumed.results.clear()
     moved = tmp_path / "moved/checkpoints/last.ckpt"
-    trainer.test(resumed, datamodule=trainer.datamodule, ckpt_path=moved, verbose=False)
+    trainer.test(resumed, datamodule=trainer.datamodule, ckpt_path=moved)
     assert {key: value for key, value in resumed.results.items() if key.startswith("test/")} == before
     assert resumed.store.location == str(tmp_path / "moved/clients")
 
@@ -136,22 +136,21 @@ def test_the_best_models_keep_their_files(tmp_path):
     assert len({tuple(index.tolist()) for index in indices}) > 1
     assert client_files(own) - {"checkpoints.txt"} == referred(*indices)
     for path, index in zip(paths, indices, strict=True):
-        trainer.test(module, datamodule=trainer.datamodule, ckpt_path=path, verbose=False)
+        trainer.test(module, datamodule=trainer.datamodule, ckpt_path=path)
         assert torch.equal(module.store.versions, index)
 
 
 def test_a_run_without_checkpoints_leaves_no_files(tmp_path):
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
-        callbacks=with_defaults([], checkpoint=False, progress=False), enable_progress_bar=False,
-        enable_model_summary=False,
+        enable_progress_bar=False,
     )  # fmt: skip
     module, data = FederatedModule(Local(), client_memory_gb=0), FederatedDataModule(Digits(), num_clients=5)
     trainer.fit(module, datamodule=data)
     temporary = Path(module.store.location)
     assert temporary.parent == tmp_path
     assert {path.name for path in temporary.glob("*.pt")} == referred(module.store.versions)
-    trainer.test(module, datamodule=data, verbose=False)
+    trainer.test(module, datamodule=data)
     trainer.save_checkpoint(tmp_path / "by_hand.ckpt")
     del module, trainer, data
     gc.collect()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from running import SMALL, folder, run
 
-from lit_fed.callbacks import with_defaults
 from lit_fed.cli import main
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
@@ -107,8 +106,8 @@ def test_seen_clients_are_served_as_in_the_test(tmp_path, name):
 
 def test_in_python_the_table_is_returned(tmp_path):
     trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=1, logger=False, callbacks=with_defaults([], checkpoint=False, progress=False),
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        accelerator="cpu", max_epochs=1, logger=False,
+        enable_progress_bar=False, enable_checkpointing=False,
     )  # fmt: skip
     module, data = FederatedModule(), FederatedDataModule(Digits(), num_clients=8, eval_clients=3)
     trainer.fit(module, datamodule=data)

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMon
 from running import folder, history, numbers
 
 from lit_fed.algorithms import Algorithm, FedU
-from lit_fed.callbacks import FederatedCallback, UnseenClientEvaluation, with_defaults
+from lit_fed.callbacks import FederatedCallback, UnseenClientEvaluation
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.plan import num_steps
@@ -39,8 +39,8 @@ class PowerCut(FederatedCallback):
 def trainer(folder, rounds, *callbacks, **arguments):
     return FederatedTrainer(
         accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(folder), "run"),
-        callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
-        enable_model_summary=False, **arguments,
+        callbacks=list(callbacks), enable_progress_bar=False,
+        **arguments,
     )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def test_validation_split_is_measured_where_there_is_one(tmp_path):
     run.fit(module, datamodule=digits(val_fraction=0.2))
     assert "val/seen/accuracy" in module.results
     assert "test/seen/accuracy" not in module.results
-    run.test(module, datamodule=run.datamodule, verbose=False)
+    run.test(module, datamodule=run.datamodule)
     assert "test/seen/accuracy" in module.results
 
 

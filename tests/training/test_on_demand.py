@@ -11,7 +11,7 @@ import torch
 from running import history, numbers
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM
-from lit_fed.callbacks import FederatedCallback, with_defaults
+from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.types import Population, ServingBlock
@@ -61,11 +61,10 @@ def fit(
     module = FederatedModule(algorithm or FedEM(), solver, client_trainer=client_trainer)
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=4, logger=RoundLogger(str(out), "run", version, keep_rounds),
-        callbacks=with_defaults(list(callbacks), progress=False), enable_progress_bar=False,
-        enable_model_summary=False,
+        callbacks=list(callbacks), enable_progress_bar=False,
     )  # fmt: skip
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
-    trainer.test(module, datamodule=data, verbose=False)
+    trainer.test(module, datamodule=data)
     return module, out / "run/version_0"
 
 

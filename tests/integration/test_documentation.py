@@ -1,0 +1,206 @@
+"""What README and documentation say is so: every command and snippet is run, links lead somewhere, keys are a run's."""
+
+import csv
+import importlib
+import re
+import sys
+import tomllib
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from doc_pages import ROOT, ROUNDS, Block, blocks, lines, pages, run, shortened
+from lightning.pytorch import seed_everything
+
+import lit_fed
+from lit_fed.algorithms import Algorithm, FedAvg, FedEM
+from lit_fed.callbacks import RunReport
+from lit_fed.cli import main
+from lit_fed.data import ClientFolder
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+
+TEXTS = [*pages(), "CONTRIBUTING.md", "CHANGELOG.md"]
+MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml"}
+LANGUAGES = {"bash", "python", "yaml", "text"}
+REASONS = "GPU|machines|cluster|account|network|download|hours"
+
+
+def trainer_of(folder, rounds):
+    return FederatedTrainer(
+        max_epochs=rounds, accelerator="cpu", devices=1, enable_progress_bar=False, enable_checkpointing=False,
+        logger=[RoundLogger(str(folder), "documentation")], callbacks=[RunReport(pictures=False)],
+    )  # fmt: skip
+
+
+def titled(page, title, folder):
+    """A Python block of a page as a module of the reader's own."""
+    (block,) = [block for block in blocks(page) if block.title == title]
+    (folder / title).write_text(block.text, encoding="utf-8")
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(Path(title).stem)
+    finally:
+        sys.path.remove(str(folder))
+
+
+@pytest.mark.parametrize("page", pages())
+def test_commands_and_snippets_run(page, tmp_path):
+    for block in blocks(page):
+        if block.reason is None:
+            done = run(block, tmp_path)
+            assert done is None or done.returncode == 0, f"{page}\n{block.text}\n{done.stdout}\n{done.stderr}"
+
+
+def test_blocks_are_of_known_kinds():
+    found = {page: blocks(page) for page in pages()}
+    for page, its_blocks in found.items():
+        fences = re.findall(r"^```\w", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert len(its_blocks) == len(fences), f"{page}: a block that is not read as one"
+        for block in its_blocks:
+            assert block.language in LANGUAGES, page
+            assert block.reason is None or re.search(REASONS, block.reason), f"{page}: {block.reason}"
+            assert block.language != "yaml" or yaml.safe_load(block.text), page
+    assert sum(block.reason is None for its_blocks in found.values() for block in its_blocks) > 40
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        line
+        for page in pages()
+        for block in blocks(page)
+        if block.language == "bash" and block.reason is not None
+        for line in lines(block)
+        if "-m lit_fed" in line
+    ],
+)
+def test_commands_that_are_not_run_are_parsed(command, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    arguments = command.partition("-m lit_fed ")[2].split()
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "--print_config"])
+    assert stopped.value.code in (None, 0)
+    assert "data:" in capsys.readouterr().out.splitlines()
+
+
+def test_fits_are_shortened_and_installations_left_to_ci():
+    text = 'pip install -e . && python -m lit_fed fit \\\n  --name x\npip install "x[dev]"\nls\n'
+    block = Block("bash", text, None, None)
+    assert [shortened(line) for line in lines(block)] == [f"python -m lit_fed fit --name x {ROUNDS}", "ls"]
+
+
+def test_what_is_named_exists():
+    for text in TEXTS:
+        content = (ROOT / text).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", content):
+            place = (ROOT / text).parent / target
+            assert place.exists(), f"{text} links to {target}"
+        for named in re.findall(r"(?<![\w/])(?:lit_fed|configs|tests|docs|scripts|\.ci)/[\w./]+\w\b(?![*<{])", content):
+            if Path(named).name not in MADE_BY_THE_READER:
+                assert (ROOT / named).exists(), f"{text} names {named}"
+
+
+def test_first_command_installs_and_runs_the_quickstart():
+    for page in ("README.md", "docs/quickstart.md"):
+        first = blocks(page)[0].text.strip()
+        assert first == "pip install -e . && python -m lit_fed fit --config configs/experiment/quickstart.yaml"
+    assert first.split(" && ")[1] in (ROOT / ".ci/run").read_text()
+
+
+def test_second_command_is_that_of_ci():
+    assert 'pip install -e ".[dev]" && pytest' in [block.text.strip() for block in blocks("README.md")]
+    assert "dev" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    in_ci = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line]
+    assert any(line.endswith('pip install --quiet --disable-pip-version-check -e ".[dev]"') for line in in_ci)
+    assert in_ci[-1].endswith("pytest")
+
+
+def test_extras_that_are_named_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {
+        name for page in pages() for name in re.findall(r"pip install \S+\[(\w+)\]", (ROOT / page).read_text("utf-8"))
+    }
+    assert named
+    assert named <= set(extras)
+
+
+def test_added_algorithm_trains(tmp_path):
+    """Without trimming and with equal weights it is FedAvg; with trimming it is not."""
+    own = titled("docs/guides/own_algorithm.md", "my_algorithm.py", tmp_path).TrimmedMean
+    assert issubclass(own, Algorithm)
+    results = []
+    for algorithm in (FedAvg(), own(trim_fraction=0.0), own()):
+        seed_everything(0, verbose=False)
+        module = FederatedModule(algorithm, weighting="uniform")
+        trainer_of(tmp_path, 2).fit(module, datamodule=FederatedDataModule(num_clients=10))
+        results.append(module.models__parameters__linear_weight.detach().clone())
+    plain, untrimmed, trimmed = results
+    assert (plain - untrimmed).abs().max() < 1e-7
+    assert (plain - trimmed).abs().max() > 1e-4
+
+
+def test_added_data_set_trains(tmp_path):
+    own = titled("docs/guides/own_data.md", "my_data.py", tmp_path).Wine
+    module = FederatedModule(FedEM())
+    data = FederatedDataModule(own(), num_clients=5)
+    trainer = trainer_of(tmp_path, 5)
+    trainer.fit(module, data)
+    trainer.test(module, data)
+    assert module.target.num_classes == own.num_classes
+    assert module.results["test/seen/accuracy"] > 0.5
+
+
+def test_own_folder_is_read(tmp_path):
+    first = blocks("docs/guides/own_data.md")[0]
+    assert run(first, tmp_path).returncode == 0
+    seen, unseen = ClientFolder(root=str(tmp_path / "clients")).load()
+    assert (seen.names, unseen.names) == (["anna", "bela"], ["cleo"])
+
+
+def test_quickstart_in_python_has_the_numbers_of_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (block,) = [block for block in blocks("docs/guides/library.md") if block.title == "quickstart.py"]
+    text = block.text.replace("max_epochs=200, check_val_every_n_epoch=10", "max_epochs=4")
+    assert text != block.text
+    assert len([line for line in block.text.splitlines() if line.strip()]) <= 20
+    names = {}
+    exec(compile(text, "quickstart.py", "exec"), names)
+    quickstart = ["--config", str(ROOT / "configs/experiment/quickstart.yaml")]
+    main(["fit", *quickstart, "--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "1", "--name", "x"])
+    here, there = (
+        list(csv.DictReader((Path("runs") / name / "version_0/metrics.csv").open())) for name in ("FedEM", "x")
+    )
+    assert len(here) == 5
+    for one, other in zip(here, there, strict=True):
+        assert {**one, "time/round_seconds": ""} == {**other, "time/round_seconds": ""}
+
+
+def test_what_the_top_level_offers():
+    for name in ("FedEM", "FederatedTrainer", "Digits", "LocalSolver", "ErdosRenyi", "ConfigError", "MLP"):
+        assert name in lit_fed.__all__
+        assert getattr(lit_fed, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'FedEMM'"):
+        _ = lit_fed.FedEMM
+
+
+def test_metric_keys_are_those_of_a_run(tmp_path):
+    seed_everything(0, verbose=False)
+    module = FederatedModule(FedEM())
+    data = FederatedDataModule(unseen_fraction=0.2, val_fraction=0.2)
+    trainer = trainer_of(tmp_path, 2)
+    trainer.fit(module, data)
+    trainer.test(module, data)
+    with (Path(trainer.log_dir) / "metrics.csv").open() as file:
+        logged = set(next(csv.reader(file))) - {"step"}
+    assert set(module.results) | logged == set(_documented_keys())
+
+
+def _documented_keys():
+    page = (ROOT / "docs/guides/run_folder.md").read_text(encoding="utf-8")
+    rows = page.partition("## Metric keys\n")[2].splitlines()
+    cells = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    for key in (key for cell in cells for key in re.findall(r"`([^`]+)`", cell)):
+        for split, population in product(("val", "test"), ("seen", "unseen")):
+            yield key.format(split=split, population=population)
