@@ -25,6 +25,7 @@ from lit_fed.data.population import (
 )
 from lit_fed.data.quantity_skew import QuantitySkew
 from lit_fed.data.shakespeare import Shakespeare
+from lit_fed.data.shards import Shards
 from lit_fed.data.sine import Sine
 from lit_fed.data.synthetic import Synthetic, synthetic_clients, synthetic_parameters
 
@@ -54,6 +55,7 @@ __all__ = [
     "Rotations",
     "Samples",
     "Shakespeare",
+    "Shards",
     "Sine",
     "Synthetic",
     "Target",
