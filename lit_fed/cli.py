@@ -17,18 +17,28 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lit_fed.callbacks import with_defaults
+from lit_fed.callbacks.wandb import continue_run
+from lit_fed.command_help import explain_arguments
+from lit_fed.commands import COMMANDS
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.parser import FederatedParser
-from lit_fed.partition_command import PARTITION_HELP, partition_parser, show_partition
+from lit_fed.partition_command import partition_parser, show_partition
+from lit_fed.shipped_configs import find_configs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_writable
+from lit_fed.training.output import check_creatable
 from lit_fed.training.round_logger import RoundLogger, newest_version
 from lit_fed.training.trainer import FederatedTrainer
 
 __all__ = ["FederatedCLI", "keep_notices_out", "main"]
+
+
+NEXT = """\
+next: test, predict, personalize and export take it as --ckpt_path {last}
+      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+"""
+"""What the end of a fit says."""
 
 
 class CommandParser(FederatedParser):
@@ -37,7 +47,7 @@ class CommandParser(FederatedParser):
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
         """Make room for the commands of the trainer, and list the one that needs none."""
         commands = super().add_subcommands(*args, **kwargs)
-        commands.add_subcommand("partition", partition_parser(), help=PARTITION_HELP)
+        commands.add_subcommand("partition", partition_parser(), help=COMMANDS["partition"])
         return commands
 
 
@@ -48,10 +58,13 @@ class SaveConfig(SaveConfigCallback):
         """Nothing yet: a run that is refused at its start leaves no folder."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write, on rank zero."""
+        """Write, on rank zero, and tell other loggers."""
+        config = copy.deepcopy(self.config)
+        config["ckpt_path"] = None
+        plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(plain)
         if trainer.is_global_zero and trainer.log_dir is not None:
-            config = copy.deepcopy(self.config)
-            config["ckpt_path"] = None
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / self.config_filename
@@ -90,19 +103,26 @@ class FederatedCLI(LightningCLI):
             "weights_only",
             "verbose",
         }
-        return dict.fromkeys(("fit", "validate", "test", "predict", "personalize"), hidden)
+        return dict.fromkeys(("fit", "validate", "test", "predict", "personalize", "export"), hidden)
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs | {"description": COMMANDS[subcommand]})
+        explain_arguments(parser)
+        return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the run's name."""
         parser.add_argument(
             "--name", type=str | None, default=None,
-            help="Name of the run's folder; by default the last config's file name, else the algorithm's class.",
+            help="name of the run's folder; by default the last config's file name, else the algorithm's class.",
         )  # fmt: skip
 
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse; a checkpoint is found and, except for `fit`, brings its own arguments as defaults."""
-        given = list(sys.argv[1:] if args is None else args)
+        given = find_configs(_with_nulls(_given(args)))
+        if given[:1] == ["--print_completion"]:
+            self._print_completion(given[1:])
         self.config = parser.parse_args(given)
         command = self.config.subcommand
         if command == "partition":
@@ -119,37 +139,41 @@ class FederatedCLI(LightningCLI):
         if path is not None:
             config.ckpt_path = str(path)
 
+    def _print_completion(self, shell: list[str]) -> NoReturn:
+        from lit_fed.completion import completion_script
+
+        commands = {**self._subcommand_parsers, "partition": partition_parser()}
+        sys.stdout.write(completion_script(" ".join(shell), commands) + "\n")
+        raise SystemExit(0)
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's arguments never override those of the command line in silence."""
 
     def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
         """The checkpoint asked for; a fit from `last` goes on in that run's folder."""
         if config.get("ckpt_path") is None:
-            if self.config.subcommand in ("predict", "personalize"):
+            if self.config.subcommand in ("predict", "personalize", "export"):
                 raise ConfigError("--ckpt_path is not set; give a .ckpt file of a run, or last")
+            if self.config.subcommand != "fit":
+                sys.stderr.write(f"lit_fed: {self.config.subcommand} without --ckpt_path: of models not yet trained\n")
             return None
         if config.ckpt_path != "last":
             if not Path(config.ckpt_path).is_file():
                 raise ConfigError(f"--ckpt_path {config.ckpt_path}: no such file; give a .ckpt file, or last")
+            if self.config.subcommand == "fit":
+                load_checkpoint(Path(config.ckpt_path))  # which says what is wrong with a file; Lightning does not
             return Path(config.ckpt_path)
         path, version = _newest_checkpoint(Path(config.trainer.default_root_dir) / name)
         if self.config.subcommand == "fit":
-            self._resume_version, self._keep_rounds = version, load_checkpoint(path)["global_step"]
+            checkpoint = load_checkpoint(path)
+            self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
+            continue_run(checkpoint)
         return path
 
     # ------------------------------------------------------------------ objects
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the callbacks and the logger of every run."""
-        config = self.config_init[self.subcommand]
-        callbacks = list(config.trainer.callbacks or [])
-        fit = self.subcommand == "fit"
-        checkpoint = fit and config.trainer.enable_checkpointing is not False
-        progress = config.trainer.enable_progress_bar is not False
-        config.trainer.callbacks = with_defaults(callbacks, checkpoint=checkpoint, progress=progress)
-        if not progress:
-            config.trainer.enable_progress_bar = False
-        config.trainer.enable_model_summary = config.trainer.enable_model_summary or False
-        kwargs["logger"] = self._loggers(config) if fit else False
+        """Add the logger of every run."""
+        kwargs["logger"] = self._loggers(self.config_init[self.subcommand]) if self.subcommand == "fit" else False
         trainer = super().instantiate_trainer(**kwargs)
         self.model.arguments = self._arguments()
         return trainer
@@ -181,18 +205,26 @@ class FederatedCLI(LightningCLI):
         given = super()._prepare_subcommand_kwargs(subcommand)
         if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
             return {name: value for name, value in given.items() if name != "datamodule"}
-        quiet = {"verbose": False} if subcommand in ("validate", "test") else {}  # the report prints the table
-        return given | {"weights_only": True, **quiet}
+        return given | {"weights_only": True}
 
     def before_fit(self) -> None:
         """Find out now whether the run's folder can be written."""
         if self.trainer.is_global_zero and self.trainer.loggers:
-            check_writable(Path(self.config.fit.trainer.default_root_dir), "--trainer.default_root_dir")
+            check_creatable(Path(self.config.fit.trainer.default_root_dir), "--trainer.default_root_dir")
 
     def after_fit(self) -> None:
-        """End with a pass over the test split."""
-        if not self.trainer.interrupted:
-            self.trainer.test(self.model, datamodule=self.datamodule, verbose=False)
+        """End with a pass over the test split, and say what can be done with the run."""
+        if self.trainer.interrupted:
+            return
+        self.trainer.test(self.model, datamodule=self.datamodule)
+        last = Path(self.trainer.log_dir or "") / "checkpoints" / "last.ckpt"
+        if self.trainer.is_global_zero and last.is_file():
+            sys.stdout.write(NEXT.format(last=last))
+
+
+def _with_nulls(given: list[str]) -> list[str]:
+    """The arguments with null for None, which is how W&B's agent passes the null of a sweep file."""
+    return [f"{one[:-4]}null" if one.startswith("--") and one.endswith("=None") else one for one in given]
 
 
 def _default_name(given: list[str], config: Namespace) -> str:
@@ -232,14 +264,19 @@ def main(args: ArgsType = None) -> None:
             raise
         _stop(f"lit_fed: W&B: {error}", 2)  # a missing key, say; imported lazily, so its errors are known by name
     except KeyboardInterrupt:
-        _stop("lit_fed: interrupted; the last finished round is in last.ckpt, --ckpt_path last goes on from it", 130)
+        resume = "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
+        _stop(f"lit_fed: interrupted{resume if 'fit' in _given(args) else ''}", 130)
+
+
+def _given(args: ArgsType) -> list[str]:
+    return list(sys.argv[1:] if args is None else args)
 
 
 def _run(args: ArgsType) -> None:
     """Run a command; only those of the trainer need a model."""
-    given = list(sys.argv[1:] if args is None else args)
+    given = _given(args)
     if given[:1] == ["partition"]:
-        show_partition(given[1:])
+        show_partition(find_configs(given[1:]))
     else:
         FederatedCLI(args)
 

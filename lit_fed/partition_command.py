@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jsonargparse import ActionConfigFile
 
+from lit_fed.command_help import explain_arguments
+from lit_fed.commands import COMMANDS
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
@@ -20,9 +22,7 @@ from lit_fed.training.output import check_new_folder, new_folder, write_table
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["PARTITION_HELP", "partition_parser", "partition_table", "print_partition", "show_partition"]
-
-PARTITION_HELP = "Show how the samples are divided over clients, before anything is trained."
+__all__ = ["partition_parser", "partition_table", "print_partition", "show_partition"]
 
 OF_OTHER_COMMANDS = ("model", "trainer", "seed_everything", "name", "ckpt_path")
 """What a configuration of a run says besides, and no partition depends on."""
@@ -34,12 +34,13 @@ def partition_parser() -> FederatedParser:
     """The arguments of the command: those of the data, and where to write."""
     parser = FederatedParser(
         prog="python -m lit_fed partition",
-        description=f"{PARTITION_HELP} Prints a table and writes partition.png and partition.csv. Takes the same "
-        "configurations as fit, of which only the section `data` counts.",
+        description=f"{COMMANDS['partition']} Prints a table and writes partition.png and partition.csv. Takes the "
+        "same configurations as fit, of which only the section `data` counts.",
     )
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="Path of a configuration; may be given often.")
-    parser.add_argument("--output", type=str, default="partition", help="Folder to be written, new or empty.")
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="path of a configuration.")
+    parser.add_argument("--output", type=str, default="partition", help="folder to be written, new or empty.")
     parser.add_lightning_class_args(FederatedDataModule, "data")
+    explain_arguments(parser)
     for name in OF_OTHER_COMMANDS:
         parser.add_argument(f"--{name}", type=Any, default=SUPPRESS, help=SUPPRESS)
     return parser

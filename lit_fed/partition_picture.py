@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_fed.callbacks.pictures import STYLE
+from lit_fed.callbacks.picture_style import STYLE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,6 +9,7 @@ from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
+from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.simulated_time import SimulatedTime
@@ -20,6 +21,7 @@ __all__ = [
     "ClientMetrics",
     "ClientWeights",
     "CommunicationCost",
+    "ComponentAccuracy",
     "FederatedCallback",
     "FederatedProgressBar",
     "FederatedWandb",
@@ -41,7 +43,10 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
         checkpoint: write `last.ckpt` after every round.
         progress: show progress.
     """
-    usual = [ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, RunReport]
+    usual = [
+        ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
+        RunReport,
+    ]  # fmt: skip
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
         missing.append(FederatedProgressBar())

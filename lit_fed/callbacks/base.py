@@ -31,5 +31,8 @@ class FederatedCallback(Callback):
     def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
         """`num_clients` more clients of the current phase are done on this rank."""
 
+    def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
+        """`num_clients` more clients are measured or predicted on this rank."""
+
     def on_phase_reduce(self, trainer: Trainer, module: FederatedModule) -> None:
         """All clients of a phase are done on this rank; its messages wait in the module."""

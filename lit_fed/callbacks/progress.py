@@ -1,4 +1,4 @@
-"""A progress bar that speaks of rounds and clients."""
+"""Progress in rounds and clients: one moving line on a terminal, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.text import Text
 
 from lit_fed.callbacks.base import FederatedCallback
 
@@ -33,31 +30,100 @@ def time_left(done: float, total: float, seconds: float) -> str:
     return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}"
 
 
-class _TimeLeft(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        """Time left at the pace of this process; rounds before a resume took none of its time."""
-        return Text(
-            time_left(
-                task.completed - task.fields["begin"], (task.total or 0) - task.fields["begin"], task.elapsed or 0
-            )
-            + " left"
-        )
+class _LogLines:
+    """Lines without control characters, twice a minute.
+
+    Args:
+        total: units of work.
+        begin: how many of them an earlier process did, which took none of the time of this one.
+        keep: whether the first and the last state are lines too, however quickly they follow.
+    """
+
+    def __init__(self, total: int, begin: int, keep: bool) -> None:
+        self.total, self.begin, self.keep = total, begin, keep
+        self.started = self._last = time.monotonic()
+
+    def left(self, done: float) -> list[str]:
+        """The time left, as the last part of a line; nothing at the end."""
+        if done >= self.total:
+            return []
+        return [f"{time_left(done - self.begin, self.total - self.begin, time.monotonic() - self.started)} left"]
+
+    def open(self, parts: list[str]) -> None:
+        """Show the first state."""
+        if self.keep:
+            self._write(self.begin, parts)
+
+    def show(self, done: float, parts: list[str]) -> None:
+        """Show how far the work is.
+
+        Args:
+            done: units done.
+            parts: what is done, in words.
+        """
+        if time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
+            self._write(done, parts)
+
+    def close(self, done: float, parts: list[str]) -> None:
+        """Show the last state."""
+        if self.keep:
+            self._write(done, parts)
+
+    def stop(self) -> None:
+        """Leave the last state as it is."""
+
+    def _write(self, done: float, parts: list[str]) -> None:
+        self._last = time.monotonic()
+        sys.stdout.write(", ".join([*parts, *self.left(done)]) + "\n")
+        sys.stdout.flush()
+
+
+class _TerminalLine(_LogLines):
+    """One line that is drawn anew; it stays behind if it is kept, and vanishes otherwise."""
+
+    def __init__(self, total: int, begin: int, keep: bool) -> None:
+        super().__init__(total, begin, keep)
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+        columns = (
+            SpinnerColumn(finished_text=" "), TextColumn("{task.fields[first]}"), BarColumn(bar_width=None),
+            TextColumn("{task.fields[rest]}"),
+        )  # fmt: skip
+        self._progress = Progress(*columns, expand=True, transient=not keep)
+        self._task = self._progress.add_task("", total=total, completed=begin, first="", rest="")
+
+    def open(self, parts: list[str]) -> None:
+        """Draw the line."""
+        self.show(self.begin, parts)
+        self._progress.start()
+
+    def show(self, done: float, parts: list[str]) -> None:
+        """Draw it anew."""
+        rest = "  ".join([*parts[1:], *self.left(done)])
+        self._progress.update(self._task, completed=done, first=parts[0], rest=rest)
+
+    def close(self, done: float, parts: list[str]) -> None:
+        """Draw it a last time, and leave the terminal as it was."""
+        self.show(done, parts)
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.stop()
 
 
 class FederatedProgressBar(ProgressBar, FederatedCallback):
     """Rounds, the clients done in the current one, the last accuracy and the time left.
 
-    On a terminal it is one moving line; elsewhere it prints a line at the start, twice a minute and at the end.
+    On a terminal it is one moving line; elsewhere it prints a line at the start, twice a minute and at the end. With
+    several processes it shows the clients of the first.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._enabled = True
-        self._progress: Progress | None = None
-        self._task: Any = None
-        self._clients = self._cohort = 0
-        self._last_line = self._started = 0.0
-        self._first_round = 0
+        self._display: _LogLines | None = None
+        self._clients = self._cohort = self._served = 0
 
     def disable(self) -> None:
         """Show nothing."""
@@ -67,24 +133,11 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         """Show again."""
         self._enabled = True
 
+    # ------------------------------------------------------------------ training
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin."""
         module: Any = pl_module
-        self._started, self._first_round = time.monotonic(), module.num_rounds_done
-        if not self._enabled or not trainer.is_global_zero:
-            return
-        if not sys.stdout.isatty():
-            self._print_line(module)
-            return
-        self._progress = Progress(
-            TextColumn("round {task.fields[round]}/{task.total:.0f}"), BarColumn(bar_width=24),
-            TextColumn("{task.fields[clients]} {task.fields[accuracy]}"), _TimeLeft(), console=Console(),
-        )  # fmt: skip
-        self._task = self._progress.add_task(
-            "", total=module.num_rounds, completed=self._first_round, begin=self._first_round,
-            round=self._first_round, clients="", accuracy="",
-        )  # fmt: skip
-        self._progress.start()
+        self._open(trainer, module.num_rounds, module.num_rounds_done, _of_round(module), keep=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """A phase begins with its first block."""
@@ -94,7 +147,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def on_clients_end(self, trainer: Trainer, module: Any, num_clients: int) -> None:
         """Count clients."""
         self._clients += num_clients
-        self._show(module, module.num_rounds_done + self._clients / max(self._cohort, 1))
+        done = module.num_rounds_done + self._clients / max(self._cohort, 1)
+        self._show(done, _of_round(module, f"{self._clients}/{self._cohort} clients"))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -103,47 +157,101 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         if batch.ends_phase:
             self._clients = 0
         if batch.ends_round:
-            self._show(pl_module, pl_module.num_rounds_done)  # type: ignore[arg-type]
+            self._show_round(pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End."""
+        module: Any = pl_module
+        self._close(module.num_rounds_done, _of_round(module))
+
+    # ------------------------------------------------------------------ evaluation and prediction
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to measure, in a training or without one."""
+        self._served = 0
+        if trainer.state.fn == "validate":
+            self._open_serving(trainer, trainer.val_dataloaders, trainer.datamodule.evaluation_split)  # type: ignore[attr-defined]
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to measure."""
+        self._open_serving(trainer, trainer.test_dataloaders, "test")
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to predict."""
+        self._open_serving(trainer, trainer.predict_dataloaders, None)
+
+    def on_clients_served(self, trainer: Trainer, module: Any, num_clients: int) -> None:
+        """Count clients."""
+        self._served += num_clients
+        if trainer.state.fn == "fit":
+            self._show(module.num_rounds_done, _of_round(module, f"{self._served} clients measured"))
+        elif self._display is not None:
+            self._display.total = max(self._display.total, self._served)  # a callback may measure more than the loop
+            self._show(self._served, self._of_served(trainer))
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make room for the table."""
+        if trainer.state.fn == "validate":
+            self._close(self._served, self._of_served(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the new accuracy."""
         if trainer.state.fn == "fit":
-            self._show(pl_module, pl_module.num_rounds_done)  # type: ignore[arg-type]
+            self._show_round(pl_module)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make room for the table."""
+        self._close(self._served, self._of_served(trainer))
+
+    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-        elif self._enabled and trainer.is_global_zero and not sys.stdout.isatty():
-            self._print_line(pl_module)
+        self._close(self._served, self._of_served(trainer))
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leave the terminal as it was."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._display is not None:
+            self._display.stop()
+        self._display = None
 
-    def _show(self, module: Any, completed: float) -> None:
-        if self._progress is not None:
-            self._progress.update(
-                self._task, completed=completed, round=module.num_rounds_done, accuracy=_accuracy(module),
-                clients=f"{self._clients}/{self._cohort} clients",
-            )  # fmt: skip
-        elif self._last_line and time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
-            self._print_line(module)
+    # ------------------------------------------------------------------ what is shown
+    def _open(self, trainer: Trainer, total: int, begin: int, parts: list[str], *, keep: bool) -> None:
+        if self._enabled and trainer.is_global_zero:
+            self._display = (_TerminalLine if sys.stdout.isatty() else _LogLines)(total, begin, keep)
+            self._display.open(parts)
 
-    def _print_line(self, module: Any) -> None:
-        self._last_line = time.monotonic()
-        done, seconds = module.num_rounds_done, self._last_line - self._started
-        left = time_left(done - self._first_round, module.num_rounds - self._first_round, seconds)
-        ending = "" if done >= module.num_rounds else f", {left} left"
-        sys.stdout.write(f"round {done}/{module.num_rounds}{_accuracy(module, ', ')}{ending}\n")
-        sys.stdout.flush()
+    def _open_serving(self, trainer: Trainer, blocks: Any, split: str | None) -> None:
+        self._served = 0
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        also = data.serving("unseen", split) if split is not None and data.unseen is not None else []
+        total = sum(len(block.client_ids) for some in (blocks, also) for block in some)
+        self._cohort = total
+        self._open(trainer, total, 0, self._of_served(trainer), keep=False)
+
+    def _show(self, done: float, parts: list[str]) -> None:
+        if self._display is not None:
+            self._display.show(done, parts)
+
+    def _show_round(self, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        self._show(module.num_rounds_done, _of_round(module))
+
+    def _close(self, done: float, parts: list[str]) -> None:
+        if self._display is not None:
+            self._display.close(done, parts)
+        self._display = None
+
+    def _of_served(self, trainer: Trainer) -> list[str]:
+        total = self._cohort if self._display is None else self._display.total
+        return [str(trainer.state.fn.value), f"{self._served}/{total} clients"]  # type: ignore[union-attr]
 
 
-def _accuracy(module: Any, before: str = "") -> str:
-    for key in ("val/seen/accuracy", "test/seen/accuracy", "val/seen/mse", "test/seen/mse"):
-        if key in module.results:
-            return f"{before}{key} {module.results[key]:.4f}"
-    return ""
+def _of_round(module: Any, *clients: str) -> list[str]:
+    """The round, the clients of the current one, the last accuracy."""
+    return [f"round {module.num_rounds_done}/{module.num_rounds}", *clients, *_accuracy(module)]
+
+
+def _accuracy(module: Any) -> list[str]:
+    for hit in ("accuracy", "mse"):
+        for split in ("val", "test"):
+            if f"{split}/seen/{hit}" in module.results:
+                return [f"{split} {hit} {module.results[f'{split}/seen/{hit}']:.4f}"]
+    return []

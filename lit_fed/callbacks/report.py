@@ -8,17 +8,23 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lit_fed.core.errors import ConfigError
+
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["RunReport", "client_table", "print_table", "write_atomically"]
+
+FORMATS = {"png", "pdf", "svg"}
+"""Of pictures; the last two are vector graphics."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -29,7 +35,10 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
-    """One row per measured client with its last results; `pi_m` are the weights it was served with."""
+    """One row per measured client with its last results.
+
+    `group` is its true group, where known; `pi_m` are the weights that it was served with.
+    """
     import pandas as pd
 
     tables = []
@@ -49,6 +58,8 @@ def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
             hit: each[:, 1].masked_fill(count == 0, float("nan")).tolist(),
             "loss": each[:, 0].masked_fill(count == 0, float("nan")).tolist(),
         }
+        if population.groups is not None:
+            columns["group"] = population.groups[list(positions)].tolist()
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
         tables.append(pd.DataFrame(columns | weights))
     return pd.concat(tables, ignore_index=True)
@@ -58,11 +69,14 @@ class RunReport(Callback):
     """Writes the run's results into its folder when the test is done, and prints them.
 
     Args:
-        pictures: draw `plots/*.png` too.
+        pictures: draw pictures in `plots/` too.
+        formats: of the pictures: `png`, `pdf`, `svg`.
     """
 
-    def __init__(self, pictures: bool = True) -> None:
-        self.pictures = pictures
+    def __init__(self, pictures: bool = True, formats: Sequence[Literal["png", "pdf", "svg"]] = ("png",)) -> None:
+        if not formats or not set(formats) <= FORMATS:
+            raise ConfigError(f"RunReport.formats is {list(formats)}; give some of {', '.join(sorted(FORMATS))}")
+        self.pictures, self.formats = pictures, formats
         self.seconds = 0.0
         self._started: float | None = None
 
@@ -113,7 +127,7 @@ class RunReport(Callback):
         if self.pictures:
             from lit_fed.callbacks.pictures import draw
 
-            draw(folder, table)
+            draw(folder, table, self.formats)
         summary = {**module.results, **self._facts(module)}
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")

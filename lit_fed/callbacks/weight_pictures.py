@@ -7,6 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from lit_fed.callbacks.picture_style import (
+    COLOURS,
+    COLUMN_WIDTH,
+    DASHES,
+    draw_curve,
+    few_ticks,
+    frame,
+    legend_above,
+    look,
+)
+
 __all__ = ["draw_graph", "weight_figures"]
 
 PANELS = 4
@@ -14,9 +25,6 @@ PANELS = 4
 
 MOST_CURVES = 12
 """Clients whose weights are drawn as curves, one panel each; for more, groups are."""
-
-GREYS = ["#1b4f8a", "#d1701f", "#4f9d69", "#7a4f9d", "#8a8a8a", "#b03a48", "#c9a227", "#2a9d9d"]
-STYLES = ["-", "--", ":", "-."]
 
 
 def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
@@ -47,6 +55,8 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
 def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
     """Who takes in whose model: clients on a circle, those of one group side by side, darker edges for larger weights.
 
+    A client bears the number of its group.
+
     Args:
         matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
         groups: the group of each client, [T].
@@ -62,13 +72,17 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
     _, colours = np.unique(groups, return_inverse=True)
     edges = sorted(graph.edges(data="weight"), key=lambda edge: edge[2])  # the darkest on top
     scale = mpl.colors.Normalize(0, max((edge[2] for edge in edges), default=1.0))
-    figure = new_figure(figsize=(6, 5))
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
     axes = figure.subplots()
+    places = nx.circular_layout(graph)
     nx.draw(
-        graph, nx.circular_layout(graph), ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="tab10",
-        vmin=0, vmax=9, node_size=120, edgelist=[edge[:2] for edge in edges],
+        graph, places, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
+        edgecolors="black", linewidths=0.6, node_size=80, edgelist=[edge[:2] for edge in edges],
         edge_color=[edge[2] for edge in edges], edge_cmap=mpl.colormaps["Greys"], edge_vmin=0, edge_vmax=scale.vmax,
     )  # fmt: skip
+    if len(np.unique(groups)) > 1:
+        names = {client: str(int(groups[client])) for client in order.tolist()}
+        nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=6)
     figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight")
     return figure
 
@@ -82,12 +96,12 @@ def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
     shown = _panels(len(mixture))
-    figure = new_figure(figsize=(2.2 * len(shown) + 0.8, 0.9 + 0.45 * mixture.shape[2]))
+    figure = new_figure(figsize=(0.7 + 1.55 * len(shown), 0.8 + 0.26 * mixture.shape[2]))
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for one, idx in zip(axes, shown, strict=True):
         image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
         one.set(title=_round(weights, idx), xlabel="clients")
-        one.grid(visible=False)
+        frame(one)
     axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
     figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
     return figure
@@ -110,7 +124,7 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
     between = weights["collaboration"]
     order, bounds = _group_order(weights)
     shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
-    figure = new_figure(figsize=(2.6 * len(shown) + 0.9, 3.2))
+    figure = new_figure(figsize=(0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (COLUMN_WIDTH, 2.7))
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     largest = max(float(between[shown].max()), 1e-12)
     for one, idx in zip(axes, shown, strict=True):
@@ -119,10 +133,10 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
             one.axhline(bound - 0.5, color="#d1701f", linewidth=0.8)
             one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
         one.set(title=_round(weights, idx), xlabel="whose model")
-        one.grid(visible=False)
+        frame(one)
         if len(order) <= MOST_CURVES:
             one.set(xticks=range(len(order)), xticklabels=order, yticks=range(len(order)), yticklabels=order)
-    by_group = ", ordered by true group" if "groups" in weights else ""
+    by_group = ",\nby true group" if "groups" in weights else ""
     axes[0].set_ylabel(f"client served{by_group}")
     figure.colorbar(image, ax=axes.tolist(), label="weight")
     return figure
@@ -137,26 +151,27 @@ def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
         return _share_in_group(between, rounds, groups, new_figure)
     columns = min(4, num_clients)
     rows = -(-num_clients // columns)
-    figure = new_figure(figsize=(2.2 * columns + 0.4, 1.7 * rows + 0.6))
+    figure = new_figure(figsize=(1.65 * columns + 0.4, 1.3 * rows + 0.6))
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for served, one in enumerate(axes.flat):
         one.set_visible(served < num_clients)
         for other in range(num_clients if served < num_clients else 0):
             group = int(groups[other])
             one.plot(
-                rounds, between[:, served, other], color=GREYS[group % len(GREYS)],
-                linestyle=STYLES[group % len(STYLES)], linewidth=2.4 if other == served else 1.1,
+                rounds, between[:, served, other], color=COLOURS[group % len(COLOURS)],
+                linestyle=DASHES[group % len(DASHES)], linewidth=2.2 if other == served else 0.9,
             )  # fmt: skip
         if served < num_clients:
-            one.set_title(f"client {served}, group {int(groups[served])}", fontsize=9)
+            one.set_title(f"client {served}, group {int(groups[served])}", fontsize=7)
+            one.xaxis.set_major_locator(few_ticks(whole=True, most=4))
     figure.supxlabel("round")
     figure.supylabel("weight (thick: its own model)")
     handles = [
-        axes.flat[0].plot([], [], color=GREYS[group % len(GREYS)], linestyle=STYLES[group % len(STYLES)])[0]
+        axes.flat[0].plot([], [], color=COLOURS[group % len(COLOURS)], linestyle=DASHES[group % len(DASHES)])[0]
         for group in np.unique(groups)
     ]
     names = [f"models of group {group}" for group in np.unique(groups)]
-    figure.legend(handles, names, loc="outside upper center", ncols=len(names), frameon=False, fontsize=9)
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     return figure
 
 
@@ -164,14 +179,13 @@ def _share_in_group(between: np.ndarray, rounds: np.ndarray, groups: np.ndarray,
     same = groups[:, None] == groups
     inside = (between * same).sum(2) / np.maximum(between.sum(2), 1e-12)
     own = np.einsum("rii->ri", between) / np.maximum(between.sum(2), 1e-12)
-    figure = new_figure(figsize=(6, 3.6))
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
     axes = figure.subplots()
-    for values, name, color, style in (
-        (inside, "its true group", GREYS[0], "-"),
-        (own, "its own model", GREYS[1], "--"),
-    ):
-        axes.plot(rounds, values.mean(1), color=color, linestyle=style, label=f"to {name}, mean over clients")
+    for position, (values, name) in enumerate(((inside, "its true group"), (own, "its own model"))):
+        label, color = f"to {name}, mean over clients", COLOURS[position]
+        draw_curve(axes, rounds, values.mean(1), label=label, color=color, **look(position))
         axes.fill_between(rounds, *np.quantile(values, [0.1, 0.9], axis=1), color=color, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(few_ticks(whole=True))
     axes.set(xlabel="round", ylabel="share of a client's weights", ylim=(-0.02, 1.02))
-    axes.legend(frameon=False)
+    legend_above(figure, columns=1)
     return figure

@@ -18,6 +18,7 @@ from lit_fed.core.types import ClientBlock, Phase, Population, ServingBlock, Spl
 from lit_fed.data.blocks import cut_blocks, draw_cohort, make_blocks, split_by_work
 from lit_fed.data.dataset import DataSet
 from lit_fed.data.digits import Digits
+from lit_fed.data.one_client import find_client
 from lit_fed.data.partition import Partition
 from lit_fed.data.population import build_populations, check_labels, fingerprint, infer_target
 
@@ -44,6 +45,7 @@ class Predicted(NamedTuple):
 
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
+    client: str | None = None  # serve this client alone, whatever its population; None: all that the test measures
 
 
 class FederatedDataModule(LightningDataModule):
@@ -201,7 +203,10 @@ class FederatedDataModule(LightningDataModule):
         Raises:
             ConfigError: if there are no such clients, or none of them has samples in that split.
         """
-        population, split = self.predicted
+        population, split, client = self.predicted
+        if client is not None:
+            name, position = find_client(client, {"seen": self.seen, "unseen": self.unseen})
+            return self.serving(name, split, torch.tensor([position]))  # type: ignore[arg-type]
         if population == "unseen" and self.unseen is None:
             raise ConfigError("--population unseen: the data have no unseen clients; choose seen")
         if not self.splits(population, split)[0].num_samples:
@@ -209,14 +214,18 @@ class FederatedDataModule(LightningDataModule):
         return self.serving(population, split)
 
     def serving(
-        self, population: Literal["seen", "unseen"], name: Literal["train", "val", "test"]
+        self,
+        population: Literal["seen", "unseen"],
+        name: Literal["train", "val", "test"],
+        positions: Tensor | None = None,
     ) -> Blocks[ServingBlock]:
-        """This rank's blocks of clients to be served and measured, or predicted."""
+        """This rank's blocks of clients to be served and measured, or predicted: those at `positions`, or all."""
         assert self.trainer is not None
         data, train = self.splits(population, name)
+        measured = self._chosen(population).measured if positions is None else positions
         return Blocks(
             serving_blocks(
-                data, train, self._chosen(population).measured, clients_per_block=self.block_size(),
+                data, train, measured, clients_per_block=self.block_size(),
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip

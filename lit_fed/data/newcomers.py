@@ -17,6 +17,7 @@ from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.client_folder import ClientArrays, check_types, checked, read_files, to_population
 from lit_fed.data.dataset import require
 from lit_fed.data.module import Blocks, Predicted, serving_blocks
+from lit_fed.data.one_client import find_client
 
 if TYPE_CHECKING:
     from lit_fed.training.serving import ServingFacts
@@ -33,15 +34,16 @@ class NewcomerData(LightningDataModule):
     Args:
         folder: folder with a .npz file for each client.
         facts: what a checkpoint says of its training.
+        only: name of the one to be served; None: all.
 
     Raises:
-        ConfigError: naming the file and the array that does not fit.
+        ConfigError: naming the file and the array that does not fit, or if there is no such client.
     """
 
     predicted = Predicted("unseen", "test")
     seen: Population | None = None
 
-    def __init__(self, folder: str, facts: ServingFacts) -> None:
+    def __init__(self, folder: str, facts: ServingFacts, only: str | None = None) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each new client")
         root = Path(folder).expanduser()
@@ -63,13 +65,14 @@ class NewcomerData(LightningDataModule):
         for split in (self.unseen.train, self.unseen.val, self.unseen.test):
             split.first_id = facts.num_clients
         self.clients_per_block = facts.clients_per_block
+        self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
         """This rank's newcomers."""
         assert self.trainer is not None
         return Blocks(
             serving_blocks(
-                self.unseen.test, self.unseen.train, clients_per_block=self.clients_per_block,
+                self.unseen.test, self.unseen.train, self.served, clients_per_block=self.clients_per_block,
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip

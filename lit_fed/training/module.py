@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.callbacks.aggregation import ServerAggregation
-from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.clients import ClientTrainer, MemoryFormat, SequentialTrainer, TrainJob, choose_trainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -108,8 +107,7 @@ class FederatedModule(ClientServing):
         if stage == "fit":
             if not any(isinstance(one, ServerAggregation) for one in self.trainer.callbacks):  # type: ignore[attr-defined]
                 raise ConfigError(
-                    "a fit without a server; add ServerAggregation() to the trainer's callbacks, or take "
-                    "lit_fed.callbacks.with_defaults([])"
+                    "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
                 )
             self.num_rounds = self.trainer.max_epochs if self.trainer.max_epochs not in (None, -1) else 1
             if self.trainer.max_steps != -1:
@@ -285,13 +283,8 @@ class FederatedModule(ClientServing):
             if bool((multiplicity > 0).all()):
                 new = {"state": trained.result.state, "optimizer": trained.optimizers}
                 self.store.stage(ids[trained.rows], {name: new[name] for name in self.store.template})
-                self._report_progress(len(multiplicity))
+                self._report_progress("on_clients_end", len(multiplicity))
             self._metric_names = list(trained.result.metrics)
-
-    def _report_progress(self, num_clients: int) -> None:
-        for callback in self._trainer.callbacks if self._trainer is not None else ():  # type: ignore[attr-defined]
-            if isinstance(callback, FederatedCallback):
-                callback.on_clients_end(self.trainer, self, num_clients)
 
     def reduce_messages(self) -> Reduced:
         """Reduce the messages of the phase over ranks; the only communication that the algorithm knows of."""

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from lit_fed.core.errors import ConfigError
@@ -15,7 +16,16 @@ from lit_fed.core.errors import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["check_new_folder", "check_table_file", "check_table_format", "check_writable", "new_folder", "write_table"]
+__all__ = [
+    "check_creatable",
+    "check_new_folder",
+    "check_table_file",
+    "check_table_format",
+    "check_writable",
+    "new_folder",
+    "write_bytes",
+    "write_table",
+]
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -33,6 +43,25 @@ def check_writable(folder: Path, option: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise ConfigError(f"{option} {folder}: {reason}; choose a folder that can be written") from error
+
+
+def check_creatable(folder: Path, option: str) -> None:
+    """Find out whether a folder can be made and written, and leave nothing behind.
+
+    Args:
+        folder: the folder, which may not exist yet.
+        option: the argument that named it.
+
+    Raises:
+        ConfigError: naming the folder and the fix.
+    """
+    existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    try:
+        with TemporaryFile(dir=existing):
+            pass
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConfigError(f"{option} {folder}: {reason}; choose a folder that can be written") from error
@@ -77,6 +106,16 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
             table.to_parquet(partial, index=False, engine="pyarrow")
         else:
             table.to_csv(partial, index=False)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file beside its place and move it there."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_bytes(content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
+from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.clients import ClientTrainer, PredictJob, TrainJob, add_scores, evaluate
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -81,6 +82,7 @@ class ClientServing(LightningModule):
     shared: Tree
     store: Any
     batch_size: int
+    num_clients: int
     client_trainer: ClientTrainer
     context: Any
 
@@ -130,6 +132,12 @@ class ClientServing(LightningModule):
             if results.rows.shape[1] > rows.shape[1]:
                 rows = torch.cat([rows, job.states.mixture.to(rows)], dim=1)
             results.update(piece.rows, rows)
+            self._report_progress("on_clients_served", len(piece.client_ids))
+
+    def _report_progress(self, hook: str, num_clients: int) -> None:
+        for callback in self._trainer.callbacks if self._trainer is not None else ():  # type: ignore[attr-defined]
+            if isinstance(callback, FederatedCallback):
+                getattr(callback, hook)(self.trainer, self, num_clients)
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
         """Measure a block of seen clients."""
@@ -140,11 +148,13 @@ class ClientServing(LightningModule):
         self.measure(batch, "seen")
 
     def predict_step(self, batch: ServingBlock, batch_idx: int) -> BlockPredictions | tuple[()]:
-        """Serve a block of clients of the population that the data module predicts; () for a block without clients."""
+        """Serve a block of clients, all seen or all unseen; () for a block without clients."""
         if not len(batch.client_ids):
             return ()
-        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        return predict_block(self.client_trainer, self._served(batch, seen=data.predicted.population == "seen"))
+        served = self._served(batch, seen=int(batch.client_ids[0]) < self.num_clients)
+        predictions = predict_block(self.client_trainer, served)
+        self._report_progress("on_clients_served", len(batch.client_ids))
+        return predictions
 
 
 def predict_block(client_trainer: ClientTrainer, job: PredictJob) -> BlockPredictions:

@@ -15,12 +15,15 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
+from lit_fed.callbacks import with_defaults
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, newcomer_tables, prediction_table
+from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.newcomers import NewcomerData
 from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
+from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.output import (
     check_new_folder,
@@ -65,12 +68,15 @@ StrategyRegistry.register(
 class FederatedTrainer(Trainer):
     """Lightning's trainer with federated loops: `max_epochs` counts rounds, `global_step` is the rounds done.
 
-    The arguments are those of `lightning.pytorch.Trainer`; those that cut batches or touch gradients are refused.
+    The arguments are those of `lightning.pytorch.Trainer`; those that cut batches or touch gradients are refused. The
+    callbacks of a federated run (server, evaluation, report, progress, `last.ckpt`) are added to those that are given,
+    and without a logger of one's own the run is kept in `runs/<algorithm>/version_<n>/`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _refuse_arguments(kwargs)
         _refuse_precision(kwargs.get("precision"))
+        _refuse_accelerator(kwargs.get("accelerator"))
         # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.
         kwargs["use_distributed_sampler"] = False
         kwargs["reload_dataloaders_every_n_epochs"] = 1
@@ -79,17 +85,36 @@ class FederatedTrainer(Trainer):
         if kwargs.get("log_every_n_steps") is None:
             kwargs["log_every_n_steps"] = 1
         kwargs["plugins"] = _with_atomic_checkpoints(kwargs.get("plugins"))
-        super().__init__(*args, **kwargs)
+        kwargs["callbacks"] = _with_usual_callbacks(kwargs)
+        kwargs["enable_model_summary"] = kwargs.get("enable_model_summary") or False
+        kwargs["default_root_dir"] = kwargs.get("default_root_dir") or "runs"
+        if kwargs.get("logger") in (None, True):
+            kwargs["logger"] = RoundLogger(str(kwargs["default_root_dir"]))
+        try:
+            super().__init__(*args, **kwargs)
+        except (TypeError, ValueError, ModuleNotFoundError) as error:
+            raise ConfigError(f"Lightning's trainer refuses its arguments: {error}") from error
         self.fit_loop = FederatedLoop(self, self.fit_loop)
 
-    def fit(self, *args: Any, **kwargs: Any) -> None:
+    def fit(self, model: LightningModule, *args: Any, **kwargs: Any) -> None:
         """Run federated rounds, `max_epochs` of them; an interrupt by Ctrl-C is passed on, not turned into an exit."""
+        for logger in self.loggers:
+            if isinstance(logger, RoundLogger):
+                logger.begin(getattr(model, "algorithm_name", type(model).__name__))
         try:
-            super().fit(*args, **kwargs)
+            super().fit(model, *args, **kwargs)
         except SystemExit:
             if self.interrupted:
                 raise KeyboardInterrupt from None
             raise
+
+    def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
+        """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
+        return super().validate(*args, verbose=verbose, **kwargs)
+
+    def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
+        """Measure the clients on the test split; the report prints a table and completes the run's folder."""
+        return super().test(*args, verbose=verbose, **kwargs)
 
     def predict(
         self,
@@ -191,6 +216,94 @@ class FederatedTrainer(Trainer):
         sys.stdout.write(f"results: {folder}\n")
         return table
 
+    def personal_model(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: _PATH | None = None,
+        client: str = "",
+        clients: str = "",
+        weights_only: bool | None = None,
+    ) -> PersonalModel | None:
+        """Serve one client, as in the test of the run, and return what serves it as a plain module.
+
+        Args:
+            model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
+            datamodule: the data module; not needed with `clients`.
+            ckpt_path: checkpoint of the run; None takes the model as it is.
+            client: name of the client, seen or unseen; what is no client's name is taken for its number.
+            clients: folder of newcomers as for `personalize`, of which `client` is one; they need a checkpoint.
+            weights_only: refuse checkpoints with anything but tensors and plain types.
+
+        Returns:
+            The module, on the CPU, on rank zero; None elsewhere.
+
+        Raises:
+            ConfigError: if there is no such client or its model cannot be traced.
+        """
+        module: Any = model
+        data: Any = datamodule
+        if clients:
+            if ckpt_path is None:
+                raise ConfigError("newcomers are served from a checkpoint; give ckpt_path")
+            facts = restore_for_newcomers(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
+            data, ckpt_path = NewcomerData(clients, facts, client), None
+            normalisation = facts.normalisation
+        elif isinstance(data, FederatedDataModule):
+            data.predicted = Predicted(client=client)
+            normalisation = data.dataset.normalisation
+        else:
+            raise ConfigError("there are no clients; pass datamodule=FederatedDataModule(...) or a folder of newcomers")
+        blocks: Any = super().predict(module, None, data, True, ckpt_path, weights_only)
+        served = next((block for block in blocks if block), None)
+        if served is None:
+            return None
+        example = (data.seen or data.unseen).train.x[:1]
+        return personal_model(module, tree.index(served.states, 0), example, normalisation, client)
+
+    def export(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None,
+        *,
+        client: str = "",
+        clients: str = "",
+        format: Literal["pt", "onnx"] = "pt",
+        output: str = "",
+    ) -> PersonalModel | None:
+        """Write a client's personalised model as a program that runs without lit_fed.
+
+        The program takes a batch of inputs, where the training normalised its inputs numbers in 0..1, and gives the
+        probability of every class, or for regression the predicted value.
+
+        Args:
+            model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
+            datamodule: the data module; not needed with `clients`.
+            ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
+            weights_only: refuse checkpoints with anything but tensors and plain types.
+            client: the client, by its name in `clients.csv`, seen or unseen; what is no client's name is taken for its
+                number, the column `client_id` of `predict`.
+            clients: folder of newcomers as for `personalize`, of which `client` is one, without the ending .npz.
+            format: `pt` for `torch.export.load`, or `onnx`.
+            output: the file to be written, `.pt2` or `.onnx`.
+
+        Returns:
+            The model as a module, on rank zero; None elsewhere.
+
+        Raises:
+            ConfigError: if the file cannot be written, there is no such client or its model cannot be traced.
+        """
+        if not output:
+            raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
+        check_program_file(Path(output), format)
+        exported = self.personal_model(model, datamodule, ckpt_path, client, clients, weights_only)
+        if exported is not None:
+            save_program(exported, Path(output), format)
+            sys.stdout.write(f"program: {output}\n")
+        return exported
+
     @contextmanager
     def _also(self, callback: Callback) -> Iterator[None]:
         """With one callback more."""
@@ -239,6 +352,25 @@ def _refuse_precision(precision: Any) -> None:
             f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: local steps are taken without a "
             "gradient scaler, and averages need models in float32"
         )
+
+
+def _refuse_accelerator(accelerator: Any) -> None:
+    if isinstance(accelerator, str) and accelerator not in ("auto", "cpu", "gpu", "cuda", "mps"):
+        raise ConfigError(f"--trainer.accelerator is {accelerator}; choose cpu, gpu or auto")
+    if accelerator in ("gpu", "cuda") and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
+        raise ConfigError(
+            f"--trainer.accelerator is {accelerator}, and PyTorch finds no GPU here; choose cpu or auto, or install "
+            "a PyTorch that fits the machine's driver"
+        )
+
+
+def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
+    given = arguments.get("callbacks") or []
+    return with_defaults(
+        [given] if isinstance(given, Callback) else list(given),
+        checkpoint=arguments.get("enable_checkpointing") is not False,
+        progress=arguments.get("enable_progress_bar") is not False,
+    )
 
 
 def _with_atomic_checkpoints(plugins: Any) -> list[Any]:

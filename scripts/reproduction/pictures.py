@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Share", "Shares", "bars", "curves", "panels", "save", "shares"]
+from lit_fed.callbacks import picture_style
+from lit_fed.callbacks.picture_style import DASHES, MARKERS, draw_curve, look
 
-MARKERS = "osD^vP*X<>"
-DASHES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
+__all__ = ["DASHES", "MARKERS", "Share", "Shares", "bars", "curves", "panels", "save", "shares"]
 
 Bar = tuple[str, Sequence[float], float | None]
 """Label, a value for each seed, and the published value where there is one."""
@@ -85,10 +85,8 @@ def curves(
         axis = axes[name]
         for position, (label, places, values) in enumerate(lines):
             middle, deviation = np.mean(values, axis=0), np.std(values, axis=0)
-            look = {"linestyle": DASHES[position % len(DASHES)], "marker": MARKERS[position % len(MARKERS)]}
-            (line,) = axis.plot(places, middle, label=label, markersize=4, markevery=max(1, len(places) // 8), **look)
-            if len(values) > 1:
-                axis.fill_between(places, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
+            spread = deviation if len(values) > 1 else None
+            draw_curve(axis, places, middle, spread, label=label, markersize=4, **look(position))
         x_name, y_name = (one if isinstance(one, str) else one[name] for one in (x_label, y_label))
         axis.set(xlabel=x_name, ylabel=y_name, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
         axis.legend(fontsize=7, frameon=False)
@@ -101,21 +99,20 @@ def shares(groups: Mapping[str, Shares], label: str, place: Path, columns: int =
     known: dict[str, tuple[set[int], int]] = {}  # colours and looks of a label
     for name, (rounds, lines) in groups.items():
         for one in lines:
-            look = {"color": f"C{one.colour}", "linestyle": DASHES[one.look], "marker": MARKERS[one.look]}
-            axes[name].plot(rounds, one.values, **look, markersize=3.5, linewidth=2.8 if one.thick else 1.2)
+            width = 2.8 if one.thick else 1.2
+            axes[name].plot(
+                rounds, one.values, color=f"C{one.colour}", **look(one.look), markersize=3.5, linewidth=width
+            )
             known.setdefault(one.label, (set(), one.look))[0].add(one.colour)
         axes[name].set(ylim=(-0.04, 1.04), xlabel="round", ylabel=label)
     handles = []
-    for text, (colours, look) in sorted(known.items()):
+    for text, (colours, number) in sorted(known.items()):
         colour = f"C{min(colours)}" if len(colours) == 1 else "black"
-        style = {"color": colour, "linestyle": DASHES[look], "marker": MARKERS[look], "markersize": 4}
-        handles += figure.axes[0].plot([], [], label=text, **style)
+        handles += figure.axes[0].plot([], [], label=text, color=colour, **look(number), markersize=4)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     save(figure, place)
 
 
 def save(figure: Any, place: Path) -> None:
-    """Write a figure beside its place and move it there."""
-    partial = place.with_name(f".{place.stem}.partial{place.suffix}")
-    figure.savefig(partial, dpi=110, metadata={"Software": None})
-    partial.replace(place)
+    """Write a figure of a page beside its place and move it there."""
+    picture_style.save(figure, place, dpi=110)

@@ -205,7 +205,7 @@ def test_a_folder_with_something_in_it_stays_as_it_is(capsys, tmp_path):
 
 def test_help(capsys, monkeypatch):
     for arguments, parts in (
-        (["--help"], ["partition", "Show how the samples are divided over clients"]),
+        (["--help"], ["partition", "Show how samples are divided over clients"]),
         (["partition", "--help"], ["python -m lit_fed partition", "--data.partition", "--output", "partition.png"]),
     ):
         monkeypatch.setattr(sys, "argv", ["lit_fed", *arguments])

@@ -18,7 +18,16 @@ def test_a_file_here_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shipped = str(configs_folder() / "experiment/quickstart.yaml")
     given = ["fit", "--config", QUICKSTART, f"--config={QUICKSTART}", "-c", QUICKSTART, "--name", QUICKSTART]
-    assert find_configs(given) == ["fit", "--config", shipped, f"--config={shipped}", "-c", shipped, "--name", QUICKSTART]
+    assert find_configs(given) == [
+        "fit",
+        "--config",
+        shipped,
+        f"--config={shipped}",
+        "-c",
+        shipped,
+        "--name",
+        QUICKSTART,
+    ]
     (tmp_path / "configs/experiment").mkdir(parents=True)
     (tmp_path / QUICKSTART).write_text("{}")
     assert find_configs(given) == given

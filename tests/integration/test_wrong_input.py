@@ -75,6 +75,29 @@ def clients(root, **changes):
         (["--ckpt_path", "nothing.ckpt"], ["nothing.ckpt", "no such file"]),
         (["--trainer.default_root_dir", "/proc/nowhere"], ["/proc/nowhere", "choose a folder"]),
         (["--config", "no.yaml"], ["no.yaml"]),
+        (["--model.algoritm", "FedEM"], ["--model.algoritm", "did you mean --model.algorithm?"]),
+        (["--lr", "0.1"], ["--lr", "did you mean --model.solver.lr?"]),
+        (["--trainer.epochs", "3"], ["--trainer.epochs", "--trainer.max_epochs"]),
+        (["FedEM"], ["FedEM", "--help"]),
+        (["--model.algorithm"], ["--model.algorithm", "expected one argument"]),
+        (["--model.algorithm", "fedem"], ["there is no class fedem", "FedEM"]),
+        (["--model.algorithm", "my.module.Own"], ["my.module.Own", "No module named 'my'"]),
+        (["--model.solver.lr", "fast"], ["--model.solver.lr: expected float", "fast"]),
+        (["--trainer.max_epochs", "ten"], ["--trainer.max_epochs: expected int", "ten"]),
+        (["--trainer.max_epochs", "-3"], ["max_epochs", "-3"]),
+        (["--data.batch_size", "1.5"], ["--data.batch_size: expected int", "1.5"]),
+        (
+            ["--data.partition", "Dirichlet", "--data.partition.alpha", "x"],
+            ["partition", "alpha", "expected float", "x"],
+        ),
+        (["--data.dataset.download", "true"], ["--data.dataset", "'download' is not accepted", ".help NAME"]),
+        (["--data.dataset", "CIFAR10"], ["--data.dataset.root data", "CIFAR10", "--data.dataset.download true"]),
+        (["--trainer.accelerator", "tpu"], ["--trainer.accelerator", "tpu", "cpu"]),
+        (["--trainer.devices", "abc"], ["devices"]),
+        (["--trainer.strategy", "fed"], ["strategy", "'fed'", "auto"]),
+        (["--trainer.callbacks+=Nope"], ["--trainer.callbacks", "there is no class Nope"]),
+        (["--config", "."], ["--config", "not a file"]),
+        (["--ckpt_path", __file__], ["--ckpt_path", "test_wrong_input.py", "cannot be read"]),
     ],
     ids=lambda value: "_".join(value)[:60] if isinstance(value, list) and value[0].startswith("--") else "",
 )
@@ -84,7 +107,40 @@ def test_arguments(capsys, tmp_path, arguments, parts):
     for part in parts:
         assert any(one in said for one in part.split("|")), said
     assert not list(tmp_path.rglob("*.ckpt"))
-    assert not list(tmp_path.rglob("version_*"))
+    assert not (tmp_path / "out").exists()
+    assert "<class" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["fitt"], ["fitt", "personalize"]),
+        (["validate", "--ckpt_path", "last"], ["--ckpt_path last", "no checkpoint under"]),
+        (["predict"], ["--ckpt_path is not set"]),
+        (["personalize", "--ckpt_path", "nothing.ckpt"], ["nothing.ckpt", "no such file"]),
+        (["partition", "--outptu", "x"], ["--outptu", "did you mean --output?"]),
+        (["partition", "--data.dataset", "Nope"], ["there is no class Nope", "Digits"]),
+        (["fit", "--model.algorithm.help", "Nope"], ["--model.algorithm.help", "Nope"]),
+    ],
+)
+def test_commands(capsys, tmp_path, monkeypatch, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    said = message(capsys, arguments)
+    for part in parts:
+        assert part in said, said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_gpu_that_there_is_not(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
+    arguments = [*BASE, "--trainer.accelerator", "gpu", "--trainer.default_root_dir", str(tmp_path / "out")]
+    assert "--trainer.accelerator is gpu, and PyTorch finds no GPU here; choose cpu" in message(capsys, arguments)
+
+
+def test_measuring_models_that_are_not_trained_is_said(capsys):
+    main(["test", *BASE[1:], "--data.num_clients", "4"])
+    assert "test without --ckpt_path: of models not yet trained" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

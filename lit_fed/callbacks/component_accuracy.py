@@ -1,0 +1,105 @@
+"""How well each component model does alone on the clients of each true group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.callbacks.report import write_atomically
+from lit_fed.clients import PredictJob, evaluate
+from lit_fed.core.local_norm import NormState
+from lit_fed.metrics import ClientTable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lit_fed.core.types import ServingBlock, Tree
+
+__all__ = ["ComponentAccuracy", "component_table"]
+
+
+class ComponentAccuracy(Callback):
+    """Measures every component alone on the test samples of the seen clients of each true group, as `components.csv`.
+
+    Columns: `group`, `component`, `accuracy` (for regression `mse`) and `samples`. It takes part where the data know
+    true groups and the algorithm serves clients with mixtures of several components, and only in the test at the end
+    of a run that leaves a folder; the test samples are then predicted once more for each component. Without a server,
+    a component of a client is the client's own copy of it.
+    """
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure, and write on rank zero."""
+        module: Any = pl_module
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if trainer.logger is None or data.seen.groups is None or not has_components(module):
+            return
+        rows = self._measured(trainer, module)
+        folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir else None
+        if folder is not None and folder.is_dir():
+            measured = slice(None) if data.seen.measured is None else data.seen.measured
+            hit = "mse" if module.target.kind == "regression" else "accuracy"
+            table = component_table(rows, data.seen.groups[measured], hit)
+            write_atomically(folder / "components.csv", table.to_csv(index=False))
+
+    def _measured(self, trainer: Trainer, module: Any) -> Tensor:
+        """Sums of every component and client, [M, E, 3] float64, the same on every rank."""
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        num_models, num_clients = module.algorithm.num_models, data.seen.num_measured
+        tables = [ClientTable(num_clients).to(module.device) for _ in range(num_models)]
+        with trainer.precision_plugin.val_step_context():
+            for block in data.serving("seen", "test"):
+                measure_components(module, trainer.strategy.batch_to_device(block), tables)
+        return torch.stack([table.compute() for table in tables])
+
+
+def has_components(module: Any) -> bool:
+    """Whether clients are served with mixtures of several components."""
+    return module.algorithm.num_models > 1 and "mixture_weights" in dict(module.store.named_buffers())
+
+
+def measure_components(module: Any, block: ServingBlock, tables: list[ClientTable]) -> None:
+    """Serve some clients with one component after another and add the results to the component's table.
+
+    Args:
+        module: the `FederatedModule`.
+        block: the clients.
+        tables: a table of all measured clients for each component, [M].
+    """
+    data = block.data.select(block.client_ids)
+    states = module.store.gather(block.client_ids)["state"]
+    for component, table in enumerate(tables):
+        served = with_one_component(states, component)
+        job = PredictJob(module.algorithm, module.context("evaluate"), module.shared, data, block.client_ids, served)
+        table.update(block.rows, evaluate(module.client_trainer, job))
+
+
+def with_one_component(states: Tree, component: int) -> Tree:
+    """The states of clients, leaves [C, ...], with the weight 1 on one component and 0 on the others."""
+    if isinstance(states, NormState):
+        return states._replace(inner=with_one_component(states.inner, component))
+    mixture = torch.zeros_like(states.mixture)
+    mixture[..., component] = 1
+    return states._replace(mixture=mixture)
+
+
+def component_table(rows: Tensor, groups: Tensor, hit: str) -> pd.DataFrame:
+    """One row for each group and component; groups without test samples are left out.
+
+    Args:
+        rows: number of samples, sum of losses and sum of hits of each component and client, [M, E, 3].
+        groups: true group of each client, [E].
+        hit: name of the last column's mean, `accuracy` or `mse`.
+    """
+    import pandas as pd
+
+    found = []
+    for group in groups.unique().tolist():
+        samples, _, hits = rows[:, groups == group].sum(1).unbind(1)
+        columns = {"group": group, "component": range(len(rows)), hit: hits / samples, "samples": samples.long()}
+        found.append(pd.DataFrame(columns))
+    table = pd.concat(found, ignore_index=True)
+    return table[table["samples"] > 0]

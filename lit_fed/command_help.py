@@ -1,0 +1,136 @@
+"""How `--help` reads: short usage, types and classes by their names, what Lightning's arguments mean here."""
+
+from __future__ import annotations
+
+import re
+from argparse import SUPPRESS, Action
+from collections.abc import Iterable
+from typing import Any
+
+from jsonargparse import DefaultHelpFormatter
+
+__all__ = ["FederatedHelp", "explain_arguments"]
+
+CHECKPOINT = "a .ckpt file of a run, or `last`: the newest run of --name under --trainer.default_root_dir"
+
+MEANING = {
+    "config": "path of a configuration, YAML or JSON; may be given often, later ones win.",
+    "seed_everything": "seed of the training: initial models, cohorts, batches. `--data.seed` is that of the data.",
+    "trainer.accelerator": "`cpu`, `gpu` or `auto`.",
+    "trainer.strategy": "`fed_ddp` shares the clients of a round out over `devices`; `auto` takes one device.",
+    "trainer.devices": "number of processes on this machine, each with a GPU of its own where there is one; on a GPU "
+    "also a list of indices.",
+    "trainer.num_nodes": "number of machines.",
+    "trainer.precision": "`32-true`, or `bf16-mixed` to compute networks in bfloat16.",
+    "trainer.logger": "loggers beside the run's own metrics.csv, such as FederatedWandb; `false`: keep no folder.",
+    "trainer.callbacks": "callbacks beside the usual ones; `--trainer.callbacks+=NAME` adds one.",
+    "trainer.max_epochs": "number of rounds.",
+    "trainer.min_epochs": "rounds before a callback may stop the run.",
+    "trainer.max_steps": "the same as `max_epochs`: a round is a step; -1: no other limit.",
+    "trainer.min_steps": "the same as `min_epochs`.",
+    "trainer.max_time": "stop after this time, DD:HH:MM:SS.",
+    "trainer.limit_val_batches": "blocks of clients to be measured in validation; 0: do not measure.",
+    "trainer.limit_test_batches": "blocks of clients to be measured in the test.",
+    "trainer.check_val_every_n_epoch": "measure the clients after every so many rounds.",
+    "trainer.log_every_n_steps": "write metrics after every so many rounds.",
+    "trainer.enable_checkpointing": "write last.ckpt after every round; by default, do.",
+    "trainer.enable_progress_bar": "show progress; by default, do.",
+    "trainer.enable_model_summary": "print the layers of the network; by default, do not.",
+    "trainer.deterministic": "refuse operations whose results vary from run to run, or `warn` of them.",
+    "trainer.benchmark": "let cuDNN choose the fastest algorithm by trying; null leaves it to PyTorch.",
+    "trainer.profiler": "`simple` or `advanced`: print how long each part of the run took.",
+    "trainer.detect_anomaly": "look for NaN in gradients, slowly.",
+    "trainer.barebones": "run without loggers, checkpoints and progress, to measure Lightning's own costs.",
+    "trainer.plugins": "plugins of Lightning: precision, cluster environment, reading and writing of checkpoints.",
+    "trainer.default_root_dir": "folder of all runs; a run's own is `<name>/version_<n>` in it.",
+}
+"""By argument; where Lightning's own words speak of epochs, batches and gradients of one model."""
+
+REFUSED_OR_FIXED = {
+    "trainer.fast_dev_run", "trainer.limit_train_batches", "trainer.limit_predict_batches", "trainer.overfit_batches",
+    "trainer.val_check_interval", "trainer.num_sanity_val_steps", "trainer.accumulate_grad_batches",
+    "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm", "trainer.inference_mode",
+    "trainer.use_distributed_sampler", "trainer.sync_batchnorm", "trainer.reload_dataloaders_every_n_epochs",
+    "trainer.enable_autolog_hparams", "trainer.model_registry",
+}  # fmt: skip
+"""What the trainer refuses, sets itself or never uses: no page of help needs it."""
+
+CONFIGURATION_OF = "path of a configuration of this section."
+
+WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
+    (re.compile(r"Callable\[\[.*?\], (\w+)\]"), r"\1"),
+    (re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>"), r"\1"),
+    (re.compile(r"\{'class_path': '(?:[\w.]+\.)?(\w+)'(?:, 'init_args': \{\})?\}"), r"\1"),
+    (re.compile(r"\{'class_path': '(?:[\w.]+\.)?(\w+)', 'init_args': \{([^{}]+)\}\}"), r"\1 with \2"),
+    (re.compile(r"Optional\[([^\[\]]*(?:\[[^\[\]]*\])?)\]"), r"\1 | null"),
+    (re.compile(r"Union\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"), lambda found: _alternatives(found[1])),
+    (re.compile(r"Literal\[([^\]]*)\]"), lambda found: found[1].replace("'", "").replace(", ", " | ")),
+    (re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`"), r"`\1`"),
+    (re.compile(r"``"), "`"),
+)
+"""Python's spelling of types, and Sphinx's of names, as they are written on a command line."""
+
+BASES = {"Algorithm", "Network", "FederatedCallback"}
+"""What classes of one's own begin with, and nobody chooses."""
+
+CLASSES = re.compile(r", known subclasses: ([\w., ]+)")
+
+
+def _alternatives(types: str) -> str:
+    """The types of a union, a bar between them instead of a comma."""
+    return re.sub(r", (?![^\[]*\])", " | ", types)
+
+
+class FederatedHelp(DefaultHelpFormatter):
+    """jsonargparse's help with a usage line instead of a usage page, and classes by their names."""
+
+    def add_usage(
+        self, usage: str | None, actions: Iterable[Action], groups: Iterable[Any], prefix: str | None = None
+    ) -> None:
+        """Leave the arguments to the lists below the usage; with a prefix, argparse names a command's own program."""
+        if usage is None and prefix is None:
+            usage = self._prog.replace(" [options]", "") + " [options]"
+        super().add_usage(usage, actions, groups, prefix)
+
+    def _expand_help(self, action: Action) -> str:
+        text = CLASSES.sub(_names_of_classes, super()._expand_help(action))
+        for pattern, word in WORDS:
+            text = pattern.sub(word, text)
+        if str(action.metavar).startswith("{"):  # the values stand beside the name of the argument
+            text = re.sub(r"\(type: [^,]*, ", "(", text)
+        return text
+
+
+def _names_of_classes(found: re.Match[str]) -> str:
+    paths = [path.rpartition(".") for path in found[1].split(", ")]
+    own = [name for module, _, name in paths if module.startswith("lit_fed") and name not in BASES]
+    others = [name for module, _, name in paths if not module.startswith("lit_fed")]
+    return (f", classes: {', '.join(own)}" if own else "") + (f", of Lightning: {', '.join(others)}" if others else "")
+
+
+def explain_arguments(parser: Any) -> None:
+    """Say of a command's arguments what they mean to federated runs, and list Lightning's behind the others.
+
+    Args:
+        parser: the complete parser of a command.
+    """
+    for action in parser._actions:
+        if action.dest in REFUSED_OR_FIXED or action.dest.removesuffix(".help") in REFUSED_OR_FIXED:
+            action.help = SUPPRESS
+        elif action.dest == "ckpt_path" and (action.help or "").startswith("Path/URL"):
+            action.help = f"{CHECKPOINT}."
+        elif action.help == "Path to a configuration file.":
+            action.help = CONFIGURATION_OF
+        elif action.help != SUPPRESS:
+            action.help = MEANING.get(action.dest, action.help)
+    parser._action_groups.sort(key=_place)
+    for group in parser._action_groups:
+        group.title = "this command" if _place(group) == 1 else group.title
+
+
+def _place(group: Any) -> int:
+    """Where a group stands: general options, those of the command alone, the model and the data, Lightning's."""
+    names = [action.dest for action in group._group_actions]
+    if any(name.startswith("trainer.") for name in names):
+        return 3
+    return 1 if "ckpt_path" in names else 0 if "help" in names else 2

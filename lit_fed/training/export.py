@@ -1,0 +1,329 @@
+"""A client's personalised model as a program of its own: what serves this client, and nothing of anybody else.
+
+What an algorithm predicts for one client is split in two: the networks that it asks for outputs, and the way in which
+it combines these. Networks whose outputs do not count are left out, and what the combination computes from states alone
+is computed here, once; so only what the predictions need is left of shared states and of those of clients.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import io
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.task import Task
+from lit_fed.core.types import ModelState, Tree
+from lit_fed.data.dataset import Normalisation
+from lit_fed.training.output import check_writable, write_bytes
+
+__all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
+
+ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
+"""What the files of each format end with."""
+
+
+class PersonalModel(nn.Module):
+    """What one client is served with, as a module of plain PyTorch in evaluation mode.
+
+    Args:
+        components: the networks that count for the client.
+        combination: makes the prediction from normalised inputs [N, ...] and the outputs of each component.
+        normalisation: constants by which inputs in 0..1 are normalised first; None: they are taken as they are.
+        example: inputs [2, ...] of the right shape and type, zeros.
+        about: what a file says of the model, as plain types.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        components: list[nn.Module],
+        combination: nn.Module,
+        normalisation: Normalisation | None,
+        example: Tensor,
+        about: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.components, self.combination = nn.ModuleList(components), combination
+        self.normalised = normalisation is not None
+        if normalisation is not None:
+            shape = (-1, *[1] * (example.ndim - 2))
+            for name, constants in normalisation._asdict().items():
+                self.register_buffer(name, torch.tensor(constants, dtype=torch.float32).view(shape))
+        self.example, self.about = example, about
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Probabilities [N, C] of inputs [N, ...], of sequences [N, L, C]; for regression the predicted values [N]."""
+        if self.normalised:
+            x = (x - self.mean) / self.std
+        return self.combination(x, [component(x) for component in self.components])  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class SubstitutedTask(Task):
+    """A task whose outputs come from elsewhere.
+
+    Args:
+        source: outputs [B, M, ...] of M models for inputs [B, ...].
+    """
+
+    source: Callable[[ModelState, Tensor], Tensor] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, task: Task, source: Callable[[ModelState, Tensor], Tensor]) -> SubstitutedTask:
+        """The same task with another source of outputs."""
+        return cls(**{one.name: getattr(task, one.name) for one in fields(task)}, source=source)
+
+    def outputs(self, models: ModelState, x: Tensor) -> Tensor:
+        """What the source gives."""
+        return self.source(models, x)
+
+
+class Asked(NamedTuple):
+    """The models that a prediction asked for outputs in one call."""
+
+    models: ModelState  # leaves [M, ...]
+    counts: list[bool]  # [M] whether the prediction depends on the outputs of each
+
+
+class Combination(nn.Module):
+    """An algorithm's prediction for one client, given the outputs of the networks that count.
+
+    Args:
+        predict: `log_prob` for a task and inputs [N, ...].
+        task: the task.
+        asked: what `predict` asks for.
+    """
+
+    def __init__(self, predict: Callable[[Task, Tensor], Tensor], task: Task, asked: list[Asked]) -> None:
+        super().__init__()
+        self.predict, self.task, self.asked = predict, task, asked
+
+    def forward(self, x: Tensor, outputs: list[Tensor]) -> Tensor:
+        """The prediction from the outputs of each component, [N, K] or [N, L, K]."""
+        calls, remaining = iter(self.asked), iter(outputs)
+
+        def source(models: ModelState, x: Tensor) -> Tensor:
+            each = [next(remaining) if counts else torch.zeros_like(outputs[0]) for counts in next(calls).counts]
+            return torch.stack(each, dim=1)
+
+        prediction = self.predict(SubstitutedTask.of(self.task, source), x)
+        return prediction[..., 0] if self.task.target.kind == "regression" else prediction.exp()
+
+
+def personal_model(
+    module: Any, state: Tree, example: Tensor, normalisation: Normalisation | None = None, client: str = ""
+) -> PersonalModel:
+    """What serves a client with this state, as a module of its own.
+
+    Args:
+        module: the `FederatedModule` that serves the client.
+        state: what the client is served with, see `ClientServing.serve`, of this client alone.
+        example: any inputs of the right shape and type, [B, ...].
+        normalisation: constants by which the training normalised inputs in 0..1, to be applied by the module.
+        client: the client's name, which files repeat.
+
+    Raises:
+        ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
+    """
+    example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
+    task, algorithm = module.task, module.algorithm
+    shared, state = (tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (module.shared, state))
+    ctx = module.context("evaluate")
+    ctx = ctx._replace(lr=ctx.lr.cpu())
+
+    def predict(task: Task, x: Tensor) -> Tensor:
+        own = ctx._replace(task=task)
+        return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))  # type: ignore[no-any-return]
+
+    asked = _ask(predict, task, example)
+    components = [
+        _network(task.network, tree.index(models, m)) for models, counts in asked for m, one in enumerate(counts) if one
+    ]
+    about = _about(module, client, example, normalisation)
+    with torch.no_grad():
+        outputs = [component(example) for component in components]
+    combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), about["algorithm"]))
+    return PersonalModel(components, combination, normalisation, example, about)
+
+
+def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> list[Asked]:
+    """Which models a prediction asks for outputs, and which of these outputs have a gradient at all."""
+    rng, calls = torch.Generator().manual_seed(0), []
+    with torch.no_grad():
+        shape = copy.deepcopy(task.network).cpu().eval()(x).shape
+
+    def source(models: ModelState, x: Tensor) -> Tensor:
+        num_models = len(next(iter(models.parameters.values())))
+        outputs = torch.randn(len(x), num_models, *shape[1:], generator=rng, dtype=task.dtype).requires_grad_()
+        calls.append((models, outputs))
+        return outputs
+
+    prediction = predict(SubstitutedTask.of(task, source), x)
+    weight = torch.randn(prediction.shape, generator=rng, dtype=prediction.dtype)
+    gradients = torch.autograd.grad(
+        prediction, [outputs for _, outputs in calls], weight, allow_unused=True, materialize_grads=True
+    )
+    counts = [gradient.transpose(0, 1).flatten(1).any(1).tolist() for gradient in gradients]
+    return [Asked(models, one) for (models, _), one in zip(calls, counts, strict=True)]
+
+
+def _network(template: nn.Module, model: ModelState) -> nn.Module:
+    """A copy of a network with the parameters and buffers of one model."""
+    network = copy.deepcopy(template).cpu().eval()
+    given = model.parameters | model.buffers
+    with torch.no_grad():
+        for name, leaf in (*network.named_parameters(), *network.named_buffers()):
+            leaf.copy_(given[name])
+    return network
+
+
+def _about(module: Any, client: str, example: Tensor, normalisation: Normalisation | None) -> dict[str, Any]:
+    """What a file says of its model."""
+    target = module.target
+    return {
+        "client": client,
+        "algorithm": module.algorithm_name,
+        "network": type(module.task.network).__name__,
+        "input_shape": ["N", *example.shape[1:]],
+        "input_type": str(example.dtype).removeprefix("torch."),
+        "normalisation": None if normalisation is None else normalisation._asdict(),
+        "output": "value" if target.kind == "regression" else "probabilities",
+        "classes": None if target.kind == "regression" else list(range(target.num_classes)),
+    }
+
+
+def _traced(model: nn.Module, inputs: tuple[Any, ...], name: str) -> torch.export.ExportedProgram:
+    """The program of a module for any number of samples.
+
+    Raises:
+        ConfigError: if there is none, with PyTorch's reason.
+    """
+    batch = {0: torch.export.Dim.DYNAMIC}
+    shapes = tuple(batch if isinstance(one, Tensor) else [batch] * len(one) for one in inputs)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            # an LSTM lists its own parameters anew
+            warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export")
+            return torch.export.export(model, inputs, dynamic_shapes=shapes)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} cannot be exported ({_reason(error)}); its forward pass must be traceable by torch.export, for "
+            "any number of samples"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong first, in one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
+    """The program with all that does not depend on its inputs computed; nothing else is kept of the constants."""
+    traced = program.module()
+    graph, known = traced.graph, dict[fx.Node, Any]()
+    for node in list(graph.nodes):
+        if node.op == "call_module":  # checks of the inputs, which the whole program makes again
+            graph.erase_node(node)
+        elif node.op == "get_attr":
+            known[node] = _attribute(traced, node.target)
+        elif node.op == "call_function" and all(one in known for one in node.all_input_nodes):
+            arguments = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*arguments[0], **arguments[1])
+    constants: dict[str, Any] = {}
+    for node, value in reversed(known.items()):
+        if node.users:  # the nodes that can be computed themselves are gone by now
+            name = f"constant_{len(constants)}"
+            constants[name] = value.detach().clone()  # a file would hold all that it is a view of
+            node.op, node.target, node.args, node.kwargs = "get_attr", name, (), {}
+        else:
+            graph.erase_node(node)
+    return fx.GraphModule(constants, graph)
+
+
+def _attribute(module: nn.Module, target: str) -> Any:
+    path, _, name = target.rpartition(".")
+    return getattr(module.get_submodule(path), name)
+
+
+# ------------------------------------------------------------------ files
+def check_program_file(path: Path, format: str) -> None:
+    """Refuse a file that no program can be written to.
+
+    Raises:
+        ConfigError: if the format or the file's ending is unknown, the file exists, its folder cannot be written or a
+            package is missing.
+    """
+    if format not in ENDINGS:
+        raise ConfigError(f"--format is {format}; choose pt or onnx")
+    if path.suffix != ENDINGS[format]:
+        raise ConfigError(
+            f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
+            "it, or choose the other format"
+        )
+    if path.exists():
+        raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
+    for package in ("onnx", "onnxscript") if format == "onnx" else ():
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise ConfigError(
+                f'--format onnx needs the package {package}; pip install "lit-fed[onnx]", or choose pt'
+            ) from error
+    check_writable(path.parent, "--output")
+
+
+def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"] = "pt") -> None:
+    """Write a model as a program that runs without lit_fed.
+
+    Args:
+        model: the model.
+        path: the file, `.pt2` or `.onnx`.
+        format: `pt` for `torch.export`, or `onnx`.
+
+    Raises:
+        ConfigError: if the model cannot be traced, or holds something that the format has no word for.
+    """
+    program = _traced(model, (model.example,), model.about["network"])
+    program.example_inputs = None  # the only part that PyTorch would pickle
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # paths of this machine
+    write_bytes(path, _torch_program(program, model.about) if format == "pt" else _onnx_program(program, model.about))
+
+
+def _torch_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer, extra_files={"about.json": json.dumps(about)})
+    return buffer.getvalue()
+
+
+def _onnx_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's, of its own code
+            converted = torch.onnx.export(
+                program, dynamo=True, input_names=["x"], output_names=[about["output"]], dynamic_shapes=({0: "N"},),
+                verbose=False,
+            )  # fmt: skip
+    except Exception as error:
+        raise ConfigError(
+            f"{about['network']} cannot be written as ONNX ({_reason(error)}); choose --format pt"
+        ) from error
+    assert converted is not None
+    converted.model.metadata_props["lit_fed"] = json.dumps(about)
+    return converted.model_proto.SerializeToString()  # type: ignore[no-any-return]

@@ -1,0 +1,174 @@
+"""What a terminal shows: the start page, the help of every command and class, completion, progress."""
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+from running import run
+
+import lit_fed.callbacks
+from lit_fed.cli import FederatedCLI, main
+from lit_fed.commands import COMMANDS, start_page
+from lit_fed.core.local import LocalSolver
+from lit_fed.parser import CLASSES, FederatedParser, subclasses
+
+OWN = [(option[2:], one) for option, (_, base) in CLASSES.items() for one in subclasses(base)]
+OWN += [
+    ("trainer.callbacks", getattr(lit_fed.callbacks, name)) for name in lit_fed.callbacks.__all__ if name[0].isupper()
+]
+OWN += [("model.solver", LocalSolver)]
+
+
+def said(arguments):
+    """Standard output of a command that ends well before it runs anything."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code in (0, None)
+    return out.getvalue()
+
+
+def test_version_and_start_page_need_no_torch():
+    script = "import sys; from lit_fed.__main__ import main; sys.argv = ['lit-fed', '--version']; main(); "
+    script += "print(sorted({'torch', 'lightning', 'numpy', 'jsonargparse'} & set(sys.modules)))"
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"lit_fed \d+\.\d+\.\d+\n\[\]\n", out)
+    nothing = run([])
+    assert (nothing.returncode, nothing.stdout) == (2, "")
+    assert nothing.stderr == start_page()
+
+
+def test_start_page_lists_all_commands_in_80_columns():
+    assert set(COMMANDS) == {*FederatedCLI.subcommands(), "partition"}
+    assert all(len(line) <= 80 for line in start_page().splitlines())
+    assert all(f"\n  {name} " in start_page() for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_commands(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    page = said([command, "--help"])
+    assert page.startswith(f"usage: python -m lit_fed {command} [options]\n\n{COMMANDS[command][:40]}")
+    assert all(len(line) <= 120 for line in page.splitlines())
+    for spelling in ("<class", "class_path", ":class:", ":paramref:", "Optional[", "limit_train_batches"):
+        assert spelling not in page
+    if command == "fit":
+        assert page.index("--ckpt_path") < page.index("--model.algorithm") < page.index("--trainer.max_epochs")
+
+
+@pytest.mark.parametrize(("place", "one"), OWN, ids=lambda value: value if isinstance(value, str) else value.__name__)
+def test_help_of_classes(place, one, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    parser = FederatedParser(description=f"Help for --{place}.help={one.__module__}.{one.__name__}")
+    parser.add_class_arguments(one, place, skip={2} if place == "model.network" else set())
+    own = [action for action in parser._actions if action.dest.startswith(f"{place}.")]
+    assert not [action.dest for action in own if not (action.help or "").strip()]
+    page = parser.format_help()
+    assert page.startswith("usage: python -m lit_fed fit --")
+    assert len(parser.description) > 20
+    assert parser.description[:40].split()[0] in page
+    assert all(len(line) <= 120 for line in page.splitlines())
+    for spelling in ("<class", "class_path", ":class:", "Optional["):
+        assert spelling not in page
+
+
+def test_class_without_arguments_is_explained():
+    assert "One global model" in said(["fit", "--model.algorithm.help", "FedAvg"])
+
+
+@pytest.fixture(scope="module")
+def bash_completion(tmp_path_factory):
+    path = tmp_path_factory.mktemp("completion") / "lit-fed"
+    path.write_text(said(["--print_completion", "bash"]))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("pe", {"personalize"}),
+        ("", set(COMMANDS)),
+        ("fit --model.algorithm DF", {"DFedEM"}),
+        ("fit --model.algorithm.num_comp", {"--model.algorithm.num_components"}),
+        ("fit --config x.yaml --model.solver.optimizer ", {"sgd", "adam"}),
+        ("fit --model.algorithm.local_solve ", {"exact", "inexact", "sgd", "gradient"}),
+        ("fit --trainer.max_e", {"--trainer.max_epochs"}),
+        ("partition --model", set()),
+    ],
+)
+def test_bash_completes(bash_completion, typed, offered):
+    words = ["lit-fed", *typed.split(), *([""] if typed.endswith(" ") or not typed else [])]
+    quoted = " ".join(f"'{word}'" for word in words)
+    script = f"""source {bash_completion}
+    COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE='lit-fed {typed}'; COMP_POINT=${{#COMP_LINE}}
+    $(complete -p lit-fed | sed 's/.*-F \\([^ ]*\\).*/\\1/') lit-fed '{words[-1]}' '{words[-2]}'
+    printf '%s\\n' "${{COMPREPLY[@]}}" """
+    out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert set(out.split()) == offered
+
+
+def test_completion_for_zsh_and_for_a_shell_that_there_is_not(capsys):
+    assert said(["--print_completion", "zsh"]).startswith("#compdef lit-fed")
+    with pytest.raises(SystemExit) as stopped:
+        main(["--print_completion", "cmd"])
+    assert stopped.value.code == 2
+    assert "bash, zsh" in capsys.readouterr().err
+
+
+def on_terminal(columns, arguments):
+    """Everything that a command writes to a terminal of this width."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.environ.pop("COLUMNS", None)
+        os.environ.update(TERM="xterm", OMP_NUM_THREADS="1")
+        os.execv(sys.executable, [sys.executable, "-m", "lit_fed", *arguments])
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    written = b""
+    with contextlib.suppress(OSError):  # a terminal whose program has ended cannot be read
+        while block := os.read(terminal, 65536):
+            written += block
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written.decode()
+    return written.decode()
+
+
+def test_progress_is_one_line_of_a_terminal(tmp_path):
+    arguments = ["fit", "--data.dataset", "Digits", "--data.num_clients", "8", "--trainer.accelerator", "cpu"]
+    written = on_terminal(80, [*arguments, "--trainer.max_epochs", "4", "--trainer.default_root_dir", str(tmp_path)])
+    plain = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", written)
+    drawn = [line for line in re.split(r"[\r\n]+", plain) if "round " in line]
+    assert all(len(line) <= 80 for line in drawn)
+    assert any(re.search(r"round \d/4 .*test accuracy 0\.\d{4}", line) for line in drawn)
+    assert any("-:--:-- left" in line for line in drawn)
+    assert re.search(r"round 4/4 \S+ test accuracy 0\.\d{4}", drawn[-1])
+    assert written.count("\x1b[?25l") == written.count("\x1b[?25h") > 0  # the cursor is hidden and shown again
+    after = plain[plain.rindex("round 4/4") :]
+    assert "seen" in after
+    assert after.rstrip().splitlines()[-1].endswith("adds rounds")
+    assert "last.ckpt" in after
+
+
+def test_log_file_gets_plain_lines(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("lit_fed.callbacks.progress.SECONDS_BETWEEN_LINES", -1.0)
+    arguments = ["--data.dataset", "Digits", "--data.num_clients", "4", "--trainer.accelerator", "cpu"]
+    main(["fit", *arguments, "--trainer.max_epochs", "3", "--trainer.default_root_dir", str(tmp_path)])
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if "\x1b" in line or "\r" in line]
+    assert lines[0] == "round 0/3, -:--:-- left"
+    assert any(
+        re.fullmatch(r"round 1/3, 4/4 clients, test accuracy 0\.\d{4}, 0:\d\d:\d\d left", line) for line in lines
+    )
+    assert any(re.fullmatch(r"round 1/3, 4 clients measured, .* left", line) for line in lines)
+    assert any(re.fullmatch(r"round 3/3, test accuracy 0\.\d{4}", line) for line in lines)
+    assert "test, 4/4 clients" in lines
+    last = next(tmp_path.rglob("last.ckpt"))
+    main(["predict", "--ckpt_path", str(last), "--output", str(tmp_path / "predictions.csv")])
+    assert "predict, 4/4 clients" in capsys.readouterr().out.splitlines()
