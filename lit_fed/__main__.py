@@ -2,7 +2,7 @@
 
 import sys
 
-from lit_fed.commands import answer
+from lit_fed.command_line.start_page import answer
 
 __all__ = ["main"]
 

@@ -18,13 +18,13 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_fed.callbacks.wandb import continue_run
-from lit_fed.command_help import explain_arguments
-from lit_fed.commands import COMMANDS
+from lit_fed.command_line.help import explain_arguments
+from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.partition import partition_parser, show_partition
+from lit_fed.command_line.shipped_configs import find_configs
+from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.parser import FederatedParser
-from lit_fed.partition_command import partition_parser, show_partition
-from lit_fed.shipped_configs import find_configs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_creatable
@@ -140,7 +140,7 @@ class FederatedCLI(LightningCLI):
             config.ckpt_path = str(path)
 
     def _print_completion(self, shell: list[str]) -> NoReturn:
-        from lit_fed.completion import completion_script
+        from lit_fed.command_line.completion import completion_script
 
         commands = {**self._subcommand_parsers, "partition": partition_parser()}
         sys.stdout.write(completion_script(" ".join(shell), commands) + "\n")

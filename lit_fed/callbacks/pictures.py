@@ -118,7 +118,9 @@ def _history(history: pd.DataFrame, x: pd.Series, label: str, hit: str, new_figu
             name = f"{population}, {'worst decile' if suffix else 'mean'}"
             draw_curve(axes, x[known].to_numpy(), factor * values[known].to_numpy(), label=name, **line)
             shown += values[known].tolist()
-    axes.set(xlabel=label, ylabel=f"{split} {hit} of clients{unit}", yscale=scale_of(shown) if hit == "mse" else "linear")
+    axes.set(
+        xlabel=label, ylabel=f"{split} {hit} of clients{unit}", yscale=scale_of(shown) if hit == "mse" else "linear"
+    )
     axes.xaxis.set_major_locator(few_ticks(whole=label == "round"))
     legend_above(figure)
     return figure

@@ -2,68 +2,167 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["FederatedWandb"]
+__all__ = ["FederatedWandb", "continue_run"]
+
+
+def continue_run(checkpoint: dict[str, Any]) -> None:
+    """Let a W&B run that begins now go on with that of a checkpoint, unless the environment names one.
+
+    Args:
+        checkpoint: content of a checkpoint.
+    """
+    run_id = checkpoint.get("callbacks", {}).get("FederatedWandb", {}).get("run_id")
+    if run_id is not None:
+        os.environ.setdefault("WANDB_RUN_ID", run_id)
 
 
 class FederatedWandb(Callback):
-    """Logs to a W&B run what its own logger cannot: the mixture weights as a heat map and the table of clients.
+    """Logs to a W&B run what its own logger cannot, against the round.
 
-    It needs Lightning's `WandbLogger` among the loggers (`--trainer.logger WandbLogger`); the x-axis is the round.
+    These are the mixture weights of evaluated rounds as a heat map; at the end the best checkpoint of every
+    `ModelCheckpoint` that monitors a metric, as an artefact; after the test the table of clients, the pictures of
+    `plots/` and the content of `summary.json`.
+
+    It needs Lightning's `WandbLogger` among the loggers (`--trainer.logger WandbLogger`).
 
     Args:
-        every_n_rounds: how often the heat map is logged.
+        every_n_rounds: fewest rounds between two heat maps.
     """
 
-    def __init__(self, every_n_rounds: int = 10) -> None:
+    def __init__(self, every_n_rounds: int = 1) -> None:
         if every_n_rounds < 1:
             raise ConfigError(f"FederatedWandb.every_n_rounds is {every_n_rounds}; give a whole number >= 1")
         self.every_n_rounds = every_n_rounds
+        self._run_id: str | None = None
+        self._last_map: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to watch a run that is not logged to W&B."""
+        """Refuse to watch a run that is not logged to W&B; draw all that is logged against the round."""
         from lightning.pytorch.loggers import WandbLogger
 
         if not any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
             raise ConfigError("FederatedWandb needs a W&B run; add --trainer.logger WandbLogger, or leave it out")
+        for run in _runs(trainer):
+            self._run_id = run.id
+            run.define_metric("round")
+            run.define_metric("*", step_metric="round", step_sync=True)
 
-    def _log(self, trainer: Trainer, values: dict[str, Any]) -> None:
-        from lightning.pytorch.loggers import WandbLogger
-
-        if trainer.is_global_zero:
-            for logger in trainer.loggers:
-                if isinstance(logger, WandbLogger):
-                    logger.experiment.log({**values, "round": trainer.global_step})
+    def state_dict(self) -> dict[str, Any]:
+        """The W&B run, so that a continued run goes on with it."""
+        return {"run_id": self._run_id}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        """Put the round into the next row."""
+        if batch.ends_round:
+            for run in _runs(trainer):
+                run.log({"round": pl_module.num_rounds_done}, commit=False)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the mixture weights of the clients that are measured, ordered by their largest component."""
         module: Any = pl_module
-        last = module.num_rounds_done == module.num_rounds
-        if not batch.ends_round or not (last or module.num_rounds_done % self.every_n_rounds == 0):
+        done = module.num_rounds_done
+        soon = self._last_map is not None and done - self._last_map < self.every_n_rounds
+        if trainer.state.fn != "fit" or (soon and done < module.num_rounds):
             return
         if "mixture_weights" not in dict(module.store.named_buffers()):
             return
-        import wandb
+        self._last_map = done
+        _log(trainer, {"mixture_weights": lambda: _mixture_image(trainer, module)})
 
-        measured = trainer.datamodule.seen.measured  # type: ignore[attr-defined]
-        weights = module.mixture_weights.cpu()[slice(None) if measured is None else measured].numpy()
-        ordered = weights[np.lexsort((-weights.max(1), weights.argmax(1)))]
-        pixels = np.repeat(np.repeat(ordered.T, 24, axis=0), 4, axis=1)
-        self._log(trainer, {"mixture_weights": wandb.Image(np.uint8(255 * pixels), caption="components × clients")})
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the best checkpoints."""
+        for run in _runs(trainer):
+            for checkpoints in trainer.checkpoint_callbacks:
+                if isinstance(checkpoints, ModelCheckpoint) and checkpoints.monitor and checkpoints.best_model_path:
+                    _log_best(run, checkpoints)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the table of clients."""
-        import wandb
+        _log(trainer, {"clients": lambda: _client_table(trainer, pl_module)})
 
-        from lit_fed.callbacks.report import client_table
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Log what the report wrote into the run's folder, which it does after the test."""
+        summary = Path(trainer.log_dir or "") / "summary.json"
+        if stage != "test" or not trainer.is_global_zero or not summary.is_file():
+            return
+        for run in _runs(trainer):
+            run.summary.update(json.loads(summary.read_text()))
+        for picture in sorted((summary.parent / "plots").glob("*.png")):
+            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: _picture(path)})
 
-        table = client_table(trainer.datamodule, pl_module)  # type: ignore[attr-defined]
-        self._log(trainer, {"clients": wandb.Table(dataframe=table)})
+
+def _runs(trainer: Trainer) -> list[Any]:
+    """The W&B runs of rank zero; other ranks have none."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    if not trainer.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+
+
+def _log(trainer: Trainer, values: dict[str, Any]) -> None:
+    """Log what functions make, on rank zero."""
+    for run in _runs(trainer):
+        run.log({name: make() for name, make in values.items()})
+
+
+def _picture(path: Path) -> Any:
+    import wandb
+
+    return wandb.Image(str(path))
+
+
+def _client_table(trainer: Trainer, module: LightningModule) -> Any:
+    import wandb
+
+    from lit_fed.callbacks.report import client_table
+
+    return wandb.Table(dataframe=client_table(trainer.datamodule, module))  # type: ignore[attr-defined]
+
+
+def _mixture_image(trainer: Trainer, module: Any) -> Any:
+    """The heat map that the report draws of the last round, of this one."""
+    import matplotlib as mpl
+    import pandas as pd
+    import PIL.Image
+    import wandb
+    from matplotlib.figure import Figure
+
+    from lit_fed.callbacks.picture_style import COLUMN
+    from lit_fed.callbacks.pictures import _mixtures
+
+    population = trainer.datamodule.seen  # type: ignore[attr-defined]
+    places = slice(None) if population.measured is None else population.measured
+    weights = module.mixture_weights.cpu()[places].float()
+    table = pd.DataFrame({f"pi_{m}": column.tolist() for m, column in enumerate(weights.T)})
+    table["population"] = "seen"
+    if population.groups is not None:
+        table["group"] = population.groups[places].tolist()
+    content = io.BytesIO()
+    with mpl.rc_context(COLUMN):
+        _mixtures(table, Figure).savefig(content, format="png")
+    return wandb.Image(PIL.Image.open(content), caption=f"round {module.num_rounds_done}")
+
+
+def _log_best(run: Any, checkpoints: ModelCheckpoint) -> None:
+    """Log a checkpoint as an artefact of the run, with its score."""
+    import wandb
+
+    score = None if checkpoints.best_model_score is None else float(checkpoints.best_model_score)
+    facts = {"monitor": checkpoints.monitor, "score": score, "file": Path(checkpoints.best_model_path).name}
+    artefact = wandb.Artifact(f"model-{run.id}", type="model", metadata=facts)
+    artefact.add_file(checkpoints.best_model_path, name="best.ckpt")
+    run.log_artifact(artefact, aliases=["best"])

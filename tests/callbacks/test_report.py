@@ -70,7 +70,7 @@ def test_the_config_runs_again_as_it_is(left_behind, tmp_path):
 def test_what_is_said(left_behind):
     folder, said = left_behind
     assert "round 0/3" in said
-    assert "round 3/3, test/seen/accuracy" in said
+    assert "round 3/3, test accuracy" in said
     assert "unseen" in said
     assert f"results: {folder}" in said
 

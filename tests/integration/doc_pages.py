@@ -32,7 +32,10 @@ class Block(NamedTuple):
 
 def pages() -> list[str]:
     """All pages that a person wrote; those of the results are generated, and have tests of their own."""
-    written = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guides").glob("*.md")]
+    written = [
+        ROOT / "README.md",
+        *(path for part in (".", "guides", "reference") for path in (ROOT / "docs" / part).glob("*.md")),
+    ]
     return sorted(str(path.relative_to(ROOT)) for path in written)
 
 
@@ -72,6 +75,7 @@ def _process(command: list[str], folder: Path) -> subprocess.CompletedProcess[st
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
     environment = os.environ | {
+        "HOME": str(folder),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg",
         "COLUMNS": "120", "WANDB_MODE": "offline",
     }  # fmt: skip

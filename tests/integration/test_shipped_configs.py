@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed.cli import main
-from lit_fed.shipped_configs import configs_folder, find_configs
+from lit_fed.command_line.shipped_configs import configs_folder, find_configs
 
 QUICKSTART = "configs/experiment/quickstart.yaml"
 

@@ -16,9 +16,9 @@ from running import run
 
 import lit_fed.callbacks
 from lit_fed.cli import FederatedCLI, main
-from lit_fed.commands import COMMANDS, start_page
+from lit_fed.command_line.parser import CLASSES, FederatedParser, subclasses
+from lit_fed.command_line.start_page import COMMANDS, start_page
 from lit_fed.core.local import LocalSolver
-from lit_fed.parser import CLASSES, FederatedParser, subclasses
 
 OWN = [(option[2:], one) for option, (_, base) in CLASSES.items() for one in subclasses(base)]
 OWN += [

@@ -13,9 +13,9 @@ import shtab
 
 import lit_fed.callbacks
 from lit_fed.callbacks import FederatedCallback
-from lit_fed.commands import COMMANDS
+from lit_fed.command_line.parser import CLASSES, FederatedParser, class_names, subclasses
+from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
-from lit_fed.parser import CLASSES, FederatedParser, class_names, subclasses
 
 __all__ = ["completion_script"]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jsonargparse import ActionConfigFile
 
-from lit_fed.command_help import explain_arguments
-from lit_fed.commands import COMMANDS
+from lit_fed.command_line.help import explain_arguments
+from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partition import Natural
-from lit_fed.parser import FederatedParser
 from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def show_partition(arguments: list[str]) -> None:
 
 
 def _write(table: pd.DataFrame, folder: Path) -> None:
-    from lit_fed.partition_picture import draw_partition
+    from lit_fed.command_line.partition_picture import draw_partition
 
     with new_folder(folder, owner=True) as partial:
         partial.mkdir()

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.algorithms import Algorithm
-from lit_fed.command_help import FederatedHelp
+from lit_fed.command_line.help import FederatedHelp
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.surrogate import Surrogate
 from lit_fed.core.topology import Topology

@@ -11,7 +11,7 @@ OPTIONS = ("-c", "--config")
 
 def configs_folder() -> Path:
     """Where the shipped configurations lie: inside an installed package, beside it in a checkout."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     installed = package / "configs"
     return installed if installed.is_dir() else package.parent / "configs"
 

@@ -1,0 +1,1 @@
+"""What the command line says and understands, around the commands of `lit_fed.cli`."""

@@ -1,0 +1,161 @@
+"""Puts finished runs side by side: a table, comparison.csv, comparison.md and pictures.
+
+    python scripts/compare.py RUN RUN… [--output DIR] [--metric accuracy] [--formats png pdf]
+
+RUN is a run's folder, runs/<name>/version_<n>, or runs/<name> for its newest version. Runs that differ in their seeds
+alone are one row, mean ± standard deviation. Names are what differs between the configurations, else those of the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comparison.naming import named
+from comparison.pictures import draw_comparison
+from comparison.runs import METRICS, FinishedRun, Group, find_run, grouped, metric_of, read_run
+
+from lit_fed.callbacks.picture_style import byte_unit, percent
+from lit_fed.callbacks.report import write_atomically
+from lit_fed.core.errors import ConfigError
+from lit_fed.training.output import check_writable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["compare", "main"]
+
+
+def columns_of(metric: str) -> dict[str, str]:
+    """Keys of summary.json that are compared, and their headings."""
+    return {
+        f"test/seen/{metric}": "seen",
+        f"test/seen/{metric}_decile": "worst decile",
+        f"test/unseen/{metric}": "unseen",
+        "rounds": "rounds",
+        "bytes": "sent",
+        "seconds": "seconds",
+    }
+
+
+def figures_of(run: FinishedRun) -> dict[str, Any]:
+    """A run's figures: its summary, and the bytes that it sent either way."""
+    sent = [run.summary.get(f"comm/total_bytes_{way}", float("nan")) for way in ("up", "down")]
+    return {**run.summary, "bytes": sum(sent)}
+
+
+def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
+    """One row for each name: number of runs, and mean and sample standard deviation of each figure that a run has."""
+    import pandas as pd
+
+    rows = []
+    for name, runs in groups:
+        row: dict[str, Any] = {"name": name, "runs": len(runs)}
+        figures = [figures_of(run) for run in runs]
+        for key in columns_of(metric):
+            values = [one[key] for one in figures if one.get(key) is not None]
+            if len(values) == len(runs):
+                row[key] = statistics.mean(values)
+                if key.startswith("test/") and len(values) > 1:
+                    row[f"{key} (std)"] = statistics.stdev(values)
+        rows.append({**row, "folders": " ".join(str(run.folder) for run in runs)})
+    table = pd.DataFrame(rows)
+    return table[[column for column in table if column != "folders"] + ["folders"]]
+
+
+def cells_of(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells for people: accuracies in percent, bytes in a unit, ± over seeds."""
+    factor, unit = percent(metric)
+    shown = {key: heading for key, heading in columns_of(metric).items() if key in table}
+    headings = ["run", *(["seeds"] if table["runs"].max() > 1 else [])]
+    headings += [heading + (unit if key.startswith("test/") else "") for key, heading in shown.items()]
+    lines = []
+    for _, row in table.iterrows():
+        cells = [str(row["name"]), *([str(row["runs"])] if "seeds" in headings else [])]
+        lines.append(cells + [_cell(key, row[key], row.get(f"{key} (std)"), factor) for key in shown])
+    return headings, lines
+
+
+def _cell(key: str, value: float, deviation: float | None, factor: float) -> str:
+    if value != value:
+        return ""
+    if key == "bytes":
+        size, name = byte_unit(value)
+        return f"{value / size:.3g} {name}"
+    if not key.startswith("test/"):
+        return f"{value:.0f}"
+    digits = 2 if factor > 1 else 4
+    known = deviation is not None and deviation == deviation
+    return f"{factor * value:.{digits}f}" + (f" ± {factor * deviation:.{digits}f}" if known else "")
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str]) -> str:
+    """The table as a Markdown page, with the folders of the runs below."""
+    text = [f"# Comparison by test {metric}", "", "| " + " | ".join(headings) + " |"]
+    text.append("|---|" + "--:|" * (len(headings) - 1))
+    text += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    text += ["", *(f"- {line[0]}: `{folder}`" for line, folder in zip(lines, folders, strict=True))]
+    return "\n".join(text) + "\n"
+
+
+def print_comparison(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str) -> None:
+    """Print the table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"test {metric}")
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if position else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def compare(places: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str]) -> None:
+    """Read runs, write their comparison into a folder and print it.
+
+    Args:
+        places: folders of runs, or of their versions.
+        output: folder of the comparison, made if need be.
+        metric: what is compared; None: what all runs have.
+        formats: of the pictures.
+
+    Raises:
+        ConfigError: naming a run and what to do about it.
+    """
+    folders = dict.fromkeys(find_run(place) for place in places)
+    runs = [read_run(folder) for folder in folders]
+    metric = metric_of(runs, metric)
+    groups = named(grouped(runs))
+    check_writable(output, "--output")
+    table = comparison_table(groups, metric)
+    headings, lines = cells_of(table, metric)
+    write_atomically(output / "comparison.csv", table.to_csv(index=False))
+    write_atomically(output / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
+    draw_comparison(groups, metric, output, formats)
+    print_comparison(headings, lines, metric)
+    print(f"comparison: {output}")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compare the runs of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of its versions")
+    parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder of table and pictures")
+    parser.add_argument("--metric", choices=METRICS, help="by default accuracy, for regression mse")
+    parser.add_argument(
+        "--formats", nargs="+", choices=("png", "pdf", "svg"), default=["png"], help="of the pictures, by default png"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        compare(chosen.runs, chosen.output, chosen.metric, chosen.formats)
+    except ConfigError as error:
+        parser.exit(2, f"compare.py: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

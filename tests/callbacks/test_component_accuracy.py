@@ -1,0 +1,124 @@
+"""How well each component does alone on the clients of each true group."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fed_runs import run_cli
+from running import run
+
+from lit_fed.callbacks.component_accuracy import component_table, with_one_component
+from lit_fed.core.local_norm import NormState
+from lit_fed.data import Digits, LabelPermutations
+from lit_fed.data.module import FederatedDataModule
+
+ARGUMENTS = [
+    "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3", "--data.partition", "LabelPermutations",
+    "--data.partition.num_groups", "2", "--data.num_clients", "6", "--model.solver.lr", "0.1",
+]  # fmt: skip
+
+
+def fit(out, *arguments):
+    run_cli([*ARGUMENTS, "--name", "run", "--trainer.default_root_dir", str(out), *arguments])
+    return out / "run/version_0"
+
+
+@pytest.fixture(scope="module")
+def sequential(tmp_path_factory):
+    return fit(tmp_path_factory.mktemp("runs"), "--model.client_trainer", "sequential")
+
+
+def counted_with_numpy(folder):
+    """Hits and samples of each group and component [2, 3, 2], from the checkpoint's weights and the test samples."""
+    state = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+    weights, biases = (
+        max(
+            (leaf.numpy() for leaf in state.values() if leaf.shape in (shape, (6, *shape))), key=np.size
+        )  # not the mean
+        for shape in ((3, 10, 64), (3, 10))
+    )
+    data = FederatedDataModule(Digits(), LabelPermutations(num_groups=2), 6)
+    data.setup()
+    test, hits = data.seen.test, np.zeros((2, 3, 2), dtype=int)
+    for client in range(6):
+        one = test.client(client)
+        weight, bias = (leaf[client] if len(leaf) == 6 else leaf for leaf in (weights, biases))
+        for component in range(3):
+            logits = one.x.numpy().reshape(-1, 64) @ weight[component].T + bias[component]
+            right = logits.argmax(1) == one.y.numpy()
+            hits[client % 2, component] += right.sum(), len(right)
+    return hits
+
+
+def check_counts(folder):
+    table, hits = pd.read_csv(folder / "components.csv"), counted_with_numpy(folder)
+    assert table["group"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert table["component"].tolist() == [0, 1, 2] * 2
+    assert table["samples"].tolist() == hits[..., 1].ravel().tolist()
+    assert (table["accuracy"] * table["samples"]).to_numpy() == pytest.approx(hits[..., 0].ravel(), abs=1e-6)
+    assert table["accuracy"].nunique() > 3
+
+
+def test_counts_are_exact(sequential):
+    assert list(pd.read_csv(sequential / "components.csv").columns) == ["group", "component", "accuracy", "samples"]
+    check_counts(sequential)
+    assert (sequential / "plots/component_accuracy.png").stat().st_size > 5000
+
+
+def test_groups_stand_in_the_table_of_clients(sequential):
+    assert pd.read_csv(sequential / "clients.csv")["group"].tolist() == [0, 1] * 3
+
+
+def test_clients_run_at_once_give_the_same(sequential, tmp_path):
+    folder = fit(tmp_path, "--model.client_trainer", "vectorized")
+    assert (folder / "components.csv").read_text() == (sequential / "components.csv").read_text()
+
+
+def test_two_ranks_give_the_same(sequential, tmp_path):
+    two = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--model.client_trainer", "sequential"]
+    finished = run([*ARGUMENTS, *two, "--name", "run", "--trainer.default_root_dir", str(tmp_path)])
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    assert (tmp_path / "run/version_0/components.csv").read_text() == (sequential / "components.csv").read_text()
+
+
+def test_measured_clients_alone_count(tmp_path):
+    """Of six clients two are measured; the groups are theirs."""
+    folder = fit(tmp_path, "--data.eval_clients", "2")
+    clients, table = (pd.read_csv(folder / name) for name in ("clients.csv", "components.csv"))
+    assert len(clients) == 2
+    assert table.groupby("group")["samples"].first().to_dict() == clients.groupby("group")["num_test"].sum().to_dict()
+
+
+def test_without_a_server_each_client_has_its_own_copy(tmp_path):
+    check_counts(fit(tmp_path, "--model.algorithm", "DFedEM", "--model.algorithm.topology", "Ring"))
+
+
+@pytest.mark.parametrize(
+    "options", [["--model.algorithm", "FedAvg"], ["--data.partition", "Dirichlet", "--data.partition.alpha", "1"]]
+)
+def test_without_components_or_groups_there_is_no_file(tmp_path, options):
+    out = ["--name", "run", "--trainer.default_root_dir", str(tmp_path)]
+    run_cli([*ARGUMENTS, *options, *out])
+    folder = tmp_path / "run/version_0"
+    assert (folder / "summary.json").is_file()
+    assert not (folder / "components.csv").exists()
+    assert not (folder / "plots/component_accuracy.png").exists()
+
+
+def test_groups_without_samples_are_left_out():
+    rows = torch.tensor([[[4, 1, 3], [6, 1, 1], [0, 0, 0]], [[4, 1, 0], [6, 1, 5], [0, 0, 0]]], dtype=torch.float64)
+    table = component_table(rows, torch.tensor([5, 5, 7]), "accuracy")
+    assert table.to_dict("list") == {
+        "group": [5, 5], "component": [0, 1], "accuracy": [0.4, 0.5], "samples": [10, 10]
+    }  # fmt: skip
+
+
+def test_one_component_within_a_clients_own_normalisation():
+    class State(tuple):
+        mixture = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
+
+        def _replace(self, mixture):
+            return mixture
+
+    states = with_one_component(NormState(State(), {}), 1)
+    assert states.inner.tolist() == [[0, 1], [0, 1]]

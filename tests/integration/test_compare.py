@@ -1,0 +1,179 @@
+"""Several runs side by side: names, figures and errors."""
+
+import json
+
+import compare
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from comparison.naming import differences
+from comparison.pictures import _curves
+from comparison.runs import without_seeds
+
+BASE = {
+    "seed_everything": 0,
+    "trainer": {"max_epochs": 3, "default_root_dir": "runs", "callbacks": None},
+    "model": {
+        "algorithm": {"class_path": "lit_fed.FedEM", "init_args": {"num_components": 3}},
+        "solver": {"lr": 0.1},
+        "init_seeds": None,
+    },
+    "data": {"dataset": {"class_path": "lit_fed.Digits"}, "seed": 0},
+    "name": "quickstart",
+    "ckpt_path": None,
+}
+
+
+def config(algorithm="FedEM", seed=0, lr=0.1, name="quickstart", data_seed=0, **init_args):
+    init_args = {"num_components": 3} | init_args if algorithm == "FedEM" else init_args
+    chosen = {"class_path": f"lit_fed.{algorithm}"} | ({"init_args": init_args} if init_args else {})
+    model = BASE["model"] | {"algorithm": chosen, "solver": {"lr": lr}}
+    data = BASE["data"] | {"seed": data_seed}
+    return BASE | {"seed_everything": seed, "model": model, "data": data, "name": name}
+
+
+def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_round=1000.0, last=0.75):
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(a_config))
+    rows = {"step": [0, 1, 2], "comm/bytes_up": bytes_of_round, "comm/bytes_down": bytes_of_round}
+    rows[f"test/seen/{hit}"] = [last / 2, None, last]
+    rows["test/seen/loss"] = [2.0, None, 1.0]
+    pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
+    clients = {"client_id": range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
+    pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
+    summary = {f"test/seen/{hit}": last, f"test/seen/{hit}_decile": min(accuracies), "test/seen/loss": 1.0, "rounds": 3}
+    sent = {f"comm/total_bytes_{way}": 3 * bytes_of_round for way in ("up", "down")}
+    (folder / "summary.json").write_text(json.dumps({**summary, **sent, "seconds": 2.5}))
+    return folder
+
+
+def refused(capsys, *arguments):
+    with pytest.raises(SystemExit) as stopped:
+        compare.main([str(one) for one in arguments])
+    assert stopped.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+    return said.err
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """FedEM with two seeds and FedAvg with one."""
+    return [
+        write_run(tmp_path / "runs/em/version_0", config(seed=0), last=0.7),
+        write_run(tmp_path / "runs/em/version_1", config(seed=1, data_seed=1, name="again"), last=0.8),
+        write_run(tmp_path / "runs/avg/version_0", config("FedAvg"), bytes_of_round=400.0),
+    ]
+
+
+def test_seeds_are_one_row_with_mean_and_deviation(runs, tmp_path, capsys):
+    compare.main([*map(str, runs), "--output", str(tmp_path / "out"), "--formats", "png", "pdf"])
+    said = capsys.readouterr().out
+    assert "75.00 ± 7.07" in said
+    table = pd.read_csv(tmp_path / "out/comparison.csv").set_index("name")
+    assert table.index.tolist() == ["FedEM", "FedAvg"]
+    assert table["runs"].tolist() == [2, 1]
+    assert table["test/seen/accuracy"].tolist() == pytest.approx([0.75, 0.75])
+    assert table.loc["FedEM", "test/seen/accuracy (std)"] == pytest.approx(np.std([0.7, 0.8], ddof=1))
+    assert np.isnan(table.loc["FedAvg", "test/seen/accuracy (std)"])
+    assert table["bytes"].tolist() == [6000, 2400]
+    assert table.loc["FedEM", "folders"].split() == list(map(str, runs[:2]))
+    page = (tmp_path / "out/comparison.md").read_text()
+    assert "| FedEM | 2 | 75.00 ± 7.07 | 50.00 ± 0.00 | 3 | 6 kB | 2 |" in page
+    assert "| FedAvg | 1 | 75.00 | 50.00 | 3 | 2.4 kB | 2 |" in page
+    pictures = {path.name for path in (tmp_path / "out").iterdir()} - {"comparison.csv", "comparison.md"}
+    names = ("accuracy_vs_rounds", "accuracy_vs_bytes", "client_accuracy")
+    assert pictures == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf")}
+
+
+def drawn(runs, *, bytes_sent):
+    groups = compare.named(compare.grouped([compare.read_run(folder) for folder in runs]))
+    return _curves(groups, "accuracy", bytes_sent=bytes_sent).axes[0]
+
+
+@pytest.mark.parametrize(("bytes_sent", "places"), [(False, [1, 3]), (True, [2, 6])])
+def test_curves_are_means_at_the_evaluated_rounds_with_a_band(runs, bytes_sent, places):
+    axes = drawn(runs, bytes_sent=bytes_sent)
+    em, avg = axes.lines
+    assert em.get_xdata().tolist() == places
+    assert em.get_ydata().tolist() == pytest.approx([37.5, 75])
+    assert (em.get_linestyle(), em.get_marker()) != (avg.get_linestyle(), avg.get_marker())
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].max() == pytest.approx(75 + 100 * np.std([0.7, 0.8], ddof=1))
+
+
+def test_a_run_that_sends_nothing_is_a_level_line(runs, tmp_path):
+    local = write_run(tmp_path / "runs/local/version_0", config("Local"), bytes_of_round=0.0, last=0.6)
+    line = drawn([*runs, local], bytes_sent=True).lines[-1]
+    assert line.get_label() == "Local (sends nothing)"
+    assert set(line.get_ydata()) == {60.0}
+
+
+def test_a_run_that_was_never_evaluated_has_no_curve(runs, tmp_path):
+    history = pd.read_csv(runs[2] / "metrics.csv").drop(columns="test/seen/accuracy")
+    history.to_csv(runs[2] / "metrics.csv", index=False)
+    assert [line.get_label() for line in drawn(runs, bytes_sent=False).lines] == ["FedEM"]
+    compare.main([str(runs[2]), "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out/accuracy_vs_bytes.png").is_file()
+
+
+def test_a_name_stands_for_its_newest_version(runs, tmp_path):
+    for number in (2, 10):
+        write_run(tmp_path / f"runs/em/version_{number}", config(seed=number))
+    assert compare.find_run(tmp_path / "runs/em").name == "version_10"
+
+
+@pytest.mark.parametrize(
+    ("configs", "expected"),
+    [
+        ([config(), config("FedAvg"), config("Local")], ["FedEM", "FedAvg", "Local"]),
+        ([config(lr=0.1), config(lr=0.01)], ["lr=0.1", "lr=0.01"]),
+        ([config(), config(num_components=5), config("FedAvg")],
+         ["FedEM, num_components=3", "FedEM, num_components=5", "FedAvg"]),
+        ([config(seed=1), config(seed=2)], ["", ""]),
+    ],
+)  # fmt: skip
+def test_names_are_what_differs(configs, expected):
+    assert differences([without_seeds(one) for one in configs]) == expected
+
+
+def test_too_many_differences_leave_the_names_of_the_runs(tmp_path, capsys):
+    first = write_run(tmp_path / "runs/one/version_0", config())
+    other = config("FedAvg", lr=0.3)
+    other["data"] = {"dataset": {"class_path": "lit_fed.Sine"}, "batch_size": 7, "num_clients": 3}
+    other["trainer"] = other["trainer"] | {"max_epochs": 9}
+    second = write_run(tmp_path / "runs/two/version_0", other)
+    compare.main([str(first), str(second), "--output", str(tmp_path / "out")])
+    assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["one", "two"]
+
+
+def test_wrong_input_is_said_in_one_line(runs, tmp_path, capsys):
+    assert "nothing: no such folder; give the folder of a run" in refused(capsys, tmp_path / "nothing")
+    assert "holds no run" in refused(capsys, tmp_path)
+    (runs[0] / "summary.json").unlink()
+    said = refused(capsys, *runs)
+    assert f"{runs[0]} is not finished" in said
+    assert said.endswith(f"finish it with: python -m lit_fed fit --config {runs[0]}/config.yaml\n")
+    (runs[0] / "checkpoints").mkdir()
+    (runs[0] / "checkpoints/last.ckpt").touch()
+    assert refused(capsys, *runs).endswith("config.yaml --ckpt_path last\n")
+    (runs[1] / "clients.csv").unlink()
+    assert "has no clients.csv" in refused(capsys, runs[1])
+
+
+def test_different_metrics_are_refused_unless_one_is_shared(runs, tmp_path, capsys):
+    squared = write_run(tmp_path / "runs/mse/version_0", config(lr=0.5), hit="mse")
+    said = refused(capsys, runs[0], squared)
+    assert "has accuracy and loss" in said
+    assert "has mse and loss; compare them apart, or with --metric loss" in said
+    assert "has accuracy and loss; give one of these" in refused(capsys, runs[0], "--metric", "mse")
+    compare.main([str(runs[0]), str(squared), "--metric", "loss", "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out/loss_vs_rounds.png").is_file()
+    assert pd.read_csv(tmp_path / "out/comparison.csv")["test/seen/loss"].tolist() == [1.0, 1.0]
+
+
+def test_the_same_run_twice_is_refused(runs, tmp_path, capsys):
+    again = write_run(tmp_path / "runs/em/version_7", config(seed=0, name="other"))
+    assert "have the same configuration and seeds; give one" in refused(capsys, runs[0], again)
