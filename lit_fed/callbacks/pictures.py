@@ -65,7 +65,7 @@ def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple
     hit = "accuracy" if "accuracy" in clients else "mse"
     figures = [*_history_figures(folder, hit, new_figure), (f"client_{hit}.png", _histogram(clients, hit, new_figure))]
     if "pi_0" in clients:
-        figures.append(("mixture_weights.png", _mixtures(clients, new_figure)))
+        figures.append(("mixture_weights.png", mixture_heat_map(clients, new_figure)))
     return [*figures, *_component_figures(folder, hit, new_figure), *weight_figures(folder, new_figure)]
 
 
@@ -168,7 +168,7 @@ def _mark_worst_decile(axes: Any, values: pd.Series, hit: str, edges: np.ndarray
     axes.hist(worst, bins=edges, histtype="stepfilled", facecolor="0.25", edgecolor="white", hatch="////", label=label)
 
 
-def _mixtures(clients: pd.DataFrame, new_figure: Any) -> Any:
+def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
     """Mixture weights of the seen clients, and below them who belongs to which true group."""
     seen = clients[clients["population"] == "seen"]
     weights = seen[[column for column in clients if column.startswith("pi_")]].to_numpy()

@@ -142,7 +142,7 @@ def _mixture_image(trainer: Trainer, module: Any) -> Any:
     from matplotlib.figure import Figure
 
     from lit_fed.callbacks.picture_style import COLUMN
-    from lit_fed.callbacks.pictures import _mixtures
+    from lit_fed.callbacks.pictures import mixture_heat_map
 
     population = trainer.datamodule.seen  # type: ignore[attr-defined]
     places = slice(None) if population.measured is None else population.measured
@@ -153,7 +153,7 @@ def _mixture_image(trainer: Trainer, module: Any) -> Any:
         table["group"] = population.groups[places].tolist()
     content = io.BytesIO()
     with mpl.rc_context(COLUMN):
-        _mixtures(table, Figure).savefig(content, format="png")
+        mixture_heat_map(table, Figure).savefig(content, format="png")
     return wandb.Image(PIL.Image.open(content), caption=f"round {module.num_rounds_done}")
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from lit_fed.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
@@ -54,29 +60,78 @@ def lines(block: Block) -> list[str]:
 def shortened(command: str) -> str:
     """A `fit` of two rounds."""
     is_fit = re.match(r"(?:python|torchrun .*?) ?-m lit_fed fit|lit-fed fit", command)
-    return f"{command} {ROUNDS}" if is_fit and "--trainer.max_epochs" not in command else command
+    answers = any(word in command for word in ("--trainer.max_epochs", "help", "--print_config"))
+    return f"{command} {ROUNDS}" if is_fit and not answers else command
 
 
-def run(block: Block, folder: Path) -> subprocess.CompletedProcess[str] | None:
-    """Do with a block what a reader does: write it to the file that its title names, or run it."""
-    if block.title is not None:
-        (folder / block.title).write_text(block.text, encoding="utf-8")
-    if block.language == "bash" and block.title is None:
-        return _process(["bash", "-e", "-c", "\n".join(map(shortened, lines(block)))], folder)
-    if block.language == "python":
-        file = folder / (block.title or "snippet.py")
-        file.write_text(block.text, encoding="utf-8")
-        return _process([sys.executable, file.name], folder)
-    return None
+class Done(NamedTuple):
+    """What came of a command or snippet."""
+
+    status: int
+    output: str
 
 
-def _process(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(block: Block, folder: Path) -> list[Done]:
+    """Do with a block what a reader does: write it to the file that its title names, import it, or run its commands."""
     for name in ("configs", "scripts"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    environment = os.environ | {
-        "HOME": str(folder),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg",
-        "COLUMNS": "120", "WANDB_MODE": "offline",
+    if block.title is not None:
+        (folder / block.title).write_text(block.text, encoding="utf-8")
+    if block.language == "python":
+        file = folder / (block.title or "snippet.py")
+        file.write_text(block.text, encoding="utf-8")
+        return [_forked(_import, file.stem, folder)]
+    if block.language == "bash" and block.title is None:
+        return [_command(shortened(line), folder) for line in lines(block)]
+    return []
+
+
+def _command(line: str, folder: Path) -> Done:
+    """Run a command; those of lit_fed alone in a process that has loaded it already, which saves most of the time."""
+    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed) ([^$|<>;&]+)", line)
+    if found and "fed_ddp" not in line:  # whose ranks are started by the command line of the process
+        return _forked(_lit_fed, shlex.split(found[1]), folder)
+    environment = os.environ | _environment(folder) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-e", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
+    )
+    return Done(done.returncode, done.stdout + done.stderr)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "COLUMNS": "120", "WANDB_MODE": "offline", "HOME": str(folder),
     }  # fmt: skip
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def _forked(work: Callable[[Any], None], argument: Any, folder: Path) -> Done:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["lit_fed.cli"])
+    log = folder / ".output"
+    process = context.Process(target=_in_folder, args=(work, argument, folder, log))
+    process.start()
+    process.join(600)
+    process.kill()
+    process.join()
+    return Done(process.exitcode or 0, log.read_text(encoding="utf-8"))
+
+
+def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Path) -> None:
+    """In a process of its own: what the shell would do before the program begins."""
+    with log.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.chdir(folder)
+    os.environ.update(_environment(folder))
+    sys.path.insert(0, str(folder))
+    work(argument)
+
+
+def _import(module: str) -> None:
+    importlib.import_module(module)
+
+
+def _lit_fed(arguments: list[str]) -> None:
+    sys.argv = ["lit-fed", *arguments]
+    main()
