@@ -284,6 +284,7 @@ def _run(args: ArgsType) -> None:
 def keep_notices_out() -> None:
     """Silence Lightning's notices of devices and tips: the progress bar and the final table say what a run does."""
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # a continued run's
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FinishedRun", "Group", "find_run", "grouped", "metric_of", "read_run", "without_seeds"]
 
-FILES = ("config.yaml", "metrics.csv", "clients.csv")
+FILES = ("metrics.csv", "clients.csv")
 
 METRICS = ("accuracy", "mse", "loss")
 """That clients are measured by; the first one that all runs have is compared."""
@@ -30,7 +30,7 @@ class FinishedRun(NamedTuple):
     """What a run left behind."""
 
     folder: Path
-    config: dict[str, Any]
+    config: dict[str, Any]  # {} of a run of a Python program, which leaves no config.yaml
     summary: dict[str, Any]
     history: pd.DataFrame  # a row for each round: metrics.csv and `sent`, bytes of all rounds so far
     clients: pd.DataFrame
@@ -56,7 +56,7 @@ def find_run(place: Path) -> Path:
     """
     if not place.is_dir():
         raise ConfigError(f"{place}: no such folder; give the folder of a run, such as runs/quickstart/version_0")
-    if (place / "config.yaml").is_file() or (place / "summary.json").is_file():
+    if any((place / name).is_file() for name in ("config.yaml", "metrics.csv", "summary.json")):
         return place
     version = newest_version(place)
     if version < 0:
@@ -75,15 +75,21 @@ def read_run(folder: Path) -> FinishedRun:
     from lit_fed.callbacks.pictures import read_history
 
     if not (folder / "summary.json").is_file():
-        again = f"python -m lit_fed fit --config {folder}/config.yaml"
-        last = " --ckpt_path last" if (folder / "checkpoints/last.ckpt").is_file() else ""
-        raise ConfigError(f"{folder} is not finished, it has no summary.json; finish it with: {again}{last}")
+        raise ConfigError(f"{folder} is not finished, it has no summary.json; {_ending(folder)}")
     missing = [name for name in FILES if not (folder / name).is_file()]
     if missing:
         raise ConfigError(f"{folder} has no {missing[0]}; give a folder that a fit of lit_fed has written")
-    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config = yaml.safe_load((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
     summary = json.loads((folder / "summary.json").read_text())
     return FinishedRun(folder, config, summary, read_history(folder), pd.read_csv(folder / "clients.csv"))
+
+
+def _ending(folder: Path) -> str:
+    """How an unfinished run is finished."""
+    if not (folder / "config.yaml").is_file():
+        return "trainer.test(model, data) writes it"
+    last = " --ckpt_path last" if (folder / "checkpoints/last.ckpt").is_file() else ""
+    return f"finish it with: python -m lit_fed fit --config {folder}/config.yaml{last}"
 
 
 def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
@@ -128,7 +134,8 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     """
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        groups.setdefault(json.dumps(without_seeds(run.config), sort_keys=True), []).append(run)
+        config = without_seeds(run.config) or str(run.folder)
+        groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
     for members in groups.values():
         seeds: dict[str, Path] = {}
         for run in members:

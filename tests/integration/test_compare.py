@@ -149,6 +149,16 @@ def test_too_many_differences_leave_the_names_of_the_runs(tmp_path, capsys):
     assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["one", "two"]
 
 
+def test_runs_of_python_programs_bear_their_own_names(runs, tmp_path, capsys):
+    for run in runs[1:]:
+        (run / "config.yaml").unlink()
+    compare.main([*map(str, runs[1:]), "--output", str(tmp_path / "out")])
+    assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["em", "avg"]
+    capsys.readouterr()
+    (runs[2] / "summary.json").unlink()
+    assert refused(capsys, *runs[1:]).endswith("has no summary.json; trainer.test(model, data) writes it\n")
+
+
 def test_wrong_input_is_said_in_one_line(runs, tmp_path, capsys):
     assert "nothing: no such folder; give the folder of a run" in refused(capsys, tmp_path / "nothing")
     assert "holds no run" in refused(capsys, tmp_path)

@@ -20,7 +20,12 @@ from lit_fed.command_line.parser import CLASSES, FederatedParser, subclasses
 from lit_fed.command_line.start_page import COMMANDS, start_page
 from lit_fed.core.local import LocalSolver
 
-OWN = [(option[2:], one) for option, (_, base) in CLASSES.items() for one in subclasses(base)]
+OWN = [
+    (option[2:], one)
+    for option, (_, base) in CLASSES.items()
+    for one in subclasses(base)
+    if one.__module__.startswith("lit_fed.")  # and not of another test
+]
 OWN += [
     ("trainer.callbacks", getattr(lit_fed.callbacks, name)) for name in lit_fed.callbacks.__all__ if name[0].isupper()
 ]
