@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import time
@@ -27,11 +26,14 @@ FORMATS = {"png", "pdf", "svg"}
 """Of pictures; the last two are vector graphics."""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file beside its place and move it there."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file beside its place and move it there; nothing half-written is left."""
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    os.replace(partial, path)
+    try:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def client_table(datamodule: Any, module: Any) -> pd.DataFrame:

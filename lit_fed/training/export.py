@@ -20,12 +20,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
+from lit_fed.callbacks.report import write_atomically
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.dataset import Normalisation
-from lit_fed.training.output import check_writable, write_bytes
+from lit_fed.training.output import check_writable
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
 
@@ -303,7 +304,8 @@ def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"]
     program.example_inputs = None  # the only part that PyTorch would pickle
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine
-    write_bytes(path, _torch_program(program, model.about) if format == "pt" else _onnx_program(program, model.about))
+    written = _torch_program if format == "pt" else _onnx_program
+    write_atomically(path, written(program, model.about))
 
 
 def _torch_program(program: torch.export.ExportedProgram, about: dict[str, Any]) -> bytes:

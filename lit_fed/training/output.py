@@ -23,7 +23,6 @@ __all__ = [
     "check_table_format",
     "check_writable",
     "new_folder",
-    "write_bytes",
     "write_table",
 ]
 
@@ -106,16 +105,6 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
             table.to_parquet(partial, index=False, engine="pyarrow")
         else:
             table.to_csv(partial, index=False)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file beside its place and move it there."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -159,19 +159,24 @@ NETWORKS = {
 }
 
 
-def test_every_network_is_exported_below():
-    assert set(NETWORKS) == set(models.__all__) - {"Network"}
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_networks(name, tmp_path):
+def with_network(name):
+    """A module with one of the networks, and three inputs."""
     options, shape = NETWORKS[name]
     text = name == "CharLSTM"
     module = built(
         partial(getattr(models, name), **options), shape, Target("multiclass", 5, positions=text),
         label_shape=shape if text else (),
     )  # fmt: skip
-    x = torch.randint(0, 5, (3, *shape)) if text else torch.rand(3, *shape)
+    return module, torch.randint(0, 5, (3, *shape)) if text else torch.rand(3, *shape)
+
+
+def test_every_network_is_exported_below():
+    assert set(NETWORKS) == set(models.__all__) - {"Network"}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks(name, tmp_path):
+    module, x = with_network(name)
     save_program(personal_model(module, (), x), tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for batch in (x, x[:1]):
@@ -182,13 +187,7 @@ def test_networks(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["LeafCNN", "CharLSTM"])
 def test_networks_as_onnx(name, tmp_path):
-    options, shape = NETWORKS[name]
-    text = name == "CharLSTM"
-    module = built(
-        partial(getattr(models, name), **options), shape, Target("multiclass", 5, positions=text),
-        label_shape=shape if text else (),
-    )  # fmt: skip
-    x = torch.randint(0, 5, (3, *shape)) if text else torch.rand(3, *shape)
+    module, x = with_network(name)
     save_program(personal_model(module, (), x), tmp_path / "model.onnx", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for batch in (x, x[:1]):
