@@ -18,8 +18,10 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_fed.callbacks.wandb import continue_run
+from lit_fed.command_line.classes import check_classes
+from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
-from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.parser import FederatedParser, refuse_nulls
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
@@ -27,7 +29,7 @@ from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_creatable
+from lit_fed.training.output import check_creatable, check_run_name, short
 from lit_fed.training.round_logger import RoundLogger, newest_version
 from lit_fed.training.trainer import FederatedTrainer
 
@@ -123,15 +125,19 @@ class FederatedCLI(LightningCLI):
         given = find_configs(_with_nulls(_given(args)))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
+        check_configs(given)
         self.config = parser.parse_args(given)
         command = self.config.subcommand
         if command == "partition":
             raise ConfigError("partition takes its arguments behind it; start with `python -m lit_fed partition`")
         config = self.config[command]
+        refuse_nulls(self._parser(command), config)
+        check_classes(config)
+        check_run_name(config.name)
         name = config.name or _default_name(given, config)
         path = self._find_checkpoint(config, name)
         if path is not None and command != "fit":
-            stored = load_checkpoint(path).get(CHECKPOINT_KEY, {}).get("arguments") or {}
+            stored = load_checkpoint(path)[CHECKPOINT_KEY]["arguments"]
             place = given.index(command) + 1
             self.config = parser.parse_args([*given[:place], "--config", json.dumps(stored), *given[place:]])
         config = self.config[command]
@@ -158,14 +164,14 @@ class FederatedCLI(LightningCLI):
                 sys.stderr.write(f"lit_fed: {self.config.subcommand} without --ckpt_path: of models not yet trained\n")
             return None
         if config.ckpt_path != "last":
-            if not Path(config.ckpt_path).is_file():
-                raise ConfigError(f"--ckpt_path {config.ckpt_path}: no such file; give a .ckpt file, or last")
+            if not os.path.isfile(config.ckpt_path):  # false too for a name that no file can have
+                raise ConfigError(f"--ckpt_path {short(config.ckpt_path)}: no such file; give a .ckpt file, or last")
             if self.config.subcommand == "fit":
-                load_checkpoint(Path(config.ckpt_path))  # which says what is wrong with a file; Lightning does not
+                load_checkpoint(Path(config.ckpt_path), resumable=True)  # before the data are read
             return Path(config.ckpt_path)
         path, version = _newest_checkpoint(Path(config.trainer.default_root_dir) / name)
         if self.config.subcommand == "fit":
-            checkpoint = load_checkpoint(path)
+            checkpoint = load_checkpoint(path, resumable=True)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
             continue_run(checkpoint)
         return path
@@ -182,6 +188,9 @@ class FederatedCLI(LightningCLI):
         given = config.trainer.logger
         if given is False:
             return False
+        if not str(config.trainer.default_root_dir):
+            raise ConfigError("--trainer.default_root_dir is empty; give a folder, or leave it out for runs/")
+        check_creatable(Path(config.trainer.default_root_dir), "--trainer.default_root_dir")
         extra = [] if given in (True, None) else given if isinstance(given, list) else [given]
         own = RoundLogger(
             config.trainer.default_root_dir, config.name, self._resume_version, keep_rounds=self._keep_rounds or 0
@@ -206,11 +215,6 @@ class FederatedCLI(LightningCLI):
         if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
             return {name: value for name, value in given.items() if name != "datamodule"}
         return given | {"weights_only": True}
-
-    def before_fit(self) -> None:
-        """Find out now whether the run's folder can be written."""
-        if self.trainer.is_global_zero and self.trainer.loggers:
-            check_creatable(Path(self.config.fit.trainer.default_root_dir), "--trainer.default_root_dir")
 
     def after_fit(self) -> None:
         """End with a pass over the test split, and say what can be done with the run."""

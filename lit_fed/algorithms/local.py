@@ -13,7 +13,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
     Args:
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
+
+    fills_in_absent_clients: ClassVar[bool] = False  # nothing is averaged
 
     unseen_epochs: int = 1
 

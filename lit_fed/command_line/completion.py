@@ -13,7 +13,8 @@ import shtab
 
 import lit_fed.callbacks
 from lit_fed.callbacks import FederatedCallback
-from lit_fed.command_line.parser import CLASSES, FederatedParser, class_names, subclasses
+from lit_fed.command_line.classes import CLASSES, class_names, subclasses
+from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
 

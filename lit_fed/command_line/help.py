@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
 
-__all__ = ["FederatedHelp", "explain_arguments"]
+__all__ = ["FederatedHelp", "explain_arguments", "plain_type"]
 
 CHECKPOINT = "a .ckpt file of a run, or `last`: the newest run of --name under --trainer.default_root_dir"
 
@@ -57,18 +57,20 @@ REFUSED_OR_FIXED = {
 
 CONFIGURATION_OF = "path of a configuration of this section."
 
+TYPES = {
+    "seed_everything": "int",
+    "trainer.precision": "32-true | bf16-mixed | null",
+    "trainer.plugins": "a plugin | a list of plugins | null",
+}
+"""Types of Lightning's arguments that are wider than what federated runs take, or than anybody reads."""
+
 WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
-    (re.compile(r"Callable\[\[.*?\], (\w+)\]"), r"\1"),
-    (re.compile(r"<class '(?:[\w.]+\.)?(\w+)'>"), r"\1"),
     (re.compile(r"\{'class_path': '(?:[\w.]+\.)?(\w+)'(?:, 'init_args': \{\})?\}"), r"\1"),
     (re.compile(r"\{'class_path': '(?:[\w.]+\.)?(\w+)', 'init_args': \{([^{}]+)\}\}"), r"\1 with \2"),
-    (re.compile(r"Optional\[([^\[\]]*(?:\[[^\[\]]*\])?)\]"), r"\1 | null"),
-    (re.compile(r"Union\[((?:[^\[\]]|\[[^\[\]]*\])*)\]"), lambda found: _alternatives(found[1])),
-    (re.compile(r"Literal\[([^\]]*)\]"), lambda found: found[1].replace("'", "").replace(", ", " | ")),
     (re.compile(r":\w+:`~?(?:[\w.]+\.)?(\w+)`"), r"`\1`"),
     (re.compile(r"``"), "`"),
 )
-"""Python's spelling of types, and Sphinx's of names, as they are written on a command line."""
+"""Python's spelling of defaults, and Sphinx's of names, as they are written on a command line."""
 
 BASES = {"Algorithm", "Network", "FederatedCallback"}
 """What classes of one's own begin with, and nobody chooses."""
@@ -76,9 +78,59 @@ BASES = {"Algorithm", "Network", "FederatedCallback"}
 CLASSES = re.compile(r", known subclasses: ([\w., ]+)")
 
 
-def _alternatives(types: str) -> str:
-    """The types of a union, a bar between them instead of a comma."""
-    return re.sub(r", (?![^\[]*\])", " | ", types)
+def plain_type(spelled: str) -> str:
+    """A type as it is read on a command line: alternatives between bars, what a function returns for the function.
+
+    Args:
+        spelled: Python's spelling.
+
+    Example:
+        >>> plain_type("Callable[[tuple[int, ...], int], lit_fed.models.Network] | None")
+        'Network | null'
+        >>> plain_type("Union[Literal['a', 'b'], list[Optional[int]]]")
+        'a | b | list[int | null]'
+    """
+    return " | ".join(dict.fromkeys(_one_type(one) for one in _split(spelled, "|")))
+
+
+def _one_type(spelled: str) -> str:
+    """A type that is no union with bars."""
+    if spelled.startswith("<class '"):
+        spelled = spelled.removeprefix("<class '").removesuffix("'>")
+    name, bracket, inside = spelled.partition("[")
+    name = name.rpartition(".")[2]
+    parts = _split(inside.removesuffix("]"), ",") if bracket else []
+    if name == "Literal":
+        return " | ".join(part.strip("'\"") for part in parts)
+    if name in ("Union", "Optional"):
+        return plain_type(" | ".join([*parts, *(["None"] if name == "Optional" else [])]))
+    if name == "Callable":
+        return plain_type(parts[-1])
+    if bracket:
+        return f"{name}[{', '.join(map(plain_type, parts))}]"
+    return {"None": "null", "NoneType": "null"}.get(name, name) or spelled
+
+
+def _split(text: str, mark: str) -> list[str]:
+    """The parts between marks that stand outside all brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        if letter == mark and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _type_ends(text: str) -> int:
+    """Where the type ends with which a text begins: at a comma or a bracket outside its own brackets."""
+    depth = 0
+    for place in range(len(text)):
+        if depth == 0 and text[place] in ",)":
+            return place
+        depth += (text[place] in "[(") - (text[place] in "])")
+    return len(text)
 
 
 class FederatedHelp(DefaultHelpFormatter):
@@ -96,6 +148,10 @@ class FederatedHelp(DefaultHelpFormatter):
         text = CLASSES.sub(_names_of_classes, super()._expand_help(action))
         for pattern, word in WORDS:
             text = pattern.sub(word, text)
+        before, mark, rest = text.partition("(type: ")
+        if mark:
+            end = _type_ends(rest)
+            text = before + mark + TYPES.get(action.dest, plain_type(rest[:end])) + rest[end:]
         if str(action.metavar).startswith("{"):  # the values stand beside the name of the argument
             text = re.sub(r"\(type: [^,]*, ", "(", text)
         return text
@@ -117,7 +173,7 @@ def explain_arguments(parser: Any) -> None:
     for action in parser._actions:
         if action.dest in REFUSED_OR_FIXED or action.dest.removesuffix(".help") in REFUSED_OR_FIXED:
             action.help = SUPPRESS
-        elif action.dest == "ckpt_path" and (action.help or "").startswith("Path/URL"):
+        elif action.dest == "ckpt_path" and (action.help or "").startswith(("Path/URL", "Either")):
             action.help = f"{CHECKPOINT}."
         elif action.help == "Path to a configuration file.":
             action.help = CONFIGURATION_OF

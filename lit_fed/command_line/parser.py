@@ -9,30 +9,23 @@ from typing import Any, NoReturn
 
 import docstring_parser
 from jsonargparse import Namespace
+from jsonargparse._typehints import ActionTypeHint
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_fed.algorithms import Algorithm
-from lit_fed.command_line.help import FederatedHelp
+from lit_fed.command_line.classes import explain_class
+from lit_fed.command_line.help import FederatedHelp, plain_type
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.surrogate import Surrogate
-from lit_fed.core.topology import Topology
-from lit_fed.data import DataSet, Partition
-from lit_fed.models import Network
 
-__all__ = ["CLASSES", "FederatedParser", "class_names", "subclasses"]
+__all__ = ["FederatedParser", "refuse_nulls"]
 
-CLASSES: dict[str, tuple[str, type]] = {
-    "--model.algorithm": ("model.algorithm", Algorithm),
-    "--model.algorithm.surrogate": ("surrogate", Surrogate),
-    "--model.algorithm.topology": ("topology", Topology),
-    "--model.network": ("model.network", Network),
-    "--data.dataset": ("data.dataset", DataSet),
-    "--data.partition": ("data.partition", Partition),
-}
-"""Options that name a class: what jsonargparse's messages call them, and what the classes have in common."""
+UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
+"""How a message begins about a command that cannot be found."""
 
-NO_CLASS = re.compile(r"Expected a dot import path|Problem with given class_path")
-"""How a message begins about a class that cannot be found."""
+MEANT = {
+    "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
+    "personalise": "personalize", "adapt": "personalize", "save": "export", "split": "partition",
+}  # fmt: skip
+"""Commands by the names that other programs have for them."""
 
 UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(-*[\w.]+)")
 """How a message begins about an option that cannot be found."""
@@ -64,6 +57,7 @@ class FederatedParser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("formatter_class", FederatedHelp)
         kwargs.setdefault("prog", "python -m lit_fed")
+        kwargs.setdefault("allow_abbrev", False)  # a prefix would mean another option once there is one more
         found = CLASS_HELP.fullmatch(kwargs.get("description") or "")
         self._explains_class = found is not None
         if found is not None:
@@ -86,25 +80,23 @@ class FederatedParser(LightningArgumentParser):
         Raises:
             ConfigError: always.
         """
-        hints = [
-            f"{option} takes {', '.join(sorted(class_names(base)))}, or the path of a class of your own"
-            for option, (key, base) in CLASSES.items()
-            if NO_CLASS.search(message) and (f'"{key}"' in message or f"'{key}'" in message)
-        ]
-        raise ConfigError("\n".join([*_readable(message), *hints, *self._near_names(message)])) from ex
+        lines = explain_class(message) or [*_readable(message), *self._near_names(message)]
+        raise ConfigError("\n".join(lines)) from ex
 
     def _near_names(self, message: str) -> list[str]:
-        """What may have been meant by an option that there is not."""
+        """What may have been meant by an option or a command that there is not."""
+        command = UNKNOWN_COMMAND.search(message)
+        if command is not None:
+            commands = {name: name for name in self._subcommands_action.choices} | MEANT
+            close = difflib.get_close_matches(command[1].lower(), commands, 1)
+            return [f"did you mean {commands[close[0]]}?" if close else "`--help` says what each command does"]
         found = UNKNOWN.search(message)
         if found is None:
             refused = "is not accepted" in message and CLASS_OPTIONS not in message
             return [CLASS_OPTIONS] if refused else []
         below = self._subcommands_action._name_parser_map.values() if self._subcommands_action else ()
-        known = dict.fromkeys(option for parser in (self, *below) for option in parser._option_string_actions)
-        meant = "--" + found[1].lstrip("-")
-        known = {one: None for one in known if not one.endswith(".help")}
-        near = [one for one in known if one.endswith("." + meant.lstrip("-").rpartition(".")[2])]
-        near = near or difflib.get_close_matches(meant, known, 2, 0.8)
+        known = [option for parser in (self, *below) for option in parser._option_string_actions]
+        near = _near_options("--" + found[1].lstrip("-"), known)
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Namespace:
@@ -121,6 +113,31 @@ class FederatedParser(LightningArgumentParser):
             raise
 
 
+def refuse_nulls(parser: FederatedParser, config: Namespace) -> None:
+    """Refuse null for an option that takes none; jsonargparse lets it through where a configuration says it.
+
+    Args:
+        parser: the parser of a command.
+        config: what it made of the arguments.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    for action in parser._actions:
+        if isinstance(action, ActionTypeHint) and action.default is not None:
+            kind = plain_type(str(action._typehint))
+            if config.get(action.dest, "absent") is None and "null" not in kind.split(" | "):
+                raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
+
+
+def _near_options(meant: str, known: list[str]) -> list[str]:
+    """Options of the same last part, else those that begin like this one, else those of a similar spelling."""
+    options = list(dict.fromkeys(one for one in known if not one.endswith(".help")))
+    near = [one for one in options if one.endswith("." + meant.lstrip("-").rpartition(".")[2])]
+    near = near or [one for one in options if one.startswith(meant)][:3]
+    return near or difflib.get_close_matches(meant, options, 2, 0.8)
+
+
 def _readable(message: str) -> list[str]:
     """A message of jsonargparse in as many lines as it takes."""
     lines = [line.strip().removeprefix("- ") for line in str(message).splitlines()]
@@ -132,14 +149,3 @@ def _readable(message: str) -> list[str]:
     if first.endswith(":") and len(together) <= 100:
         return [together]
     return [first, *(f"  {line}" for line in rest[:10])]
-
-
-def subclasses(base: type) -> list[type]:
-    """All classes below one, without those that are only bases of others."""
-    found = [one for each in base.__subclasses__() for one in (each, *subclasses(each))]
-    return [one for one in dict.fromkeys(found) if not getattr(one, "__abstractmethods__", None)]
-
-
-def class_names(base: type) -> list[str]:
-    """Their names."""
-    return [one.__name__ for one in subclasses(base)]

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jsonargparse import ActionConfigFile
 
+from lit_fed.command_line.classes import check_classes
+from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
-from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.parser import FederatedParser, refuse_nulls
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population
@@ -56,7 +58,10 @@ def show_partition(arguments: list[str]) -> None:
         ConfigError: if the arguments, the data or the folder will not do; nothing has been written then.
     """
     parser = partition_parser()
+    check_configs(arguments)
     config = parser.parse_args(arguments)
+    refuse_nulls(parser, config)
+    check_classes(config)
     folder = Path(config.output)
     check_new_folder(folder)
     data: FederatedDataModule = parser.instantiate(config).data

@@ -25,6 +25,16 @@ CHECKPOINT_KEY = "lit_fed"
 """Where a checkpoint keeps what Lightning does not."""
 
 
+OWN_ENTRIES = ("identity", "arguments", "num_rounds", "results")
+"""What every checkpoint of lit_fed has under this key."""
+
+ENTRIES = ("pytorch-lightning_version", "epoch", "global_step", "state_dict")
+"""What Lightning writes into every checkpoint."""
+
+TRAINING_ENTRIES = ("loops", "optimizer_states", "lr_schedulers")
+"""What it leaves out of a checkpoint with `save_weights_only`."""
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact."""
 
@@ -42,17 +52,37 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         finally:
             partial.unlink(missing_ok=True)
 
+    def load_checkpoint(
+        self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """A checkpoint of lit_fed; whatever else the file holds is refused by name."""
+        return load_checkpoint(Path(path))
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+
+def load_checkpoint(path: Path, *, resumable: bool = False) -> dict[str, Any]:
     """A checkpoint's content, on the CPU; plain types only, so nothing in it is ever executed.
 
+    Args:
+        path: the file.
+        resumable: training shall go on from it, which takes more than serving from it.
+
     Raises:
-        ConfigError: if it cannot be read.
+        ConfigError: if it cannot be read, was not written by lit_fed, or lacks something.
     """
+    fix = "give a file from the folder checkpoints of a run"
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); give another file") from error
+        raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); {fix}") from error
+    if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):
+        found = "a checkpoint of another program" if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise ConfigError(f"--ckpt_path {path} holds {found}; {fix}")
+    lacks = [f"{CHECKPOINT_KEY}.{key}" for key in OWN_ENTRIES if key not in content[CHECKPOINT_KEY]]
+    lacks += [key for key in ENTRIES if key not in content]
+    if lacks:
+        raise ConfigError(f"--ckpt_path {path} lacks {', '.join(lacks)}; {fix}")
+    if resumable and any(key not in content for key in TRAINING_ENTRIES):
+        raise ConfigError(f"--ckpt_path {path} holds models alone, from which no run can go on; give its last.ckpt")
     return content
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["check_aggregation", "check_cohort", "check_division"]
+__all__ = ["check_aggregation", "check_cohort", "check_division", "check_init_seeds"]
 
 
 def check_aggregation(algorithm: Any, aggregation: str) -> None:
@@ -64,3 +64,22 @@ def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients:
             f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn; leave out "
             "--data.client_fraction and --data.clients_per_round, and sample uniformly"
         )
+
+
+def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: int) -> None:
+    """Refuse seeds that no generator takes, and more seeds than there are models.
+
+    Args:
+        init_seeds: seeds of the initial models.
+        num_models: models that the server broadcasts.
+        num_clients: clients, who may each begin with models of their own.
+
+    Raises:
+        ConfigError: naming the seed, or the number of seeds.
+    """
+    for seed in init_seeds:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"--model.init_seeds holds {seed}; give whole numbers from 0 to 2^63 - 1")
+    # one seed serves all models where they begin alike, and only the start itself knows how many are too few
+    if len(init_seeds) not in (1, num_models, num_clients, num_clients * num_models):
+        raise ConfigError(f"--model.init_seeds has {len(init_seeds)} seeds; give one for each of {num_models}")

@@ -28,7 +28,7 @@ from lit_fed.models import Linear, Network
 from lit_fed.models.base import check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
-from lit_fed.training.demands import check_aggregation, check_cohort, check_division
+from lit_fed.training.demands import check_aggregation, check_cohort, check_division, check_init_seeds
 from lit_fed.training.server_step import Assign, register_leaves
 from lit_fed.training.serving import ClientServing, ServingFacts
 
@@ -196,6 +196,8 @@ class FederatedModule(ClientServing):
             self._client_trainer = self._choose_trainer()
         self.num_clients, self.groups = num_clients, groups
         self.total_samples, self.most_samples = total_samples, most_samples
+        if self.init_seeds is not None:
+            check_init_seeds(self.init_seeds, self.algorithm.num_models, num_clients)
         ctx = self.context("init")
         self.shared_template = self.algorithm.shared_init(ctx)
         self._leaf_names = register_leaves(self, self.shared_template)

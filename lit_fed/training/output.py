@@ -19,12 +19,21 @@ if TYPE_CHECKING:
 __all__ = [
     "check_creatable",
     "check_new_folder",
+    "check_run_name",
     "check_table_file",
     "check_table_format",
     "check_writable",
     "new_folder",
+    "reason",
+    "short",
     "write_table",
 ]
+
+MOST_SHOWN = 200
+"""Letters of a path that a message repeats."""
+
+LONGEST_NAME = 200
+"""Bytes of a folder's name; file systems take 255, and files beside it have longer names."""
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -42,9 +51,19 @@ def check_writable(folder: Path, option: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{option} {folder}: {reason}; choose a folder that can be written") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option} {short(folder)}: {reason(error)}; choose a folder that can be written") from error
+
+
+def short(path: str | Path) -> str:
+    """A path as a message shows it: the beginning of one that is longer than any file system allows."""
+    text = str(path)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text)} letters)"
+
+
+def reason(error: Exception) -> str:
+    """Why a file could not be read or written, in the system's words."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -57,13 +76,41 @@ def check_creatable(folder: Path, option: str) -> None:
     Raises:
         ConfigError: naming the folder and the fix.
     """
-    existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     try:
+        existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
         with TemporaryFile(dir=existing):
             pass
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise ConfigError(f"{option} {folder}: {reason}; choose a folder that can be written") from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise ConfigError(f"{option} {short(folder)}: {reason(error)}; choose a folder that can be written") from error
+
+
+def check_run_name(name: str | None) -> None:
+    """Refuse a run's name that is no folder below the folder of all runs; a name may have parts, `digits/first`.
+
+    Args:
+        name: the name; None where a run names itself.
+
+    Raises:
+        ConfigError: naming the name and the fix.
+    """
+    if name is None:
+        return
+    parts = name.split("/")
+    wrong = (
+        "is empty" if not name.strip()
+        else "is a path from the root" if name.startswith("/")
+        else "leads out of the folder of runs" if ".." in parts
+        else "names no folder" if any(part in ("", ".") for part in parts)
+        else "holds a letter that no folder should have" if not name.isprintable()
+        else "is too long" if max(len(part.encode()) for part in parts) > LONGEST_NAME
+        else None
+    )  # fmt: skip
+    if wrong:
+        shown = name if len(name) <= LONGEST_NAME else name[:20] + "…"
+        raise ConfigError(
+            f"--name {shown!r} {wrong}; give letters, digits, - and _, at most {LONGEST_NAME} bytes: the run's folder "
+            "is <name>/version_<n> below --trainer.default_root_dir"
+        )
 
 
 def check_table_file(path: Path) -> None:

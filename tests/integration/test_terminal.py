@@ -16,7 +16,8 @@ from running import run
 
 import lit_fed.callbacks
 from lit_fed.cli import FederatedCLI, main
-from lit_fed.command_line.parser import CLASSES, FederatedParser, subclasses
+from lit_fed.command_line.classes import CLASSES, subclasses
+from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, start_page
 from lit_fed.core.local import LocalSolver
 

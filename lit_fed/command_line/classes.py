@@ -1,0 +1,146 @@
+"""Options that name a class: which classes there are, and what is said of a name that is none of them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from jsonargparse.typing import import_object
+
+from lit_fed.algorithms import Algorithm
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.surrogate import Surrogate
+from lit_fed.core.topology import Topology
+from lit_fed.data import DataSet, Partition
+from lit_fed.models import Network
+
+__all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "subclasses"]
+
+CLASSES: dict[str, tuple[str, type]] = {
+    "--model.algorithm": ("model.algorithm", Algorithm),
+    "--model.algorithm.surrogate": ("surrogate", Surrogate),
+    "--model.algorithm.topology": ("topology", Topology),
+    "--model.network": ("model.network", Network),
+    "--data.dataset": ("data.dataset", DataSet),
+    "--data.partition": ("data.partition", Partition),
+}
+"""Options that name a class: what jsonargparse's messages call them, and what the classes have in common."""
+
+NO_CLASS = re.compile(
+    r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
+    r"Import path (?P<c>\S+) does not correspond|No module named .*Got value: (?P<d>\S+)"
+)
+"""How a message speaks of a class that cannot be found."""
+
+ABSTRACT = re.compile(r"Expected an instantiatable class, but (\w+) is abstract")
+"""How it speaks of a class that is only a base of others."""
+
+OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
+"""How it speaks of a module that is no network of lit_fed."""
+
+FILES = {".py", ".csv", ".parquet", ".npz", ".npy", ".json", ".yaml", ".yml", ".pt", ".ckpt", ".txt", ".zip"}
+"""Endings of what is a file and no class."""
+
+
+def subclasses(base: type) -> list[type]:
+    """All classes below one, without those that are only bases of others."""
+    found = [one for each in base.__subclasses__() for one in (each, *subclasses(each))]
+    return [one for one in dict.fromkeys(found) if not getattr(one, "__abstractmethods__", None)]
+
+
+def class_names(base: type) -> list[str]:
+    """Their names."""
+    return [one.__name__ for one in subclasses(base)]
+
+
+def explain_class(message: str) -> list[str]:
+    """What to say of an option whose value is no class that it takes.
+
+    Args:
+        message: jsonargparse's.
+
+    Returns:
+        Lines; none if the message is about something else.
+    """
+    for option, (key, base) in CLASSES.items():
+        if f'"{key}"' in message or f"'{key}'" in message:
+            return _explain(option, base, message)
+    return []
+
+
+def _explain(option: str, base: type, message: str) -> list[str]:
+    takes = f"{option} takes {', '.join(sorted(class_names(base)))}, or the path of a class of your own"
+    if "Not a valid subclass" in message and "Got value: None" in message:
+        return [f"{option} is null; leave it out, or give a class", takes]
+    abstract = ABSTRACT.search(message)
+    if abstract:
+        return [f"{option} {abstract[1]}: a base of other classes, which cannot be run itself", takes]
+    other = OTHER_KIND.search(message)
+    if other:
+        return [
+            f"{option} {other[1]} is not derived from lit_fed.Network; write a class of your own, "
+            "`class Net(lit_fed.Network)` with `__init__(self, input_shape, num_outputs)`, and give its path"
+        ]
+    found = NO_CLASS.search(message)
+    if found is None:
+        return []
+    given = next(part for part in found.groups() if part is not None).strip()
+    if Path(given).suffix in FILES:
+        return [f"{option} {given}: that is a file, and a class is wanted; {_instead_of_a_file(option, given)}"]
+    near = _near(given, class_names(base))
+    missing = re.search(r"No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'", message)
+    why = f" ({missing[0]})" if missing and "." in given else ""
+    return [f"{option}: there is no class {given}{why}", f"did you mean {near}?" if near else takes]
+
+
+def _near(given: str, names: list[str]) -> str | None:
+    """The class that was meant, if the name differs in case or in a letter or two."""
+    name = given.rpartition(".")[2]
+    close = [one for one in names if one.lower() == name.lower()] or difflib.get_close_matches(name, names, 1, 0.75)
+    return close[0] if close else None
+
+
+def _instead_of_a_file(option: str, given: str) -> str:
+    if given.endswith(".py"):
+        return f"give its name behind the file's, as in {Path(given).stem}.MyClass, from the folder of the file"
+    if option == "--data.dataset":
+        return "give ClientFolder, and by --data.dataset.root a folder with one .npz file for each client"
+    return f"`fit {option}.help NAME` describes a class"
+
+
+def check_classes(config: Namespace, place: str = "--") -> None:
+    """Refuse what no class can be made of, and jsonargparse lets through: null in a configuration, the bases of all.
+
+    Args:
+        config: what was parsed.
+        place: where it stands.
+
+    Raises:
+        ConfigError: naming the option.
+    """
+    for option, (_, base) in CLASSES.items():
+        key = option.removeprefix("--")
+        chosen = config.get(key, "absent")
+        if isinstance(chosen, Namespace) and "class_path" in chosen:
+            if import_object(chosen.class_path) is base:
+                names = ", ".join(sorted(class_names(base)))
+                raise ConfigError(f"{option} {base.__name__}: what all of them derive from; choose one of {names}")
+            _check_options(option, chosen)
+        elif chosen is None and option == "--model.algorithm":
+            raise ConfigError(f"{option} is null; leave it out, or give a class")
+
+
+def _check_options(option: str, chosen: Namespace) -> None:
+    """Refuse null for an option of a class that does not take it."""
+    parameters = inspect.signature(import_object(chosen.class_path)).parameters
+    for name, value in vars(chosen.get("init_args", Namespace())).items():
+        if value is None and name in parameters and not _takes_null(parameters[name]):
+            raise ConfigError(f"{option}.{name} is null; give a value, or leave it out")
+
+
+def _takes_null(parameter: Any) -> bool:
+    return parameter.default is None or "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)

@@ -1,0 +1,89 @@
+"""Configurations are looked at before they are parsed: text, no key twice, no more than a person could have written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.training.output import reason, short
+
+__all__ = ["check_configs"]
+
+MOST_BYTES = 2**20
+"""A configuration of a run has some thousand bytes; a checkpoint or a data set that was given by mistake has more."""
+
+MOST_VALUES = 100_000
+"""Values after all aliases are followed; nine lists of nine aliases each would be 387 million."""
+
+
+def check_configs(given: list[str]) -> None:
+    """Refuse configurations that cannot be read as they are meant.
+
+    Args:
+        given: arguments of a command; what stands behind `--config` is looked at.
+
+    Raises:
+        ConfigError: naming the file, the line where there is one, and the fix.
+    """
+    for before, argument in zip(["", *given], given, strict=False):
+        option, equals, value = argument.partition("=")
+        if before in ("-c", "--config"):
+            _check(argument)
+        elif equals and option in ("-c", "--config"):
+            _check(value)
+
+
+def _check(name: str) -> None:
+    """Look at one file; what is no file is left to the parser, which knows inline configurations."""
+    try:
+        path = Path(name)
+        if name.lstrip().startswith("{") or not path.is_file():
+            return
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"--config {name} has {path.stat().st_size:,} bytes; give a configuration, YAML or JSON")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"--config {name} is not text in UTF-8 (byte {error.start}); give a YAML or JSON file, saved as UTF-8"
+        ) from error
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise ConfigError(f"--config {short(name)}: {reason(error)}; give another file") from error
+    try:
+        tree = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError):
+        return  # the parser says what is wrong and where
+    _check_keys(name, tree)
+    if tree is not None and _num_values(tree, {}) > MOST_VALUES:
+        raise ConfigError(f"--config {name}: its aliases stand for more than {MOST_VALUES:,} values; write them out")
+
+
+def _check_keys(name: str, node: yaml.Node | None, seen: set[int] | None = None) -> None:
+    """Refuse a key that stands twice in one section: the first of them would be dropped without a word."""
+    seen = set() if seen is None else seen
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in keys and key.value != "<<":
+                place = f"--config {name}, line {key.start_mark.line + 1}"
+                raise ConfigError(f"{place}: {key.value} stands twice in its section; keep one of them")
+            keys.add(str(key.value))
+            _check_keys(name, value, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _check_keys(name, value, seen)
+
+
+def _num_values(node: yaml.Node, known: dict[int, int]) -> int:
+    """Values below a node, each alias counted as what it stands for; one that holds itself counts as too many."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if id(node) not in known:
+        known[id(node)] = MOST_VALUES + 1  # until it is counted
+        inner = [value for _, value in node.value] if isinstance(node, yaml.MappingNode) else node.value
+        known[id(node)] = 1 + sum(_num_values(value, known) for value in inner)
+    return known[id(node)]
