@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def load_checkpoint(path: Path, *, resumable: bool = False) -> dict[str, Any]:
     """
     fix = "give a file from the folder checkpoints of a run"
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's about a file that is none of its own
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); {fix}") from error
     if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):

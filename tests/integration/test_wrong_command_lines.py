@@ -1,0 +1,123 @@
+"""Command lines that a person may type by mistake: one message that names value, place and fix, and nothing is left.
+
+`wrong_command_lines.txt` has a line for each: `status | arguments | part of the message`. `fit…` stands for a fit of two
+rounds on the digits, FILES for a folder of configurations and checkpoints that are wrong, each in its own way.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+FIT = (
+    "fit --data.dataset Digits --trainer.accelerator cpu --trainer.max_epochs 2 --trainer.enable_progress_bar false"
+).split()
+
+CONFIGS = {
+    "syntax.yaml": "model:\n  a: b\n c: [\n",
+    "tab.yaml": "model:\n\ta: 1\n",
+    "empty.yaml": "",
+    "comment.yaml": "# nothing\n",
+    "list.yaml": "- a\n- b\n",
+    "scalar.yaml": "hello\n",
+    "binary.yaml": b"\x80\x02\xb2\xff" * 20,
+    "nul.yaml": "model:\0\n",
+    "latin1.yaml": "name: café\n".encode("latin1"),
+    "section.yaml": "modell:\n  solver:\n    lr: 0.1\n",
+    "option.yaml": "model:\n  solver:\n    lrr: 0.1\n",
+    "rounds.yaml": "trainer:\n  epochs: 2\n",
+    "argument.yaml": "model:\n  algorithm:\n    class_path: FedEM\n    init_args:\n      num_component: 3\n",
+    "dataset.yaml": "data:\n  dataset:\n    class_path: Digits\n    init_args:\n      rot: 1\n",
+    "twice.yaml": "model:\n  solver:\n    lr: 0.1\n    lr: 0.2\n",
+    "object.yaml": 'name: !!python/object/apply:os.system ["true"]\n',
+    "gone.yaml": "model:\n  algorithm: lit_fed.algorithms.old.FedOld\n",
+    "string.yaml": "model:\n  solver:\n    lr: 1e-1x\n",
+    "null.yaml": "model: null\n",
+    "null_algorithm.yaml": "model:\n  algorithm: null\n",
+    "null_argument.yaml": "model:\n  algorithm:\n    class_path: FedEM\n    init_args:\n      em_steps: null\n",
+    "null_lr.yaml": "model:\n  solver:\n    lr: null\n",
+    "nan.json": '{"model": {"solver": {"lr": NaN}}}',
+    "junk.ckpt": b"\x80\xa9" * 50,
+    "empty.ckpt": "",
+    "big.yaml": "# " + "x" * 2**21,
+    "aliases.yaml": "".join(
+        f"{after}: &{after} [{', '.join([f'*{before}' if before else 'x'] * 9)}]\n"
+        for before, after in zip(["", *"abcdefgh"], "abcdefghi", strict=True)
+    ),
+}
+
+CHECKPOINTS = {
+    "foreign.ckpt": {"state_dict": {}, "epoch": 1},
+    "tensor.ckpt": torch.zeros(3),
+    "list.ckpt": [1, 2],
+    "none.ckpt": None,
+    "half.ckpt": {"lit_fed": {}},
+    "more.ckpt": {"lit_fed": {"arguments": {}, "identity": {}}, "pytorch-lightning_version": "2.6.0", "state_dict": {}},
+}
+
+
+def rows():
+    """Status, arguments and part of the message of every line of the table."""
+    text = (HERE / "wrong_command_lines.txt").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [tuple(part.strip() for part in line.split(" | ")) for line in lines]
+
+
+ROWS = rows()
+
+
+def arguments_of(line, files):
+    """The arguments of a line of the table; ×N behind a letter repeats it."""
+    given = [os.path.expandvars(part).replace("FILES", str(files)) for part in shlex.split(line)]
+    given = [part.partition("×")[0] * int(part.partition("×")[2]) if "×" in part else part for part in given]
+    given = [part.encode().decode("unicode_escape") if "\\" in part else part for part in given]
+    return [*FIT, *given[1:]] if given[:1] == ["fit…"] else given
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What became of every command line, by its place in the table."""
+    root = tmp_path_factory.mktemp("wrong")
+    files = root / "FILES"
+    files.mkdir()
+    for name, content in CONFIGS.items():
+        (files / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    for name, content in CHECKPOINTS.items():
+        torch.save(content, files / name)
+    lines = [arguments_of(line, files) for _, line, _ in ROWS]
+    done = subprocess.run(
+        [sys.executable, str(HERE / "forked_command_lines.py"), str(root / "runs")],
+        input=json.dumps(lines), capture_output=True, text=True, timeout=600, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("number", range(len(ROWS)), ids=[line.removeprefix("fit… ")[:70] for _, line, _ in ROWS])
+def test_line(outcomes, number):
+    wanted, line, part = ROWS[number]
+    found = outcomes[number]
+    said = found["stderr"]
+    assert "Traceback" not in said, said
+    assert found["status"] == int(wanted), said
+    if wanted == "0":
+        assert part in said + found["stdout"], said
+        return
+    assert said.startswith("lit_fed: "), said
+    assert part, line
+    assert part in said, said
+    assert len(said.splitlines()) <= 24, said
+    assert not found["left"]
+
+
+def test_the_table_is_long_and_none_of_its_lines_stands_twice():
+    lines = [line for _, line, _ in ROWS]
+    assert len(lines) == len(set(lines)) >= 273
