@@ -35,12 +35,14 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.models import MLP, Linear
+from lit_fed.training.demands import check_aggregation
 
 ROOT = Path(__file__).parents[2]
 
@@ -135,6 +137,21 @@ def unseen_clients(target=BINARY):
 
 def tensors(value):
     return [leaf for _, leaf in tree.items(value) if isinstance(leaf, torch.Tensor)]
+
+
+# ---------------------------------------------------------------------- absent clients
+def test_stale_fill_changes_an_average_or_is_refused(algorithm):
+    """Where absent clients would count with the model that they were last sent, or where that has no meaning."""
+    if not algorithm.fills_in_absent_clients:
+        with pytest.raises(ConfigError, match="stale_fill"):
+            check_aggregation(algorithm, "stale_fill")
+        return
+    cohorts = [[0, 2], [1, 3], [0, 2]]
+    plain, filled = (
+        after_rounds(algorithm, make_clients(SIZES), cohorts=cohorts, aggregation=aggregation, network=small_mlp)
+        for aggregation in ("renormalised", "stale_fill")
+    )
+    assert distance(plain.predictions(), filled.predictions()) > 1e-6
 
 
 # ---------------------------------------------------------------------- purity
