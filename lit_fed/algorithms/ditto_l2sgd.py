@@ -7,12 +7,13 @@ L2SGD's random coin between local and averaging steps. It is kept here to reprod
 
 Symbols:
     v_i -> state.models   the personal model of client i, leaves [1, ...]
-    w   -> shared.models  the global model, leaves [1, ...]: the mean of the personal models of the last round
+    w   -> shared.models  the global model, leaves [1, ...]: w <- w + 1/N·Σ_i (v_i − w) over the clients of the round
     λ   -> prox_weight    v_i <- v_i − η·(∇f_i(v_i) + λ·(v_i − w)), w as received
+    N   -> num_clients    all clients: if all take part, w is the mean of the personal models
 Deviations:
-    That w is the mean of the personal models, in which all clients of the round weigh the same, is our reading. Read
-    so, it is ProxAvg up to the weights of the mean (ProxAvg: samples, as in the FedEM code) and to absent clients, who
-    never count here.
+    If clients are weighted by samples, p_i takes the place of 1/N.
+    It is ProxAvg up to the weights of the mean (ProxAvg: samples, as in the FedEM code) and to absent clients, who
+    count here with w, and in ProxAvg not at all or with their own models.
     An unseen client has no personal model there. Ours: it trains `unseen_epochs` passes from w towards w.
 """
 
@@ -26,7 +27,8 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
 from lit_fed.core.errors import check_settings
 from lit_fed.core.penalty import Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState
+from lit_fed.core.reduce import server_average
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Reduced
 
 __all__ = ["DittoL2SGD", "OwnModel"]
 
@@ -39,7 +41,7 @@ class OwnModel(NamedTuple):
 
 @dataclass(frozen=True)
 class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
-    """Personal models trained by proximal SGD towards the unweighted mean of those of the last round.
+    """Personal models trained by proximal SGD towards a global model, which is moved towards their unweighted mean.
 
     Args:
         prox_weight: λ, the pull towards the global model; 0 gives Local.
@@ -47,7 +49,7 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
     """
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    fills_in_absent_clients: ClassVar[bool] = False  # the global model is that of the round's clients alone
+    fills_in_absent_clients: ClassVar[bool] = False  # they always count with the global model
 
     prox_weight: float = 1.0
     unseen_epochs: int = 1
@@ -79,6 +81,10 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:
         """v_i goes to the server, which averages, and stays."""
         return super().client_final(ctx, shared, work, data)._replace(state=OwnModel(work.models))
+
+    def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
+        """The step w <- w + 1/N·Σ_i (v_i − w), the smaller the fewer clients take part."""
+        return GlobalModels(server_average(ctx._replace(aggregation="stale_fill"), shared.models, reduced))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""

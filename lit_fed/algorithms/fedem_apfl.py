@@ -12,6 +12,8 @@ Symbols:
 Deviations:
     Both models start alike and take their steps on the same batches; in the FedEM code each has its own initial seed,
     and a round is one batch (`solver.local_steps: 1`).
+    There a sample has half its weight in the loss of either model, so that its steps are those of half the learning
+    rate and twice the weight decay here.
     An unseen client has no local model there. Ours: it is served by the global model alone.
 """
 

@@ -13,7 +13,8 @@ Symbols:
     In ProxAvg the anchor rests during a round, so the two have the same fixed points and other steps; with one client
     there is no pull here.
 Deviations:
-    The paper solves for support vector machines, by their dual; here any loss, by local steps.
+    The paper solves for support vector machines, by their dual; here any loss, by local steps. It also penalises the
+    size of each w_i (`solver.weight_decay`). PFLlib's penalty grows with the mean, ‖W‖² + (N − 1)²·‖w̄‖²; not offered.
     If clients are weighted by samples, so is the mean and with it the regulariser, p_i·λ/2·‖w_i − w̄‖².
     An unseen client has no column. Ours: it trains `unseen_epochs` passes from w̄, and w̄ rests.
 """

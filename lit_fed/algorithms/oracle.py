@@ -8,7 +8,8 @@ Symbols:
     θ_g -> shared.models  model of group g, leaves [G, ...]
     n_i -> message.weight samples of client i
 Deviations:
-    The authors' code fixes four groups of 25 clients and weights them equally (`model.weighting: uniform`).
+    The authors' code fixes four groups of 25 clients and weights them equally (`model.weighting: uniform`). All take
+    part there. Ours: a group's model is the mean over those of its clients that do.
     The group of an unseen client is not known to the algorithm. Ours: the one whose model has the lowest loss on its
     training samples.
 """
@@ -16,7 +17,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class GroupState(NamedTuple):
 @dataclass(frozen=True)
 class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
     """FedAvg within each true group of clients, which the data have to tell."""
+
+    fills_in_absent_clients: ClassVar[bool] = False  # those of the other groups were never sent a group's model
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """One initial model, the same for every group."""

@@ -54,8 +54,8 @@ def test_each_client_is_served_by_its_own_model(client_trainer):
 
 # ---------------------------------------------------------------------- identities
 def test_it_is_prox_avg_with_equal_weights(client_trainer):
-    """Up to the weights of the mean, which is what the two repositories differ in."""
-    train, run = make_clients(SIZES), {"solver": LocalSolver(lr=0.3, momentum=0.5), "cohorts": [[0, 1, 2], [1, 2], [0]]}
+    """Up to the weights of the mean and to absent clients, in which the two repositories differ."""
+    train, run = make_clients(SIZES), {"solver": LocalSolver(lr=0.3, momentum=0.5)}
     ours = run_rounds(DittoL2SGD(0.7), client_trainer, train, **run)
     uniform = run_rounds(ProxAvg(0.7), client_trainer, train, weighting="uniform", **run)
     assert same_bits((ours.shared, ours.states.models), (uniform.shared, uniform.states.models))
@@ -80,13 +80,23 @@ def test_without_a_pull_it_is_local(options, client_trainer):
 
 
 # ---------------------------------------------------------------------- who takes part
-def test_absent_clients_keep_their_models_and_do_not_count():
+def test_absent_clients_keep_their_models_and_count_with_the_global_one():
     train = make_clients(SIZES)
     federation = run_rounds(DittoL2SGD(), None, train, rounds=2, cohorts=[[0, 1, 2], [1]])
     first = run_rounds(DittoL2SGD(), None, train, rounds=1, num_rounds=2)
     for one in (0, 2):
         assert same_bits(tree.index(federation.states, one), tree.index(first.states, one))
-    assert distance(federation.weights[0], flat(federation.states)[1]) < 1e-14
+    expected = first.weights[0] + (flat(federation.states)[1] - first.weights[0]) / 3
+    assert distance(federation.weights[0], expected) < 1e-14
+    assert distance(federation.weights[0], first.weights[0]) > 1e-3
+
+
+@pytest.mark.parametrize(("weighting", "share"), [("uniform", 1 / 3), ("samples", 2 / 15)])
+def test_a_client_alone_moves_the_global_model_by_its_share(weighting, share, client_trainer):
+    start = Federation(DittoL2SGD(), make_clients(SIZES)).weights[0]
+    run = {"rounds": 1, "cohorts": [[1]], "weighting": weighting}
+    federation = run_rounds(DittoL2SGD(), client_trainer, make_clients(SIZES), **run)
+    assert distance(federation.weights[0] - start, share * (flat(federation.states)[1] - start)) < 1e-14
 
 
 def test_one_model_each_way(client_trainer):

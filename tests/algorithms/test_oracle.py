@@ -20,6 +20,7 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.core.local_norm import LocalNorm
+from lit_fed.training.demands import check_aggregation
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 SIZES = [5, 2, 8, 6, 4, 3]
@@ -45,10 +46,9 @@ def test_rounds_are_those_of_the_reference(options, client_trainer):
 
 # ---------------------------------------------------------------------- one FedAvg for each group
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-@pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
-def test_every_group_is_a_run_of_fedavg(weighting, aggregation, client_trainer):
+def test_every_group_is_a_run_of_fedavg(weighting, client_trainer):
     train = make_clients(SIZES)
-    options = {"weighting": weighting, "aggregation": aggregation, "solver": LocalSolver(momentum=0.9)}
+    options = {"weighting": weighting, "solver": LocalSolver(momentum=0.9)}
     federation = run_rounds(Oracle(), client_trainer, train, cohorts=COHORTS, groups=GROUPS, **options)
     for g in range(3):
         alone = Federation(FedAvg(), train, trainer=client_trainer, num_rounds=3, **options)
@@ -92,6 +92,12 @@ def test_it_is_ifca_with_the_right_choices(client_trainer):
             one.round()
     assert federations[0].states.mixture.argmax(1).tolist() == groups.tolist()
     assert distance(federations[0].shared, federations[1].shared) < 1e-12
+
+
+def test_clients_of_other_groups_do_not_count_for_a_group():
+    """Not even with the model that absent clients were last sent: it is that of another group."""
+    with pytest.raises(ConfigError, match="stale_fill, and Oracle says itself"):
+        check_aggregation(Oracle(), "stale_fill")
 
 
 # ---------------------------------------------------------------------- state, serving, traffic

@@ -15,6 +15,7 @@ from federated_round import (
     same_bits,
 )
 from references import ucfl_numpy as reference
+from sklearn.metrics import silhouette_score
 
 from lit_fed.algorithms import UCFL, FedAvg, Local, Oracle
 from lit_fed.core.errors import ConfigError
@@ -88,6 +89,12 @@ def test_rounds_are_those_of_the_reference(options, aggregation, num_streams, cl
     np.testing.assert_allclose(rows_of(federation).numpy(), rows, rtol=0, atol=1e-10)
     for found, theta, (x, _) in zip(federation.predictions(test), thetas, as_arrays(test), strict=True):
         np.testing.assert_allclose(found.exp().numpy(), reference.predict(theta, x), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 0, 2, 1, 0], [0, 1, 2, 3, 4, 0], [0, 1, 1, 1, 1, 1]], ids=str)
+def test_the_silhouette_of_the_reference_is_that_of_scikit_learn(labels):
+    rows = np.random.default_rng(0).dirichlet(np.ones(6), 6)
+    assert reference.silhouette(rows, np.array(labels)) == pytest.approx(silhouette_score(rows, labels), abs=1e-12)
 
 
 def test_weights_of_two_quadratics(client_trainer):

@@ -183,6 +183,45 @@ def test_the_silhouette_finds_the_groups(sizes):
     assert same_partition(streams_of(rows, len(sizes)), group)
 
 
+def all_divisions(count):
+    """Every division of clients into streams, [divisions, count]; streams are numbered as they first appear."""
+    found = [[0]]
+    for _ in range(count - 1):
+        found = [[*one, stream] for one in found for stream in range(max(one) + 2)]
+    return np.array(found)
+
+
+def spread(rows, labels):
+    """What k-means minimises: squared distances to the mean of the own stream."""
+    return sum(np.square(rows[labels == one] - rows[labels == one].mean(0)).sum() for one in set(labels))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("group", "number"),
+    [
+        ([0, 0, 0, 0, 1, 1, 1], 2),
+        ([0, 1, 2, 0, 1, 0, 2], 3),
+        ([3, 0, 0, 1, 1, 2, 2], 4),
+        ([4, 0, 0, 2, 1, 3, 1], 5),
+        ([1, 0, 2, 3, 4, 5, 0], 6),  # one less than clients, the most that have a silhouette
+    ],
+)
+def test_the_number_of_streams_is_that_of_the_largest_silhouette(group, number, noise):
+    """Of the best divisions into 2 to T − 1 streams, found by trying all; without noise the rows of a group agree."""
+    group = torch.tensor(group)
+    drawn = noise * torch.randn(7, 7, generator=torch.Generator().manual_seed(number)).double()
+    rows = torch.softmax(3 * (group[:, None] == group).double() + drawn, 1)
+    points, best = rows.numpy(), {}
+    for labels in all_divisions(7):
+        count = len(set(labels))
+        if 2 <= count <= 6 and (count not in best or spread(points, labels) < spread(points, best[count]) - 1e-15):
+            best[count] = labels
+    scores = {count: silhouette_score(points, labels) for count, labels in best.items()}
+    assert max(scores, key=scores.get) == number
+    assert same_partition(streams_of(rows, "silhouette"), torch.from_numpy(best[number]))
+
+
 def test_the_silhouette_is_the_largest_over_all_numbers():
     rng = torch.Generator().manual_seed(5)
     rows = torch.softmax(3 * torch.randn(9, 9, generator=rng).double(), 1)

@@ -1,4 +1,4 @@
-"""Personal logistic regressions trained towards the unweighted mean of the last round, in NumPy.
+"""Personal logistic regressions trained towards a global one that follows them, in NumPy.
 
 A model is a vector [d + 1] whose last entry is the bias.
 """
@@ -19,9 +19,9 @@ def personal(v, w, x, y, batches, prox_weight, lr, momentum=0.0, weight_decay=0.
 
 
 def l2sgd_round(vs, w, clients, batches, present, **options):
-    """One round: personal models of all clients and the mean of those that took part."""
+    """One round: all personal models, and w moved by the mean difference times the share of the clients present."""
     vs = [
         personal(v, w, *data, own, **options) if i in present else v
         for i, (v, data, own) in enumerate(zip(vs, clients, batches, strict=True))
     ]
-    return vs, np.mean([vs[i] for i in present], axis=0)
+    return vs, w + len(present) / len(vs) * np.mean([vs[i] - w for i in present], axis=0)
