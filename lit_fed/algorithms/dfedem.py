@@ -31,7 +31,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import check_settings
 from lit_fed.core.gossip import gossip, start, traffic
 from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixing import MixingRule, mixing_matrix
+from lit_fed.core.mixing import MixingRule, check_agreement, mixing_matrix
 from lit_fed.core.mixture import PositionLoss, batch_weights, expectation, num_factors
 from lit_fed.core.peers import Peers, own_models
 from lit_fed.core.topology import ErdosRenyi, Topology
@@ -104,8 +104,9 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
 
     def shared_init(self, ctx: Context) -> Peers:
-        """θ_m,t^0; the first mixing matrix is looked at before anything is trained."""
+        """θ_m,t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
         self._matrix(ctx)
+        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
         return start(ctx, self.num_components, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerMixture:
