@@ -78,6 +78,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
     has_server = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who is whose neighbour depends on the clients' numbers",

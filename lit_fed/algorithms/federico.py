@@ -73,6 +73,7 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     reduce = "stack"
     has_server = False
     fills_in_absent_clients = False
+    refuses_size_sampling = "adds up what clients send to each other, each of them once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the start, the coins and the ties of a client depend on its number",
         "local_batch_norm": "all leaves of a model are trained by those who use it",

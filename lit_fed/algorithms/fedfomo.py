@@ -75,6 +75,7 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
 
     reduce = "stack"
     fills_in_absent_clients = False
+    counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the held-out samples, the coins and the ties of a client depend on its number",
         "local_batch_norm": "all leaves of the models of others are mixed in",
