@@ -67,7 +67,14 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     """Whether `--model.aggregation stale_fill` has a meaning: the models are averaged by `server_average`."""
 
     needs_all_clients: ClassVar[bool] = False
-    """Whether every client has to take part in every round."""
+    """Whether every client has to take part in every round, once."""
+
+    counts_draws: ClassVar[bool] = True
+    """Whether a client that is drawn twice in a round counts twice, as two clients with its samples would, in a mean
+    over draws; or once, where the server or the network has to know where each client stands."""
+
+    refuses_size_sampling: ClassVar[str] = ""
+    """Why clients may not be drawn in proportion to their samples, with replacement; empty where they may."""
 
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     """What is divided among clients: each has samples of its own, or its own features of the same samples."""

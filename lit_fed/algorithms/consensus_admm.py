@@ -67,6 +67,7 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
 
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its clients send changes of models and duals, which leave no place for their normalisation"
     }

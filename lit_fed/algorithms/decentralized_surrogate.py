@@ -28,7 +28,7 @@ from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.gossip import gossip, start, traffic
 from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixing import MixingRule, mixing_matrix
+from lit_fed.core.mixing import MixingRule, check_agreement, mixing_matrix
 from lit_fed.core.peers import Peers, own_models
 from lit_fed.core.surrogate import Surrogate
 from lit_fed.core.surrogates import MixtureSurrogate
@@ -78,6 +78,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
     has_server = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who is whose neighbour depends on the clients' numbers",
@@ -97,8 +98,9 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
         return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
 
     def shared_init(self, ctx: Context) -> Peers:
-        """u_t^0; the first mixing matrix is looked at before anything is trained."""
+        """u_t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
         self._matrix(ctx)
+        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
         return start(ctx, self.num_models, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerLocal:

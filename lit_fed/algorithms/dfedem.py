@@ -13,6 +13,8 @@ Deviations:
     A doubly stochastic W gives each client's loss the same weight; `--model.weighting samples` scales it by T·n_t/n.
     All clients are active in the paper. Ours: the weight of an absent neighbour goes to the diagonal, on both sides.
     Ours: an unseen client asks all clients for their components, and takes `em_steps` E-steps on their mean.
+    Sequences: the E-step takes the mean loss of a sequence's positions, or with `position_loss: sum` the likelihood of
+    the whole text, exp(−L·ℓ) for L positions of mean loss ℓ; serving mixes position by position, as FedEM does.
     The authors' code forces the diagonal of W to zero, so that clients throw away their own models, and never updates
     the models that unseen clients are served with; neither is offered.
 """
@@ -20,7 +22,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -29,8 +31,8 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import check_settings
 from lit_fed.core.gossip import gossip, start, traffic
 from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixing import MixingRule, mixing_matrix
-from lit_fed.core.mixture import batch_weights, expectation
+from lit_fed.core.mixing import MixingRule, check_agreement, mixing_matrix
+from lit_fed.core.mixture import PositionLoss, batch_weights, expectation, num_factors
 from lit_fed.core.peers import Peers, own_models
 from lit_fed.core.topology import ErdosRenyi, Topology
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced
@@ -66,6 +68,8 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         mixing: how the weights of neighbours follow from the graph; `fmmc` agrees fastest.
         em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one.
         common_start: let all clients start from the same models; else each from models of its own.
+        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+            the likelihood of the whole text.
     """
 
     num_components: int = 3
@@ -73,10 +77,12 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
     mixing: MixingRule = "fmmc"
     em_steps: int = 1
     common_start: bool = True
+    position_loss: PositionLoss = "mean"
 
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
     has_server = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who is whose neighbour depends on the clients' numbers",
@@ -87,6 +93,7 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         """Refuse values outside their range."""
         whole = "a whole number >= 1"
         checks = {"num_components": (self.num_components >= 1, whole), "em_steps": (self.em_steps >= 1, whole)}
+        checks["position_loss"] = (self.position_loss in get_args(PositionLoss), "mean or sum")
         check_settings(self, checks)
 
     @property
@@ -98,8 +105,9 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         return mixing_matrix(self.topology, self.mixing, ctx.num_clients, ctx.seed, ctx.round_idx)
 
     def shared_init(self, ctx: Context) -> Peers:
-        """θ_m,t^0; the first mixing matrix is looked at before anything is trained."""
+        """θ_m,t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
         self._matrix(ctx)
+        check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
         return start(ctx, self.num_components, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerMixture:
@@ -110,9 +118,10 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         """The E-step and the new mixture weights, both from the client's own components (Alg. 4; Eq. 8-9)."""
         models = own_models(shared, data.client_id)
         each = ctx.task.sample_losses(models, data)
-        pi, q, negative_log_likelihood = expectation(state.mixture, each, data.mask)
+        factors = num_factors(ctx.task, data, self.position_loss)
+        pi, q, negative_log_likelihood = expectation(state.mixture, each, data.mask, factors)
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
-            pi, q, _ = expectation(pi, each, data.mask)
+            pi, q, _ = expectation(pi, each, data.mask, factors)
         share = ctx.client_share(data).to(ctx.task.dtype)
         return PeerWork(models, ctx.solver.init(models), pi, q, share, negative_log_likelihood)
 

@@ -16,6 +16,7 @@ Deviations:
     Synchronous exchanges, too, take place every τ steps; the paper has τ = 1 there.
     Asynchronous workers take turns: in each round every one comes once, in an order drawn anew.
     Ours: with m sampled workers the centre moves by mα towards their mean, so that what they lose the centre gains.
+    Ours: that balance needs each worker once, so `data.client_sampling: size` is refused.
     Ours: the elastic force acts on parameters; running statistics stay the worker's own and are averaged in the centre.
 """
 
@@ -74,6 +75,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
 
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    refuses_size_sampling = "lets the centre gain what the workers lose, each of them once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "a worker sends its model of before the local steps, so its normalisation would lag behind"
     }
@@ -96,9 +98,8 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         """One phase for all workers, or one for each in a random order."""
         if self.mode == "synchronous":
             return [Phase("train", client_ids, ctx.solver.work)]
-        workers = sorted(set(client_ids.tolist()))
-        order = generator(ctx.seed, ctx.round_idx, 0, "easgd").permutation(workers).tolist()
-        return [Phase("train", client_ids[client_ids == worker], ctx.solver.work) for worker in order]
+        order = generator(ctx.seed, ctx.round_idx, 0, "easgd").permutation(sorted(client_ids.tolist()))
+        return [Phase("train", client_ids.new_tensor([worker]), ctx.solver.work) for worker in order.tolist()]
 
     def _elasticity(self, ctx: Context, weight: Tensor) -> Tensor:
         """α of a worker of this weight; the sum of those of some workers, given the sum of their weights."""

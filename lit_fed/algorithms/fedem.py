@@ -16,12 +16,17 @@ Deviations:
     The authors' code keeps momentum from round to round (`solver.persist_optimizer`), fills in clients that were not
     sampled (`model.aggregation: stale_fill`) and updates an unseen client's weights at every evaluation; here an unseen
     client takes `em_steps` E-steps from uniform weights (the paper: one) each time it is served.
+    Sequences: the paper's samples have one label each. Ours: ℓ is the mean loss of a sequence's L positions, in the
+    local steps and, by default, in the E-step, which so takes the L-th root of the text's likelihood. With
+    `position_loss: sum` it takes the likelihood itself: one component writes the whole text, so p(y | x, θ_m) =
+    Π_l p(y_l | x, θ_m) = exp(−L·ℓ) and q_m ∝ π_m·exp(−L·ℓ). Serving mixes position by position in both cases:
+    Σ_m π_m p(y_l | x, θ_m) is the probability of one label where the others are not known. Losses are per position.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -30,7 +35,15 @@ from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixture import average_chosen, batch_weights, choose, expectation, largest
+from lit_fed.core.mixture import (
+    PositionLoss,
+    average_chosen,
+    batch_weights,
+    choose,
+    expectation,
+    largest,
+    num_factors,
+)
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FedEM", "MixtureState", "MixtureWork"]
@@ -64,6 +77,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         shuffle_per_component: give each component its own order of batches, as the official code does.
         min_weight: smallest weight of a component that a client sends; it sends that of the largest weight anyway.
         most_components: most components that a client sends, those of the largest weights; null: all.
+        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+            the likelihood of the whole text.
     """
 
     num_components: int = 3
@@ -72,6 +87,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     shuffle_per_component: bool = False
     min_weight: float = 0.0
     most_components: int | None = None
+    position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -81,6 +97,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
             "em_steps": (self.em_steps >= 1, "a whole number >= 1"),
             "min_weight": (0 <= self.min_weight <= 1, "a number in [0, 1]"),
             "most_components": (most is None or 1 <= most <= M, f"a whole number from 1 to {M}, or null"),
+            "position_loss": (self.position_loss in get_args(PositionLoss), "mean or sum"),
         }
         check_settings(self, checks)
 
@@ -111,10 +128,12 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         self, ctx: Context, shared: GlobalModels, state: MixtureState, data: ClientData, losses: Tensor
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
-        steps = self.em_steps if ctx.phase == "adapt" else 1
-        pi, q, negative_log_likelihood = expectation(state.mixture, losses, data.mask)
-        for _ in range(steps - 1):
-            pi, q, _ = expectation(pi, losses, data.mask)
+        factors = num_factors(ctx.task, data, self.position_loss)
+        pi, q, negative_log_likelihood = expectation(state.mixture, losses, data.mask, factors)
+        unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
+        for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
+            more = expectation(pi, losses, data.mask, factors)
+            pi, q = (torch.where(unseen, new, old) for new, old in zip(more[:2], (pi, q), strict=True))
         return MixtureWork(shared.models, ctx.solver.init(shared.models), pi, q, negative_log_likelihood)
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: MixtureWork, batch: Batch) -> MixtureWork:

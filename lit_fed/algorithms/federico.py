@@ -17,6 +17,8 @@ Deviations:
     plain loss and w_ib weighs its change, since Adam would not feel a factor on the loss; weights that sum to more than
     1 are scaled to 1. Optimizers are fresh in every round; `solver.persist_optimizer` keeps one per place in B^t.
     A gradient goes through the owner's solver, which keeps its state; BatchNorm sees each batch of it by itself.
+    Sequences: ℓ_ij adds up the samples' losses, each the mean over its positions; with `position_loss: sum` the E-step
+    takes the likelihood of all positions, L·ℓ_ij for texts of L. Serving mixes position by position.
     Ours: absent clients are not asked and take no step. An unseen client asks all; its weights follow from one E-step.
 """
 
@@ -31,6 +33,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import check_settings
 from lit_fed.core.loans import Borrowed, Exchange, Owned, borrow, give_back, loan_work, owners, take_back, work_on
+from lit_fed.core.mixture import PositionLoss, num_factors
 from lit_fed.core.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Phase, Reduced
 
@@ -52,6 +55,8 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
         most_models: models of largest weight that a client predicts with; null: all T, as in the paper.
         include_self: whether a client always asks itself; else it is one like the others.
         common_start: let all clients start from the same model, which stay alike if all ask all; else from their own.
+        position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
+            the likelihood of the whole text.
     """
 
     num_neighbours: int = 3
@@ -63,10 +68,12 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     most_models: int | None = None
     include_self: bool = True
     common_start: bool = False
+    position_loss: PositionLoss = "mean"
 
     reduce = "stack"
     has_server = False
     fills_in_absent_clients = False
+    refuses_size_sampling = "adds up what clients send to each other, each of them once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the start, the coins and the ties of a client depend on its number",
         "local_batch_norm": "all leaves of a model are trained by those who use it",
@@ -83,6 +90,7 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
             "loss": (self.loss in ("sum", "mean"), "sum or mean"),
             "exchange": (self.exchange in get_args(Exchange), "gradient or pseudo_gradient"),
             "most_models": (most is None or most >= 1, "a whole number >= 1, or null"),
+            "position_loss": (self.position_loss in get_args(PositionLoss), "mean or sum"),
         }
         check_settings(self, checks)
 
@@ -109,7 +117,8 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
         models = borrow(shared, ids)
         each = ctx.task.losses(ctx.task.outputs(models, data.x), data.y) * data.mask.unsqueeze(1)
         divisor = data.num_samples.clamp(min=1) if self.loss == "mean" else torch.ones_like(data.num_samples)
-        found, beta = each.sum(0, dtype=torch.float64) / divisor, 1.0 if adapt else self.loss_momentum
+        factors, beta = num_factors(ctx.task, data, self.position_loss), 1.0 if adapt else self.loss_momentum
+        found = each.sum(0, dtype=torch.float64) * factors / divisor
         state = remember(state, ids, found, asked, self.tracking, beta)
         return loan_work(ctx, self.exchange, models, ids, asked, divisor, state.weights)._replace(kept=state)
 
@@ -120,7 +129,8 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     def client_final(self, ctx: Context, shared: Owned, work: Borrowed, data: ClientData) -> ClientResult:
         """Send g_bi to each of B^t (line 15), from whom a model came; w_i stays. The loss is Σ_j w_ij ℓ_ij / n_i."""
         state: Acquaintance = work.kept
-        loss = (state.weights * state.last).sum() * work.divisor / data.num_samples.clamp(min=1)
+        samples = data.num_samples.clamp(min=1) * num_factors(ctx.task, data, self.position_loss)
+        loss = (state.weights * state.last).sum() * work.divisor / samples
         return ClientResult(give_back(ctx, work, data), state, {"loss": loss})
 
     def server_step(self, ctx: Context, shared: Owned, reduced: Reduced, client_ids: Tensor) -> Owned:

@@ -10,7 +10,8 @@ Symbols:
     w_n       -> state.shares     weight of client n for client i, [T], sums to 1 or is 0
 Deviations:
     Held-out samples are drawn once and left out of the batches that they fall into; only BatchNorm's statistics see
-    their inputs. Ours: a client that has too few samples to hold one out validates on those that it trains on.
+    their inputs, and a batch that is wholly held out is no step.
+    Ours: a client that has too few samples to hold one out validates on those that it trains on.
     A client's own new model always counts, and costs no traffic. P starts at 0. The authors' code divides by an L1 norm
     by default and scales the affinities; neither is offered. Ours: absent clients' models are offered as they are.
     Ours: an unseen client starts from the mean of all models and weighs them once, on its training samples.
@@ -74,6 +75,7 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
 
     reduce = "stack"
     fills_in_absent_clients = False
+    counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the held-out samples, the coins and the ties of a client depend on its number",
         "local_batch_norm": "all leaves of the models of others are mixed in",
@@ -109,9 +111,11 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
         return FomoWork(*local_run(ctx, state.models), held_out(ctx, data, self.val_fraction), state)
 
     def client_step(self, ctx: Context, shared: Offered, work: FomoWork, batch: Batch) -> FomoWork:
-        """A local step on the samples that are not held out."""
+        """A local step on the samples that are not held out; a batch that is wholly held out is none."""
         batch = batch._replace(mask=batch.mask * ~work.held[batch.index])
-        return super().client_step(ctx, shared, work, batch)
+        after, before = super().client_step(ctx, shared, work, batch), work
+        trains = batch.mask.sum() > 0
+        return tree.map_leaves(lambda new, old: torch.where(trains, new, old), after, before)  # type: ignore[no-any-return]
 
     def client_final(self, ctx: Context, shared: Offered, work: FomoWork, data: ClientData) -> ClientResult:
         """θ_i^l goes up and θ_i^(l-1) stays; then θ_i^l <- θ_i^(l-1) + Σ_n w_n (θ_n^l - θ_i^(l-1)), and w goes up."""

@@ -71,6 +71,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the models of all clients are kept in the order of their numbers",
         "local_batch_norm": "a client's model is sent whole, and kept with those of all",

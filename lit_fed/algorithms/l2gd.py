@@ -84,7 +84,7 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         """Consecutive local steps are one phase; the mean is sent for only if a local step has changed it since."""
         self._check_pull(ctx)
         local = ctx.solver.work._replace(epochs=None, batch_size=0 if self.gradient == "full" else None)
-        everyone = len(set(client_ids.tolist())) == ctx.num_clients
+        everyone = sorted(client_ids.tolist()) == list(range(ctx.num_clients))
         known = everyone and (ctx.round_idx == 0 or self._coins(ctx, ctx.round_idx - 1)[-1])
         found: list[Phase] = []
         for place, (averaging, flips) in enumerate(groupby(self._coins(ctx, ctx.round_idx))):

@@ -16,6 +16,8 @@ Deviations:
     The paper solves for support vector machines, by their dual; here any loss, by local steps. It also penalises the
     size of each w_i (`solver.weight_decay`). PFLlib's penalty grows with the mean, ‖W‖² + (N − 1)²·‖w̄‖²; not offered.
     If clients are weighted by samples, so is the mean and with it the regulariser, p_i·λ/2·‖w_i − w̄‖².
+    The paper has no sampling. Ours: w̄ has to be the mean of all columns exactly, so a client that is drawn twice in a
+    round moves once and counts once. How often clients are drawn does not move the solution, where all columns rest.
     An unseen client has no column. Ours: it trains `unseen_epochs` passes from w̄, and w̄ rests.
 """
 
@@ -33,7 +35,7 @@ from lit_fed.core.errors import check_settings
 from lit_fed.core.local import OptimizerState
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["ColumnRun", "MeanRegularizedMTL", "OwnColumn"]
 
@@ -66,6 +68,7 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnColumn, ColumnRun]):
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     fills_in_absent_clients: ClassVar[bool] = False  # the mean is always that of all columns
+    counts_draws: ClassVar[bool] = False  # in which a column that has moved once counts once
 
     mean_weight: float = 1.0
     unseen_epochs: int = 1
@@ -81,6 +84,10 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnColumn, ColumnRun]):
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnColumn:
         """All columns start alike; for an unseen client, at the mean."""
         return OwnColumn(shared.models)
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
+        """One phase, in which a client drawn twice counts once."""
+        return (Phase("train", torch.unique(client_ids), ctx.solver.work),)
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnColumn, data: ClientData, losses: None

@@ -65,6 +65,7 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
 
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its server adds up changes of whole models, the clients' normalisation among them"
     }

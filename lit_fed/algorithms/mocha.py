@@ -73,6 +73,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False
+    counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server's models are in the order of the clients",
         **dict.fromkeys(["mlp", "local_batch_norm", "regression", "sequences"], "it trains linear classifiers"),

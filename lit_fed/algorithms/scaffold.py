@@ -17,6 +17,8 @@ Deviations:
     y_i is sent instead of y_i - x; running statistics are averaged without η_g. A client without steps keeps its c_i.
     The paper takes plain SGD. With momentum or Adam a model moves further than η_l times the sum of its gradients, so
     option II overestimates them; option I does not.
+    Clients are drawn without replacement, as in the paper: c is the mean of all c_i only if each Δc_i counts once, and
+    of a client drawn twice it would count twice (`data.client_sampling: size` is refused).
     The average is unweighted as in the paper; with `model.weighting: samples` p_i = n_i/n takes the place of 1/N.
 """
 
@@ -84,6 +86,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     server_lr: float = 1.0
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    refuses_size_sampling: ClassVar[str] = "keeps a mean of control variates, in which the change of each counts once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its controls would steer a client's own normalisation by the gradients of the others"
     }

@@ -21,9 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels
+from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local import OptimizerState
 from lit_fed.core.surrogate import Surrogate
@@ -88,8 +90,10 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         """The surrogate near (u, v_t), and its best v_t (Alg. 3: g_t, then v_t <- argmin_v g_t(u, v))."""
         bound, local = self._fit(ctx, shared, state, data, losses)
         loss = bound.value
+        unseen = data.client_id >= ctx.num_clients  # a client of the training fits once
         for _ in range(self.unseen_steps - 1 if ctx.phase == "adapt" else 0):
-            bound, local = self._fit(ctx, shared, local, data, losses)
+            more = self._fit(ctx, shared, local, data, losses)
+            bound, local = tree.map_leaves(lambda new, old: torch.where(unseen, new, old), more, (bound, local))
         return SurrogateWork(shared.models, ctx.solver.init(shared.models), local, bound, loss)
 
     def _fit(

@@ -13,6 +13,7 @@ Symbols:
 Deviations:
     The special round comes first in the paper. Ours: after `warmup_rounds` rounds of FedAvg, and with all users even if
     few of them train. Rows are scaled to those that do, and a stream of which none does keeps its model.
+    Eq. 6 weighs users by n_j already; draws by size would count it twice (`data.client_sampling: size` is refused).
     Ours: σ_i² is that of a random division (the authors' batches overlap), or the mean of the others' where batches
     agree, as with a single sample. ḡ_i is taken without dropout and with running statistics of BatchNorm.
     Ours: an unseen user sends ḡ and σ² at θ̂, and is served the model of the user whose row is closest to its own.
@@ -71,6 +72,7 @@ class UCFL(Algorithm[UserCentric, Served, UserRun]):
     min_variance: float = 1e-12
 
     reduce = "stack"
+    refuses_size_sampling = "weighs clients by their samples in its mixing coefficients"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server's memory has a row for each client",
         "local_batch_norm": "all leaves of the clients' models are mixed",

@@ -88,6 +88,16 @@ class LocalNorm:
         return self.inner.needs_all_clients  # type: ignore[no-any-return]
 
     @property
+    def counts_draws(self) -> bool:
+        """As the algorithm's."""
+        return self.inner.counts_draws  # type: ignore[no-any-return]
+
+    @property
+    def refuses_size_sampling(self) -> str:
+        """As the algorithm's."""
+        return self.inner.refuses_size_sampling  # type: ignore[no-any-return]
+
+    @property
     def reduce(self) -> str:
         """As the algorithm's."""
         return self.inner.reduce  # type: ignore[no-any-return]

@@ -20,12 +20,23 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.fmmc import fastest_mixing
 from lit_fed.core.topology import TimeVarying, Topology, adjacency
 
-__all__ = ["MixingRule", "check_mixing", "mixing_matrix", "restrict", "second_eigenvalue", "weights_of"]
+__all__ = [
+    "MixingRule",
+    "check_agreement",
+    "check_mixing",
+    "mixing_matrix",
+    "restrict",
+    "second_eigenvalue",
+    "weights_of",
+]
 
 MixingRule = Literal["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "uniform", "identity"]
 
 TOLERANCE = 1e-8
 """By how much a mixing matrix may miss its conditions."""
+
+DRAWS = 64
+"""Draws of a changing graph that are looked at to see whether clients agree."""
 
 
 @lru_cache(maxsize=8)
@@ -117,6 +128,42 @@ def check_mixing(matrix: Tensor, edges: Tensor) -> None:
             raise ConfigError(
                 f"a mixing matrix has {name}, by {float(miss):.2g}; give another --model.algorithm.mixing"
             )
+
+
+def check_agreement(topology: Topology, rule: MixingRule, num_clients: int, seed: int) -> None:
+    """Refuse a connected graph on which models that are mixed by the rule never come closer to each other.
+
+    They come closer where the SLEM is below 1, which most rules have on every connected graph: `lazy_metropolis` has a
+    positive diagonal, `fmmc` and `best_constant` take the smallest SLEM of a family with a lazy member, and `identity`
+    is not meant to mix. `metropolis` and `max_degree` leave a diagonal of 0 where all degrees are equal; if such a
+    graph is bipartite (an even ring, two clients, equal halves that are joined completely), one eigenvalue is −1: the
+    halves swap their models for ever.
+
+    For a graph that changes, a difference v of the clients lasts if W_k²·v = v in every round k, so the mean of W_k²
+    over draws takes the place of W². Where the draws together fall into parts, nothing is said.
+
+    Args:
+        topology: the graph.
+        rule: how weights follow from it.
+        num_clients: number of clients T.
+        seed: seed of the training.
+
+    Raises:
+        ConfigError: naming rule, graph and rules that agree.
+    """
+    if rule not in ("metropolis", "max_degree"):
+        return
+    every = topology.every if isinstance(topology, TimeVarying) else 0
+    rounds = range(0, DRAWS * every, every) if every else [0]
+    drawn = [mixing_matrix(topology, rule, num_clients, seed, round_idx) for round_idx in rounds]
+    lazy = (torch.stack(drawn).mean(0) + torch.eye(num_clients, dtype=torch.float64)) / 2
+    squares = torch.stack([one @ one for one in drawn]).mean(0)
+    connected = second_eigenvalue(lazy) < 1 - TOLERANCE
+    if connected and second_eigenvalue(squares) > 1 - TOLERANCE:
+        raise ConfigError(
+            f"--model.algorithm.mixing is {rule}, which on --model.algorithm.topology {topology} makes {num_clients} "
+            "clients swap models and never agree (an eigenvalue of its matrix is -1); give lazy_metropolis or fmmc"
+        )
 
 
 def restrict(matrix: Tensor, active: Tensor) -> Tensor:

@@ -2,42 +2,69 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, Context, ModelState, Reduced
+from lit_fed.core.task import Task
+from lit_fed.core.types import Batch, ClientData, Context, ModelState, Reduced
 
-__all__ = ["Chosen", "average_chosen", "batch_weights", "choose", "expectation", "largest"]
+__all__ = [
+    "Chosen",
+    "PositionLoss",
+    "average_chosen",
+    "batch_weights",
+    "choose",
+    "expectation",
+    "largest",
+    "num_factors",
+]
+
+PositionLoss = Literal["mean", "sum"]
+"""What an E-step takes for −log p(y | x, θ_m) of a sequence: the mean of the losses of its positions, or their sum."""
 
 
-def expectation(mixture: Tensor, losses: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def num_factors(task: Task, data: ClientData, position_loss: PositionLoss) -> int:
+    """How many factors like exp(−loss) a sample's likelihood has, the loss being the mean over its positions.
+
+    A text that one component wrote has p(y | x, θ_m) = Π_l p(y_l | x, θ_m) = exp(−L·ℓ) over its L positions, where ℓ is
+    the mean of their losses: with `sum` there are L factors. With `mean` there is one, exp(−ℓ), the L-th root of the
+    likelihood, whose posterior is closer to π. A sample without positions has one factor.
+    """
+    return data.all_y.shape[1] if position_loss == "sum" and task.target.positions else 1
+
+
+def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int = 1) -> tuple[Tensor, Tensor, Tensor]:
     """One E-step and its M-step for the mixture weights, in log space (Marfoq et al. 2021, Alg. 1, lines 5-6).
 
     Args:
         mixture: π, [M]; a weight of 0 stays 0.
         losses: ℓ(θ_m; s), [N, M], in nats.
         mask: 1 for a sample, 0 for padding, [N].
+        num_factors: F, as `num_factors` counts them: a sample's likelihood is exp(−F·ℓ).
 
     Returns:
         The new π [M] (unchanged without samples), q [N, M] (0 in padded rows) and the mean negative log-likelihood []
-        under the old π.
+        of a factor under the old π.
 
     Example:
         >>> pi, q, nll = expectation(torch.tensor([0.5, 0.5]), torch.tensor([[0.1, 2.3], [1.2, 0.4]]), torch.ones(2))
         >>> [round(value, 4) for value in pi.tolist()]
         [0.6051, 0.3949]
     """
-    joint = mixture.log() - losses
-    log_likelihood = torch.logsumexp(joint, dim=1, keepdim=True)
-    q = torch.exp(joint - log_likelihood) * mask.unsqueeze(1)
+    # Only differences of losses matter. Taken first, they are exact where losses are large and close, so that log π is
+    # not lost beside them; and softmax sums to 1 whatever they are.
+    least = losses.masked_fill(mixture == 0, torch.inf).amin(1, keepdim=True)
+    joint = mixture.log() - num_factors * (losses - least)
+    q = torch.softmax(joint, dim=1) * mask.unsqueeze(1)
+    negative = least[:, 0] - torch.logsumexp(joint, dim=1) / num_factors
     num_samples = mask.sum(dtype=torch.float64)
     pi = (q.sum(0, dtype=torch.float64) / num_samples.clamp(min=1)).to(mixture.dtype)
     pi = torch.where(num_samples > 0, pi, mixture)
-    return pi, q, -(log_likelihood[:, 0] * mask).sum() / num_samples.clamp(min=1)
+    return pi, q, (negative * mask).sum() / num_samples.clamp(min=1)
 
 
 def batch_weights(responsibility: Tensor, batch: Batch) -> Tensor:

@@ -159,7 +159,8 @@ def exact_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelSt
     """The average of the clients' models in float64, for a server that takes small differences to its own.
 
     `renormalised` averages over the clients that took part; `stale_fill` lets the others count with the model that they
-    were last sent, which is the server's (the official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ.
+    were last sent, which is the server's (the official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ. It is refused with
+    draws by size, whose mean is Σ p_i θ_i on average already, and whose Σ_S p_i may exceed 1.
     """
     if ctx.aggregation == "renormalised":
         return reduced.value  # type: ignore[no-any-return]

@@ -103,6 +103,10 @@ class Surrogate(ABC, Generic[Local, Bound]):
     def distance(self, old: Local, new: Local) -> Tensor:
         """d(old, new), []."""
 
+    def distance_on(self, task: Task, data: ClientData, old: Local, new: Local) -> Tensor:
+        """d(old, new) where it depends on the kind of samples, []; by default it does not."""
+        return self.distance(old, new)
+
     @abstractmethod
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Local:
         """Any v; without a local variable, what `local_init` gives."""
@@ -187,7 +191,7 @@ def _probe(
         return float(surrogate.value(task, bound, models, local, data))
 
     gradient, _ = surrogate.gradient(task, bound, new, there, data.batch)
-    d = float(surrogate.distance(old, new))
+    d = float(surrogate.distance_on(task, data, old, new))
     gaps = [abs(g(u, old) - g(u, new) - d) for u in (here, there)]
     return [
         _largest(f(u, v) - g(u, v) for u in (here, there) for v in (old, new, other)),

@@ -7,13 +7,13 @@ https://arxiv.org/abs/2108.10252, Section 3.4 and Appendices F and F.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.mixture import batch_weights, expectation
+from lit_fed.core.mixture import PositionLoss, batch_weights, expectation, num_factors
 from lit_fed.core.newton import minimise
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.surrogate import Surrogate
@@ -30,7 +30,7 @@ class Mixture(NamedTuple):
 
 
 class MixtureBound(NamedTuple):
-    """g(Θ, π) = (1/n_i) Σ_s Σ_m q_sm (ℓ(θ_m; s) − log π_m + log q_sm), the negative evidence lower bound."""
+    """g(Θ, π) = (1/n_i) Σ_s Σ_m q_sm (ℓ(θ_m; s) + (log q_sm − log π_m)/F), F times it the negative evidence bound."""
 
     responsibility: Tensor  # q, [N, M]; 0 in padded rows
     mixture: Tensor  # the mean of q over the samples, [M]
@@ -41,16 +41,21 @@ class MixtureBound(NamedTuple):
 class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
     """FedEM: u are M component models, v_i is the client's mixture of them, and g fixes the posterior q.
 
-    f_i(Θ, π) = −(1/n_i) Σ_s log Σ_m π_m exp(−ℓ(θ_m; s)).
+    f_i(Θ, π) = −(1/(n_i·F)) Σ_s log Σ_m π_m exp(−F·ℓ(θ_m; s)), with F = 1, or the positions of a text.
 
     Args:
         num_components: M.
+        position_loss: what the posterior of a sequence takes: the `mean` of the losses of its positions, or their
+            `sum`, the likelihood of the whole text.
     """
 
     num_components: int = 3
+    position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
+        if self.position_loss not in get_args(PositionLoss):
+            raise ConfigError(f"--model.algorithm.surrogate.position_loss is {self.position_loss}; give mean or sum")
         if self.num_components < 1:
             raise ConfigError(
                 f"--model.algorithm.surrogate.num_components is {self.num_components}; give a whole number >= 1"
@@ -74,7 +79,7 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
     ) -> MixtureBound:
         """The posterior q under the received components and the old π."""
         assert losses is not None
-        mixture, q, value = expectation(local.mixture, losses, data.mask)
+        mixture, q, value = expectation(local.mixture, losses, data.mask, num_factors(task, data, self.position_loss))
         return MixtureBound(q, mixture, value)
 
     def argmin_local(self, bound: MixtureBound) -> Mixture:
@@ -93,17 +98,21 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     def objective(self, task: Task, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
         """The mean negative log-likelihood."""
-        joint = local.mixture.log() - self.losses(task, models, data.batch)
-        return -_mean(torch.logsumexp(joint, dim=1), data.mask)
+        return self.build(task, models, local, data, self.losses(task, models, data.batch)).value
 
     def value(self, task: Task, bound: MixtureBound, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
         """The negative evidence lower bound."""
         q, losses = bound.responsibility, self.losses(task, models, data.batch)
-        return _mean((q * losses - torch.xlogy(q, local.mixture) + torch.xlogy(q, q)).sum(1), data.mask)
+        information = torch.xlogy(q, q) - torch.xlogy(q, local.mixture)
+        return _mean((q * losses + information / num_factors(task, data, self.position_loss)).sum(1), data.mask)
 
     def distance(self, old: Mixture, new: Mixture) -> Tensor:
-        """KL(new ‖ old)."""
+        """KL(new ‖ old), for samples of one factor."""
         return (torch.xlogy(new.mixture, new.mixture) - torch.xlogy(new.mixture, old.mixture)).sum()
+
+    def distance_on(self, task: Task, data: ClientData, old: Mixture, new: Mixture) -> Tensor:
+        """KL(new ‖ old) / F."""
+        return self.distance(old, new) / num_factors(task, data, self.position_loss)
 
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Mixture:
         """Weights drawn evenly from the simplex."""

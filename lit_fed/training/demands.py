@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["check_aggregation", "check_cohort", "check_division", "check_init_seeds"]
+__all__ = ["check_aggregation", "check_cohort", "check_division", "check_init_seeds", "check_sampling"]
 
 
 def check_aggregation(algorithm: Any, aggregation: str) -> None:
@@ -46,8 +46,47 @@ def check_division(algorithm: Any, name: str, dataset: Any) -> None:
         )
 
 
+def check_sampling(algorithm: Any, name: str, sampling: str, aggregation: str, weighting: str | None) -> None:
+    """Refuse clients that are drawn by size, with replacement, where a mean over draws is not what is wanted.
+
+    If p_i = n_i/n is the probability of client i, the mean over C draws of what they send is the mean weighted by
+    samples on average, E[Σ_draws m_i / C] = Σ_i p_i m_i. So every draw weighs the same, and no client is absent.
+    Nothing of the kind holds where each client has to count once.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        sampling: how clients are drawn.
+        aggregation: what absent clients count for.
+        weighting: weight of a client's message, where it was given.
+
+    Raises:
+        ConfigError: naming the two settings that do not go together.
+    """
+    if sampling != "size":
+        return
+    reason = (
+        "needs every client once in every round" if algorithm.needs_all_clients else algorithm.refuses_size_sampling
+    )
+    if reason:
+        raise ConfigError(
+            f"--data.client_sampling is size, by which a client may be drawn twice in a round, and {name} {reason}; "
+            "give uniform"
+        )
+    if aggregation == "stale_fill":
+        raise ConfigError(
+            "--data.client_sampling is size, whose draws stand for all clients, so that --model.aggregation stale_fill "
+            "has no absent ones to fill in; give renormalised, or sample uniformly"
+        )
+    if weighting == "samples" and algorithm.counts_draws:
+        raise ConfigError(
+            "--data.client_sampling is size, by which large clients are drawn more often, and --model.weighting is "
+            "samples, by which they would count for more once again; give uniform, or sample uniformly"
+        )
+
+
 def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients: int) -> None:
-    """Refuse a cohort that lacks a client, where an algorithm needs all of them.
+    """Refuse a cohort that lacks a client or has one twice, where an algorithm needs all of them.
 
     Args:
         algorithm: the algorithm.
@@ -58,10 +97,11 @@ def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients:
     Raises:
         ConfigError: naming the algorithm and the number of clients drawn.
     """
-    drawn = len(np.unique(client_ids))
-    if algorithm.needs_all_clients and drawn < num_clients:
+    drawn, draws = len(np.unique(client_ids)), len(client_ids)
+    if algorithm.needs_all_clients and not drawn == draws == num_clients:
+        repeats = f" in {draws} draws" if draws > drawn else ""
         raise ConfigError(
-            f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn; leave out "
+            f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn{repeats}; leave out "
             "--data.client_fraction and --data.clients_per_round, and sample uniformly"
         )
 

@@ -28,7 +28,7 @@ from lit_fed.models import Linear, Network
 from lit_fed.models.base import check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
-from lit_fed.training.demands import check_aggregation, check_cohort, check_division, check_init_seeds
+from lit_fed.training.demands import check_aggregation, check_cohort, check_division, check_init_seeds, check_sampling
 from lit_fed.training.server_step import Assign, register_leaves
 from lit_fed.training.serving import ClientServing, ServingFacts
 
@@ -113,6 +113,7 @@ class FederatedModule(ClientServing):
             if self.trainer.max_steps != -1:
                 self.num_rounds = min(self.num_rounds, self.trainer.max_steps)
             self.num_rounds = max(self.num_rounds, 1)
+            check_sampling(self.algorithm, self.algorithm_name, data.client_sampling, self.aggregation, self.weighting)
         if self.task is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
             check_division(self.algorithm, self.algorithm_name, data.dataset)

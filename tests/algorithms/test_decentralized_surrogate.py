@@ -274,3 +274,5 @@ def test_wrong_settings_are_named_before_training():
         DecentralizedSurrogate(unseen_steps=0)
     with pytest.raises(ConfigError, match="needs the topology Complete"):
         Federation(DecentralizedSurrogate(topology=Ring(), mixing="uniform"), make_clients(SIZES))
+    with pytest.raises(ConfigError, match="makes 4 clients swap models and never agree"):
+        Federation(DecentralizedSurrogate(topology=Ring(), mixing="metropolis"), make_clients([2] * 4))

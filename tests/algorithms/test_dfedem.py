@@ -357,3 +357,5 @@ def test_a_graph_in_two_parts_is_refused_before_training(tmp_path):
 def test_a_rule_that_the_graph_does_not_allow_is_refused_before_training():
     with pytest.raises(ConfigError, match="needs the topology Complete"):
         Federation(DFedEM(topology=Ring(), mixing="uniform"), make_clients(SIZES))
+    with pytest.raises(ConfigError, match="makes 4 clients swap models and never agree"):
+        Federation(DFedEM(topology=Ring(), mixing="metropolis"), make_clients([2] * 4))

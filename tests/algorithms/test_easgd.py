@@ -206,16 +206,6 @@ def test_asynchronous_workers_come_once_each_in_an_order_drawn_anew():
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_a_worker_drawn_twice_counts_twice():
-    algorithm = EASGD(0.4, "asynchronous")
-    phases = algorithm.phases(make_context(num_clients=2), torch.tensor([1, 0, 1]))
-    assert sorted(phase.client_ids.tolist() for phase in phases) == [[0], [1, 1]]
-    federation = quadratic_federation(algorithm, solver=LocalSolver(lr=0.0))
-    place(federation, [1.0, 6.0], 2.0)
-    federation.round([1, 1])
-    assert float(federation.weights[0]) == pytest.approx(2 + 2 * 0.2 * 4)
-
-
 # ---------------------------------------------------------------------- serving
 @pytest.mark.parametrize("serve", ["centre", "personal"])
 def test_unseen_clients_are_served_by_the_centre(serve, client_trainer):

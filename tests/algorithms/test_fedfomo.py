@@ -21,8 +21,8 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.first_order import held_out
 from lit_fed.core.local import LocalSolver
-from lit_fed.core.peers import draws
-from lit_fed.core.types import ModelState, Split
+from lit_fed.core.peers import draws, own_models
+from lit_fed.core.types import Batch, ModelState, Split
 
 SIZES = [5, 10, 4, 12, 6]
 
@@ -178,6 +178,28 @@ def test_training_sees_all_the_others(client_trainer):
         changed = Split(train.x.clone(), train.y.clone(), train.offsets)
         changed.x[row] += 1
         assert distance(before, run_rounds(FedFOMO(), client_trainer, changed, **options).shared.peers) > 1e-6
+
+
+def test_a_batch_that_is_wholly_held_out_is_no_step(client_trainer):
+    """Batches of one sample: those that are held out leave model, momentum and mean loss as if they were not there."""
+    train, solver = make_clients([5]), LocalSolver(lr=0.3, momentum=0.9, weight_decay=0.1)
+    start = Federation(FedFOMO(0, val_fraction=0.4), train, solver=solver, batch_size=1)
+    (held,) = held_samples(start, 0.4)
+    models, data = own_models(start.shared.peers, torch.tensor(0)), train.client(0)
+    optimizer, losses = solver.init(models), []
+    (order,) = batch_orders(start)
+    for (row,) in order:
+        if row not in held:
+            rows = torch.tensor([row])
+            batch = Batch(data.x[rows], data.y[rows], rows, torch.ones(1))
+            models, optimizer, loss = solver.step(start.task, models, optimizer, batch, solver.lr_at(0, 1))
+            losses.append(float(loss))
+    assert len(held) == 2
+    found = run_rounds(FedFOMO(0, val_fraction=0.4), client_trainer, train, rounds=1, solver=solver, batch_size=1)
+    assert (
+        distance(found.shared.peers.each.parameters, tree.map_leaves(lambda one: one[None], models.parameters)) < 1e-12
+    )
+    assert found.metrics["loss"] == pytest.approx(sum(losses) / 3, abs=1e-12)
 
 
 # ---------------------------------------------------------------------- absent and unseen clients

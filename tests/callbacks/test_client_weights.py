@@ -24,7 +24,9 @@ def kept(folder):
         return dict(file)
 
 
-GRAPH = ["--model.algorithm", "DFedEM", "--model.algorithm.topology", "Ring", "--model.algorithm.mixing", "metropolis"]
+GRAPH = [
+    "--model.algorithm", "DFedEM", "--model.algorithm.topology", "Ring", "--model.algorithm.mixing", "lazy_metropolis",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,46 @@
+from dataclasses import dataclass
+
+import networkx as nx
 import pytest
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.mixing import check_mixing, mixing_matrix, restrict, second_eigenvalue, weights_of
+from lit_fed.core.mixing import (
+    check_agreement,
+    check_mixing,
+    mixing_matrix,
+    restrict,
+    second_eigenvalue,
+    weights_of,
+)
 from lit_fed.core.peers import combine
-from lit_fed.core.topology import Bipartite, Complete, ErdosRenyi, Grid, PathGraph, Ring, Star, TimeVarying, adjacency
+from lit_fed.core.topology import (
+    Bipartite,
+    Complete,
+    ErdosRenyi,
+    Grid,
+    PathGraph,
+    Ring,
+    Star,
+    TimeVarying,
+    Topology,
+    adjacency,
+    two_colours,
+)
 
 RULES = ["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "identity"]
 GRAPHS = [Complete(), Ring(), PathGraph(), Grid(), ErdosRenyi(), Bipartite()]
 PAIRS = [(graph, rule) for graph in GRAPHS for rule in RULES]
 PAIRS = [pair for pair in PAIRS if pair not in ((ErdosRenyi(), "best_constant"), (Bipartite(), "best_constant"))]
 """Where degrees differ much, the best constant makes weights negative."""
+
+
+@dataclass(frozen=True)
+class Pairs(Topology):
+    """Each even client with the next one."""
+
+    def graph(self, num_clients, seed, round_idx):
+        return nx.from_edgelist((one, one + 1) for one in range(0, num_clients, 2))
 
 
 def matrix_of(rows):
@@ -42,6 +72,14 @@ THIRD = 1 / 3
 def test_a_path_of_three(rule, expected):
     found = mixing_matrix(PathGraph(), rule, 3, 0, 0)
     torch.testing.assert_close(found, matrix_of(expected), rtol=0, atol=1e-6)
+
+
+def test_the_fastest_weights_are_not_those_of_metropolis():
+    """On a cycle of four the best edges weigh 1/(3 − cos 90°) = 1/3; Metropolis gives them 1/2."""
+    found = mixing_matrix(Ring(), "fmmc", 4, 0, 0)
+    expected = (adjacency(Ring(), 4, 0, 0) + torch.eye(4, dtype=torch.float64)) / 3
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+    assert second_eigenvalue(found) == pytest.approx(1 / 3, abs=1e-6)
 
 
 def test_weights_follow_the_larger_degree():
@@ -135,6 +173,57 @@ def test_mixing_keeps_the_mean(rule):
     assert float((mixed.mean(0) - models.mean(0)).abs().max()) < 1e-12
     before, after = ((one - one.mean(0)).norm() for one in (models, mixed))
     assert after <= before * second_eigenvalue(mixing_matrix(Ring(), rule, 9, 0, 0)) + 1e-12
+
+
+SWAPS = [
+    (Ring(), 4),
+    (Ring(), 10),
+    (Ring(), 2),
+    (Complete(), 2),
+    (Bipartite(1.0), 6),
+    (Grid(periodic=True), 16),
+    (TimeVarying(Ring(), every=3), 6),
+    (TimeVarying(Complete(), edge_fraction=0.5), 2),
+]
+
+
+@pytest.mark.parametrize(("graph", "num_clients"), SWAPS, ids=str)
+@pytest.mark.parametrize("rule", ["metropolis", "max_degree"])
+def test_graphs_on_which_neighbours_swap_models_are_refused(graph, num_clients, rule):
+    """Models of the two halves, +1 and -1 at the start, are as far apart after a hundred rounds."""
+    with pytest.raises(ConfigError, match=rf"mixing is {rule}, .* swap models and never agree .*; give lazy_metr"):
+        check_agreement(graph, rule, num_clients, 0)
+    edges = adjacency(getattr(graph, "topology", graph), num_clients, 0, 0)
+    models = torch.where(two_colours(edges), 1.0, -1.0).double()
+    for round_idx in range(100):
+        models = mixing_matrix(graph, rule, num_clients, 0, round_idx) @ models
+    assert float(models.abs().min()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("rule", ["fmmc", "lazy_metropolis", "best_constant", "identity"])
+@pytest.mark.parametrize(("graph", "num_clients"), SWAPS[:6], ids=str)
+def test_all_other_rules_agree_on_them(graph, num_clients, rule):
+    check_agreement(graph, rule, num_clients, 0)
+    assert rule == "identity" or second_eigenvalue(mixing_matrix(graph, rule, num_clients, 0, 0)) < 0.999
+
+
+@pytest.mark.parametrize("rule", ["metropolis", "max_degree"])
+@pytest.mark.parametrize(
+    ("graph", "num_clients"),
+    [(Ring(), 9), (Ring(), 1), (PathGraph(), 6), (Star(), 5), (Grid(), 6), (Complete(), 4), (ErdosRenyi(), 10)]
+    + [(TimeVarying(Ring(), edge_fraction=0.7), 6), (TimeVarying(ErdosRenyi(0.3)), 8), (TimeVarying(Bipartite()), 4)],
+    ids=str,
+)  # fmt: skip
+def test_graphs_on_which_clients_agree_stand(graph, num_clients, rule):
+    check_agreement(graph, rule, num_clients, 0)
+    models = torch.arange(float(num_clients)).double()
+    for round_idx in range(200):
+        models = mixing_matrix(graph, rule, num_clients, 0, round_idx) @ models
+    torch.testing.assert_close(models, torch.full_like(models, (num_clients - 1) / 2), rtol=0, atol=1e-3)
+
+
+def test_a_changing_graph_that_falls_apart_is_not_judged():
+    check_agreement(TimeVarying(Pairs()), "metropolis", 4, 0)
 
 
 def test_a_matrix_is_made_once():

@@ -17,8 +17,8 @@ def loss(theta, x, y):
 
 def sgd(theta, x, y, batches, lr, momentum=0.0, weight_decay=0.0):
     velocity = np.zeros_like(theta)
-    for batch in batches:
-        error = (probability(theta, x[batch]) - y[batch]) / max(len(batch), 1)
+    for batch in filter(len, batches):
+        error = (probability(theta, x[batch]) - y[batch]) / len(batch)
         gradient = np.append(x[batch].T @ error, error.sum()) + weight_decay * theta
         velocity = momentum * velocity + gradient
         theta = theta - lr * velocity
