@@ -81,7 +81,7 @@ def make_task(target=BINARY, num_features=4, network=Linear, dtype=torch.float64
 def make_context(task=None, solver=None, phase="train", **fields) -> Context:
     """A context of ten clients with 100 samples in all."""
     solver = solver or LocalSolver()
-    defaults = {"lr": solver.lr_at(0, 1), "round_idx": 0, "num_clients": 10, "total_samples": 100, "seed": 0}
+    defaults = {"lr": solver.lr_in(phase, 0, 1), "round_idx": 0, "num_clients": 10, "total_samples": 100, "seed": 0}
     return Context(task or make_task(), solver, phase=phase, **(defaults | fields))
 
 
@@ -141,7 +141,7 @@ class Federation:
 
     def context(self, phase: str, present: Tensor | None = None) -> Context:
         """What every client of a phase knows."""
-        lr = self.on_device(self.solver.lr_at(min(self.round_idx, self.num_rounds - 1), self.num_rounds))
+        lr = self.on_device(self.solver.lr_in(phase, min(self.round_idx, self.num_rounds - 1), self.num_rounds))
         return Context(
             self.task, self.solver, lr, self.round_idx, phase, self.train.num_clients, len(self.train.y), self.seed,
             self.groups, self.aggregation, self.weighting, self.num_rounds, int(self.train.sizes.max()), present,

@@ -15,7 +15,7 @@ Deviations:
     a round (`alpha_update`), with `alpha_decay` 0.02, and it mixes the outputs of both models instead of parameters,
     which is not offered.
     Clients are served by v_i and the global w of this moment, not by the w_i that v_i was trained with.
-    Ours: an unseen client is served by w, or trains v_i and α_i in `unseen_epochs` passes at the initial rate.
+    Ours: an unseen client is served by w, or trains v_i and α_i in `unseen_epochs` passes.
 """
 
 from __future__ import annotations
@@ -102,14 +102,13 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: APFLRun, batch: Batch) -> APFLRun:
         """Steps of w_i, v_i and α_i on one batch, all from the values before it."""
-        lr = torch.full_like(ctx.lr, ctx.solver.lr) if ctx.phase == "adapt" else ctx.lr
         mixed = tree.lerp(work.models.parameters, work.personal.parameters, work.alpha)
         loss, gradient, buffers = ctx.task.value_and_grad(work.personal._replace(parameters=mixed), batch)
-        models, of_global = ctx.solver.move(ctx.task, work.models, work.optimizer[0], batch, lr)
+        models, of_global = ctx.solver.move(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
         slope = tree.scale(gradient, work.alpha) if self.gradient_factor else gradient
-        personal, of_own = ctx.solver.update(work.personal.parameters, slope, work.optimizer[1], lr)
+        personal, of_own = ctx.solver.update(work.personal.parameters, slope, work.optimizer[1], ctx.lr)
         return APFLRun(
-            models, ModelState(personal, buffers), self._new_alpha(work, gradient, lr), (of_global, of_own),
+            models, ModelState(personal, buffers), self._new_alpha(work, gradient, ctx.lr), (of_global, of_own),
             work.loss + loss.mean(), work.steps + 1,
         )  # fmt: skip
 

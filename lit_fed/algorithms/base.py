@@ -160,7 +160,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     # ------------------------------------------------------------------ serving a client
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Local work before a client is served, in a phase named `adapt` whose state is thrown away; None: no phase."""
+        """Local work before a client is served, in a phase named `adapt` whose state is thrown away; None: no phase.
+
+        There `ctx.lr` is the rate of adaptation, which no schedule decays.
+        """
         return None
 
     def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> Tree | None:

@@ -7,8 +7,8 @@ Symbols:
     w   -> shared.models  the global model, leaves [1, ...]
     φ_i -> state.models   the tuned copy of client i, leaves [1, ...]; lives only while the client is served
 Deviations:
-    The copy is tuned with a fresh optimizer at the initial learning rate. The official FedEM code carries momentum and
-    a schedule of its own from one evaluation to the next; that leak is not offered.
+    The copy is tuned with a fresh optimizer, by default at the initial learning rate. The official FedEM code carries
+    momentum and a schedule of its own from one evaluation to the next; that leak is not offered.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
 
     Args:
         fine_tune_epochs: passes over the local training samples.
-        fine_tune_lr: learning rate of the tuning; null takes the solver's initial one. With the decayed rate the tuning
-            does nothing at the end of a schedule.
+        fine_tune_lr: learning rate of the tuning; null takes the solver's `adapt_lr`, by default its initial one.
     """
 
     fine_tune_epochs: int = 1
@@ -52,9 +51,8 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """A step of FedAvg; while tuning, at the tuning's learning rate."""
-        if ctx.phase == "adapt":
-            lr = ctx.solver.lr if self.fine_tune_lr is None else self.fine_tune_lr
-            ctx = ctx._replace(lr=torch.full_like(ctx.lr, lr))
+        if ctx.phase == "adapt" and self.fine_tune_lr is not None:
+            ctx = ctx._replace(lr=torch.full_like(ctx.lr, self.fine_tune_lr))
         return super().client_step(ctx, shared, work, batch)
 
     def client_final(self, ctx: Context, shared: GlobalModels, work: LocalRun, data: ClientData) -> ClientResult:

@@ -124,9 +124,8 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
 
     def client_step(self, ctx: Context, shared: GlobalModels, work: LocalRun, batch: Batch) -> LocalRun:
         """x_i ← x_i − α/(N(1 − p))·∇f_i(x_i)."""
-        adapts = ctx.phase == "adapt"  # on the client's part of the objective, at the initial rate
-        lr = torch.full_like(ctx.lr, ctx.solver.lr) if adapts else ctx.lr
-        lr = lr / self._divisor(ctx, 1.0 if adapts else 1 - self.communication_probability)
+        adapts = ctx.phase == "adapt"  # on the client's part of the objective
+        lr = ctx.lr / self._divisor(ctx, 1.0 if adapts else 1 - self.communication_probability)
         penalty = Penalty(self.prox_weight, shared.models.parameters) if adapts else None
         models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, lr, penalty=penalty)
         return LocalRun(models, optimizer, work.loss + loss.mean(), work.steps + 1)

@@ -35,6 +35,10 @@ class LocalSolver:
         lr: learning rate of the first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
+        schedule_rounds: R, after which `multi_step` and `cosine` stay at their last rate; null takes the number of
+            rounds of the first run, also when a later one adds rounds to it.
+        adapt_lr: learning rate of clients that train before they are served; null takes `lr`: at the decayed rate of
+            the last rounds they would hardly move.
         momentum: momentum of `sgd`, in [0, 1).
         nesterov: Nesterov's form of momentum.
         weight_decay: λ of the L2 penalty λ/2·‖θ‖².
@@ -52,6 +56,8 @@ class LocalSolver:
     optimizer: Literal["sgd", "adam"] = "sgd"
     lr: float = 0.1
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
+    schedule_rounds: int | None = None
+    adapt_lr: float | None = None
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
@@ -70,6 +76,8 @@ class LocalSolver:
             "optimizer": (self.optimizer in ("sgd", "adam"), "sgd or adam"),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
             "lr": (self.lr >= 0, "a number >= 0"),
+            "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
+            "adapt_lr": (self.adapt_lr is None or self.adapt_lr >= 0, "a number >= 0, or null"),
             "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
             "nesterov": (not self.nesterov or self.momentum > 0, "false, or momentum > 0"),
             "weight_decay": (self.weight_decay >= 0, "a number >= 0"),
@@ -88,22 +96,29 @@ class LocalSolver:
         return LocalWork(epochs, self.local_steps, straggler_fraction=self.straggler_fraction)
 
     def lr_at(self, round_idx: int, num_rounds: int) -> Tensor:
-        """Learning rate of round `round_idx` of `num_rounds`, [] float64.
+        """Learning rate of round `round_idx`, [] float64; R is `schedule_rounds`, else `num_rounds`.
 
         Example:
-            >>> [round(float(LocalSolver(lr=1.0, schedule="multi_step").lr_at(t, 8)), 3) for t in (3, 4, 6)]
-            [1.0, 0.1, 0.01]
+            >>> [round(float(LocalSolver(lr=1.0, schedule="multi_step").lr_at(t, 8)), 3) for t in (3, 4, 6, 8)]
+            [1.0, 0.1, 0.01, 0.01]
         """
+        horizon = self.schedule_rounds or num_rounds
         # a milestone at 0, of a run of fewer than four rounds, would decay the rate before the first round
-        passed = sum(0 < milestone <= round_idx for milestone in (num_rounds // 2, 3 * (num_rounds // 4)))
+        passed = sum(0 < milestone <= round_idx for milestone in (horizon // 2, 3 * (horizon // 4)))
         factor = {
             "constant": 1.0,
             "multi_step": 0.1**passed,
-            "cosine": (1 + math.cos(math.pi * min(round_idx / num_rounds, 1.0))) / 2,
+            "cosine": (1 + math.cos(math.pi * min(round_idx, horizon - 1) / horizon)) / 2,
             "sqrt": (round_idx + 1) ** -0.5,
             "linear": 1 / (round_idx + 1),
         }[self.schedule]
         return torch.tensor(self.lr * factor, dtype=torch.float64)
+
+    def lr_in(self, phase: str, round_idx: int, num_rounds: int) -> Tensor:
+        """Learning rate of a phase, [] float64: where clients `adapt` one of its own, else that of the round."""
+        if phase != "adapt":
+            return self.lr_at(round_idx, num_rounds)
+        return torch.tensor(self.lr if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""

@@ -133,7 +133,7 @@ class Context(NamedTuple):
 
     task: Task
     solver: LocalSolver
-    lr: Tensor  # [] float64, the local learning rate of this round
+    lr: Tensor  # [] float64, the local learning rate of this round; in the phase `adapt` that of adaptation
     round_idx: int  # from 0
     phase: str
     num_clients: int  # T

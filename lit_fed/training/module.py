@@ -253,7 +253,7 @@ class FederatedModule(ClientServing):
     def context(self, phase: str, present: Tensor | None = None) -> Context:
         """What every client of a phase knows; `present` says which clients [T] take part in it."""
         round_idx = self.num_rounds_done
-        lr = self.solver.lr_at(min(round_idx, self.num_rounds - 1), self.num_rounds)
+        lr = self.solver.lr_in(phase, min(round_idx, self.num_rounds - 1), self.num_rounds)
         assert self.task is not None
         return Context(
             self.task, self.solver, lr.to(self.device), round_idx, phase, self.num_clients, self.total_samples,

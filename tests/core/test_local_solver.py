@@ -174,8 +174,27 @@ def test_rates_are_float64_scalars():
     assert float(rate) == 0.1
 
 
-def test_cosine_stays_at_0_after_its_end():
-    assert rates("cosine", 4, [4, 5]) == [0, 0]
+@pytest.mark.parametrize("schedule", ["constant", "multi_step", "cosine", "sqrt", "linear"])
+def test_rates_never_go_up_and_a_horizon_has_a_last_one(schedule):
+    solver = LocalSolver(lr=2.0, schedule=schedule, schedule_rounds=8)
+    found = [float(solver.lr_at(t, 30)) for t in range(30)]
+    assert found[:8] == rates(schedule, 8)
+    assert found == sorted(found, reverse=True)
+    assert found[-1] > 0
+    if schedule in ("multi_step", "cosine"):
+        assert set(found[8:]) == {found[7]}
+    else:  # which have no horizon
+        assert found == rates(schedule, 30)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "multi_step", "cosine", "sqrt", "linear"])
+def test_adaptation_has_a_rate_of_its_own(schedule):
+    plain, own = LocalSolver(lr=2.0, schedule=schedule), LocalSolver(lr=2.0, schedule=schedule, adapt_lr=0.5)
+    for t in (0, 5, 7):
+        assert float(plain.lr_in("adapt", t, 8)) == 2.0
+        assert float(own.lr_in("adapt", t, 8)) == 0.5
+        for phase in ("train", "local/0", "evaluate"):
+            assert plain.lr_in(phase, t, 8) == own.lr_in(phase, t, 8) == plain.lr_at(t, 8)
 
 
 # ---------------------------------------------------------------------- settings
@@ -190,6 +209,9 @@ def test_work_is_epochs_or_steps():
     [
         ("lr", -0.1),
         ("lr", math.nan),
+        ("schedule_rounds", 0),
+        ("adapt_lr", -0.1),
+        ("adapt_lr", math.nan),
         ("momentum", 1.0),
         ("momentum", -0.1),
         ("nesterov", True),
@@ -210,7 +232,15 @@ def test_values_out_of_range_are_named(field, value):
 
 @pytest.mark.parametrize(
     "options",
-    [{"lr": 0}, {"momentum": 0.5, "nesterov": True}, {"local_epochs": 0}, {"local_steps": 1}, {"clip_norm": 5}],
+    [
+        {"lr": 0},
+        {"adapt_lr": 0},
+        {"schedule_rounds": 1},
+        {"momentum": 0.5, "nesterov": True},
+        {"local_epochs": 0},
+        {"local_steps": 1},
+        {"clip_norm": 5},
+    ],
 )
 def test_values_at_the_edge_are_taken(options):
     LocalSolver(**options)
