@@ -26,13 +26,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.layers import drops_units
+from lit_fed.core.precision import full_precision
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Phase, Tree
 
 __all__ = ["PerFedAvg"]
@@ -121,7 +121,7 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
         if self.variant == "exact":
             return ctx.task.hessian_vector(models, batch, vector)
         offset = tree.scale(vector, self.difference)
-        with torch.autocast(ctx.lr.device.type, enabled=False):
+        with full_precision(ctx.lr):
             ahead, behind = (
                 ctx.task.grad(models._replace(parameters=move(models.parameters, offset)), batch)[0]
                 for move in (tree.add, tree.sub)

@@ -9,6 +9,7 @@ from torch.func import grad, jacrev, vmap
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.penalty import Penalty
+from lit_fed.core.precision import full_precision
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, Context, ModelState
 
@@ -84,7 +85,12 @@ def minimise(
         2.0
     """
     check_solvable(task, models)
-    batch = data if isinstance(data, Batch) else data.batch
+    with full_precision(next(iter(models.parameters.values()))):
+        return _minimise(task, models, data if isinstance(data, Batch) else data.batch, penalty, iterations)
+
+
+def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, iterations: int) -> ModelState:
+    """The same in the models' own type: the slope at a minimum is lost among the roundings of a narrower one."""
     mask = batch.mask.to(task.dtype)
     share = mask / mask.sum().clamp(min=1)
     task.network.train()
