@@ -5,7 +5,7 @@ code, so that a test of numbers depends on nothing else.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -124,6 +124,7 @@ class Federation:
 
     def __post_init__(self) -> None:
         self.weighting = self.weighting or self.algorithm.default_weighting
+        self.task = replace(self.task, frozen=self.on_device(self.task.frozen))
         ctx = self.context("init")
         if self.shared is None:
             self.shared = self.on_device(self.algorithm.shared_init(ctx))

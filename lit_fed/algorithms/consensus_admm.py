@@ -33,6 +33,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
+from lit_fed.core.newton import solvable_start
 from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
@@ -81,6 +82,10 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
             "serve": (self.serve in ("consensus", "personal"), "consensus or personal"),
         }
         check_settings(self, checks)
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """The initial z; networks that an exact solve cannot take are refused."""
+        return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ADMMState:
         """x_i = z and y_i = 0."""

@@ -32,6 +32,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import group_admm, tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.group_admm import CostedNetwork
+from lit_fed.core.newton import solvable_start
 from lit_fed.core.peers import own_models, place
 from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_step
 from lit_fed.core.quantise import MOST_BITS, Grid, in_full, quantised
@@ -99,7 +100,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     def shared_init(self, ctx: Context) -> CostedNetwork:
         """θ̂_i = θ⁰ for all, and α = 0; a graph without two groups is refused."""
         self._groups(ctx)
-        return group_admm.costed_network(ctx.task.init(1, ctx.seed), ctx.num_clients)
+        return group_admm.costed_network(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: CostedNetwork, data: ClientData) -> QuantisedClient:
         """θ_i = θ⁰; a newcomer has the mean of all θ̂_i."""

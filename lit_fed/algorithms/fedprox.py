@@ -31,8 +31,9 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.layers import check_sample_losses
 from lit_fed.core.local import OptimizerState
-from lit_fed.core.newton import minimise
+from lit_fed.core.newton import minimise, solvable_start
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Phase
 
@@ -78,6 +79,12 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
             raise ConfigError("--model.algorithm.prox_weight is 0; give a number > 0, or local_solve sgd")
         if exact and self.inexactness is not None:
             raise ConfigError(f"--model.algorithm.inexactness is {self.inexactness}; give null, or local_solve sgd")
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """w^0; networks that the solve or the stop rule cannot take are refused."""
+        if self.inexactness is not None:
+            check_sample_losses(ctx.task.network, "--model.algorithm.inexactness", "null")
+        return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def penalty(self, shared: GlobalModels) -> Penalty:
         """The proximal term μ/2·‖w − w^t‖²."""

@@ -36,6 +36,7 @@ from lit_fed.core import tree
 from lit_fed.core.chain import Chain, chain
 from lit_fed.core.errors import check_settings
 from lit_fed.core.group_admm import GroupNetwork, augmented, dual_step, group_phases, initial_network, neighbours_of
+from lit_fed.core.newton import solvable_start
 from lit_fed.core.peers import own_models, place
 from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
@@ -102,7 +103,7 @@ class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
 
     def shared_init(self, ctx: Context) -> GroupNetwork:
         """x_i = θ⁰ for all, and λ = 0."""
-        return initial_network(ctx.task.init(1, ctx.seed), ctx.num_clients)
+        return initial_network(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: GroupNetwork, data: ClientData) -> ChainClient:
         """x_i = θ⁰; a newcomer starts from x_T, the last of the chain."""

@@ -31,6 +31,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import sharing, tree
 from lit_fed.core.errors import check_settings
+from lit_fed.core.newton import solvable_start
 from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.sharing import SharingClient, SharingServer, SharingWeights
@@ -93,7 +94,7 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
         """x_i = x'_i = z for all, and y = 0; a ρ for which z has no minimum is refused."""
         if self.form != "alternating_prox":
             sharing.check_weights(self._weights(ctx), copies=self.form == "copies")
-        return sharing.initial_server(ctx.task.init(1, ctx.seed), ctx.num_clients)
+        return sharing.initial_server(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: SharingServer, data: ClientData) -> SharingClient:
         """x_i = x'_i = z and y_i = 0."""

@@ -30,7 +30,9 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun
 from lit_fed.core import tree
-from lit_fed.core.errors import check_settings
+from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.layers import drops_units
+from lit_fed.core.precision import full_precision
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Phase, Tree
 
 __all__ = ["PerFedAvg"]
@@ -67,6 +69,16 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
         }
         check_settings(self, checks)
 
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """w; `hessian_free` needs two gradients of one function."""
+        if self.variant == "hessian_free" and drops_units(ctx.task.network):
+            raise ConfigError(
+                "--model.algorithm.variant is hessian_free, which takes the difference of two gradients, and dropout "
+                f"in {type(ctx.task.network).__name__} drops other units in each; choose exact or first_order, or a "
+                "--model.network without dropout"
+            )
+        return super().shared_init(ctx)
+
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One phase, whose steps take the batches D, D′ and, for the curvature, D″."""
         batches = 2 if self.variant == "first_order" else 3
@@ -102,14 +114,18 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
     def _curvature(
         self, ctx: Context, models: ModelState, vector: dict[str, Tensor], batch: Batch
     ) -> dict[str, Tensor]:
-        """∇²f(w; D″) times the vector, or [∇f(w + δ·vector) − ∇f(w − δ·vector)] / 2δ (HF)."""
+        """∇²f(w; D″) times the vector, or [∇f(w + δ·vector) − ∇f(w − δ·vector)] / 2δ (HF).
+
+        The two gradients of HF differ by less than bfloat16 can tell, so they are taken in the models' own type.
+        """
         if self.variant == "exact":
             return ctx.task.hessian_vector(models, batch, vector)
         offset = tree.scale(vector, self.difference)
-        ahead, behind = (
-            ctx.task.grad(models._replace(parameters=move(models.parameters, offset)), batch)[0]
-            for move in (tree.add, tree.sub)
-        )
+        with full_precision(ctx.lr):
+            ahead, behind = (
+                ctx.task.grad(models._replace(parameters=move(models.parameters, offset)), batch)[0]
+                for move in (tree.add, tree.sub)
+            )
         return tree.scale(tree.sub(ahead, behind), 0.5 / self.difference)  # type: ignore[no-any-return]
 
     # server_step: w <- the mean of the w_i is the default

@@ -33,7 +33,7 @@ from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local import OptimizerState
-from lit_fed.core.newton import minimise
+from lit_fed.core.newton import minimise, solvable_start
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Reduced
@@ -88,6 +88,10 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
             "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
         }
         check_settings(self, checks)
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """The initial w; networks that an exact solve cannot take are refused."""
+        return GlobalModels(solvable_start(ctx, self.local_solve))
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
         """θ̃_i starts as w."""

@@ -33,6 +33,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
+from lit_fed.core.layers import check_sample_losses
 from lit_fed.core.local import OptimizerState
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import cast_like, exact_average
@@ -100,7 +101,9 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         check_settings(self, checks)
 
     def shared_init(self, ctx: Context) -> Controlled:
-        """A fresh model x, and c = 0."""
+        """A fresh model x, and c = 0; option I refuses networks without a loss of each sample."""
+        if self.option == "I":
+            check_sample_losses(ctx.task.network, "--model.algorithm.option I", "option II")
         models = ctx.task.init(1, ctx.seed)
         return Controlled(models, tree.zeros_like(models.parameters))
 

@@ -35,6 +35,7 @@ from lit_fed.core.affine import from_columns
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local import OptimizerState
 from lit_fed.core.margin import MarginLoss
+from lit_fed.core.precision import full_precision
 from lit_fed.core.quadratic import Regulariser, regularised_solution
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
@@ -115,7 +116,8 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     def state_init(self, ctx: Context, shared: JointFit, data: ClientData) -> PartFit:
         """x_i = 0."""
         features = party_features(ctx, data)
-        return PartFit(torch.zeros_like(features[0]), torch.zeros_like(shared.dual), features.T @ features)
+        with full_precision(features):
+            return PartFit(torch.zeros_like(features[0]), torch.zeros_like(shared.dual), features.T @ features)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """No local steps: the x-update is a solve."""
@@ -129,9 +131,11 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     def client_final(self, ctx: Context, shared: JointFit, work: PartWork, data: ClientData) -> ClientResult:
         """x_i = argmin r_i(x) + ρ/2·‖A_i·x − wanted‖²; A_i·x_i goes up."""
         features, (old, _, gram), rho = party_features(ctx, data), work.state, self.penalty_weight
-        system = rho * gram, rho * (features.T @ work.wanted)
-        x = regularised_solution(self.regulariser, *system, self.regularisation, old, self.inner_steps)
-        state, bits = PartFit(x, features @ x, gram), tree.bits(work.wanted) * torch.ones_like(data.num_samples)
+        with full_precision(features):
+            system = rho * gram, rho * (features.T @ work.wanted)
+            x = regularised_solution(self.regulariser, *system, self.regularisation, old, self.inner_steps)
+            state = PartFit(x, features @ x, gram)
+        bits = tree.bits(work.wanted) * torch.ones_like(data.num_samples)
         message = Message((state.fit, labels_of(ctx, data), x), ctx.client_weight(data), bits, bits)
         return ClientResult(message, state, {"loss": self._loss(ctx, shared, data)})
 

@@ -110,7 +110,7 @@ def check_finite(result: ClientResult, client_ids: Tensor, round_idx: int) -> No
             # A finite sum proves that all are finite and costs one pass without a copy; the reverse need not hold.
             if leaf.sum().isfinite():
                 continue
-            finite = leaf.flatten(1).isfinite().all(1)
+            finite = leaf.reshape(len(leaf), -1).isfinite().all(1)
             if not finite.all():
                 client_id = int(client_ids[int((~finite).nonzero()[0])])
                 reason = f"{place} is NaN or infinite; check this client's data, "

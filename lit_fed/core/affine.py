@@ -32,7 +32,7 @@ def check_linear_task(task: Task, algorithm: str, kinds: tuple[str, ...]) -> Non
     if not _is_affine(task):
         raise ConfigError(
             f"{algorithm} trains linear models, and {type(task.network).__name__} is no affine map of the flattened "
-            "input; give --model.network Linear"
+            "input with a matrix and a vector to train; give --model.network Linear"
         )
 
 

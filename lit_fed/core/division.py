@@ -62,7 +62,7 @@ def _leave(products: Tensor, weight: Tensor, rule: DivisionRule) -> Tensor | Non
 
 def inner_products(vectors: dict[str, Tensor]) -> Tensor:
     """⟨Δ_i, Δ_j⟩ of n vectors with leaves [n, ...], [n, n] float64."""
-    flat = [leaf.flatten(1).double() for leaf in vectors.values()]
+    flat = [leaf.reshape(len(leaf), -1).double() for leaf in vectors.values()]
     return torch.stack([rows @ rows.T for rows in flat]).sum(0)
 
 

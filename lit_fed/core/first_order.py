@@ -86,10 +86,12 @@ def first_order_step(
     each = ctx.task.losses(ctx.task.outputs(both, data.x), data.y) * rows.unsqueeze(1)
     losses = each.sum(0, dtype=torch.float64) / rows.sum().clamp(min=1)
     away = tree.leaves(tree.sub(models.parameters, previous.parameters))
-    distances = torch.stack([leaf.double().flatten(1).square().sum(1) for leaf in away]).sum(0).sqrt()
+    distances = torch.stack([leaf.double().reshape(len(leaf), -1).square().sum(1) for leaf in away]).sum(0).sqrt()
     weights, shares = first_order_weights(losses, distances)
     # shares sum to 1, so the step is a mean: the only model that helps is kept bit for bit
-    mean = tree.map_leaves(lambda leaf: (shares @ leaf.double().flatten(1)).view(1, *leaf.shape[1:]), models)
+    mean = tree.map_leaves(
+        lambda leaf: (shares @ leaf.double().reshape(len(leaf), -1)).view(1, *leaf.shape[1:]), models
+    )
     helped = shares.sum() > 0
     new = tree.map_leaves(lambda a, b: torch.where(helped, a, b), cast_like(mean, previous), fallback)
     none = torch.zeros(ctx.num_clients, dtype=torch.float64, device=ids.device)

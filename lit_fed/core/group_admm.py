@@ -100,7 +100,7 @@ def augmented(
 
     def pull(dual: Tensor, sent: Tensor) -> Tensor:
         own = dual.index_select(0, place.view(1))[0]
-        others = (row.to(sent.dtype) @ sent.flatten(1)).view(own.shape)
+        others = (row.to(sent.dtype) @ sent.reshape(len(sent), -1)).view(own.shape)
         return torch.where(known, own, 0.0) - penalty * others
 
     linear = tree.map_leaves(pull, network.dual, network.peers.parameters)

@@ -1,4 +1,4 @@
-"""Which leaves of a network belong to its last layers."""
+"""What the layers of a network are, and which leaves belong to its last ones."""
 
 from __future__ import annotations
 
@@ -6,14 +6,46 @@ from torch import nn
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["last_layers"]
+__all__ = ["check_sample_losses", "drops_units", "last_layers", "normalises_batches"]
+
+
+def normalises_batches(network: nn.Module) -> bool:
+    """Whether there is BatchNorm, with which the samples of a batch have no outputs of their own in training."""
+    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in network.modules())
+
+
+def drops_units(network: nn.Module) -> bool:
+    """Whether there is dropout, with which two passes over a sample differ in training."""
+    layers = list(network.modules())
+    drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
+    return drops or any(isinstance(one, nn.RNNBase) and one.dropout > 0 for one in layers)
+
+
+def check_sample_losses(network: nn.Module, setting: str, instead: str) -> None:
+    """Refuse BatchNorm where a gradient is the sum of those of all samples.
+
+    Args:
+        network: the network.
+        setting: what asks for such a gradient, for the message.
+        instead: what to choose in its place.
+
+    Raises:
+        ConfigError: naming the network.
+    """
+    if normalises_batches(network):
+        raise ConfigError(
+            f"{setting} takes the gradient of the mean loss of a client's samples, and with the BatchNorm of "
+            f"{type(network).__name__} a sample has no loss of its own in training; choose {instead}, or a "
+            "--model.network without BatchNorm"
+        )
 
 
 def last_layers(network: nn.Module, count: int, field: str = "private_layers") -> frozenset[str]:
     """Names of the parameters and buffers of the last layers.
 
-    A layer is a module that owns parameters, and layers are counted in the order of their registration. Modules that
-    own buffers alone go with the layer before them; a tied parameter belongs to the first layer that owns it.
+    A layer is a module that owns trained parameters, and layers are counted in the order of their registration. Modules
+    that own buffers or frozen parameters alone go with the layer before them; a tied parameter belongs to the first
+    layer that owns it.
 
     Args:
         network: the network.
@@ -28,11 +60,11 @@ def last_layers(network: nn.Module, count: int, field: str = "private_layers") -
         ['2.bias', '2.weight']
     """
     modules = list(network.named_modules())
-    layers = [place for place, (_, module) in enumerate(modules) if list(module.parameters(recurse=False))]
+    layers = [place for place, (_, module) in enumerate(modules) if _trained(module)]
     if count > len(layers):
         raise ConfigError(
             f"--model.algorithm.{field} is {count}, and {type(network).__name__} has {len(layers)} layers with "
-            f"parameters; give a whole number from 0 to {len(layers)}"
+            f"trained parameters; give a whole number from 0 to {len(layers)}"
         )
     first = {0: len(modules), len(layers): 0}.get(count, layers[-count] if count else 0)
     known = {name for name, _ in (*network.named_parameters(), *network.named_buffers())}
@@ -41,3 +73,7 @@ def last_layers(network: nn.Module, count: int, field: str = "private_layers") -
         for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             names.add(f"{place}.{name}" if place else name)
     return frozenset(names & known)
+
+
+def _trained(module: nn.Module) -> bool:
+    return any(leaf.requires_grad for leaf in module.parameters(recurse=False))

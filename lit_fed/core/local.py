@@ -253,6 +253,6 @@ class LocalSolver:
 
     def _clip(self, gradient: dict[str, Tensor]) -> dict[str, Tensor]:
         assert self.clip_norm is not None
-        squares = torch.stack([g.flatten(1).pow(2).sum(1) for g in tree.leaves(gradient)])
+        squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
         return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradient.items()}

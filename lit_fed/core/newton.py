@@ -9,10 +9,11 @@ from torch.func import grad, jacrev, vmap
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.penalty import Penalty
+from lit_fed.core.precision import full_precision
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.core.types import Batch, ClientData, Context, ModelState
 
-__all__ = ["MOST_PARAMETERS", "minimise"]
+__all__ = ["MOST_PARAMETERS", "check_solvable", "minimise", "solvable_start"]
 
 MOST_PARAMETERS = 2048
 """Parameters beyond which a Hessian is not built."""
@@ -21,6 +22,39 @@ STEP_SIZES = (1.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32, 1 / 128, 1 / 1024, 0.0)
 
 ROUNDING = 16
 """Differences of the objective, in units of its precision, that mean nothing."""
+
+
+def check_solvable(task: Task, models: ModelState) -> None:
+    """Refuse networks that an exact local solve cannot take.
+
+    Args:
+        task: network and loss.
+        models: leaves [M, ...].
+
+    Raises:
+        ConfigError: if a model has more than `MOST_PARAMETERS` trained parameters, or the network changes with every
+            pass or batch.
+    """
+    size = sum(leaf[0].numel() for leaf in models.parameters.values())
+    if size > MOST_PARAMETERS:
+        raise ConfigError(
+            f"an exact local solve needs the Hessian of {size} parameters; it takes up to {MOST_PARAMETERS}: "
+            "choose a smaller network, or the inexact solve of --model.algorithm"
+        )
+    if not task.same_in_training:
+        raise ConfigError(
+            f"an exact local solve minimises one function of the parameters, and {type(task.network).__name__} is "
+            "another one for every batch or pass, by its BatchNorm, running statistics or dropout; choose a network "
+            "without these, or the inexact solve of --model.algorithm"
+        )
+
+
+def solvable_start(ctx: Context, local_solve: str) -> ModelState:
+    """A fresh model, leaves [1, ...]; before `exact` solves refused as by `check_solvable`, so before the training."""
+    models = ctx.task.init(1, ctx.seed)
+    if local_solve == "exact":
+        check_solvable(ctx.task, models)
+    return models
 
 
 def minimise(
@@ -40,7 +74,7 @@ def minimise(
         iterations: Newton steps.
 
     Raises:
-        ConfigError: if the network has more than `MOST_PARAMETERS` parameters.
+        ConfigError: as `check_solvable`.
 
     Example:
         >>> from lit_fed.core.task import Target
@@ -50,13 +84,13 @@ def minimise(
         >>> round(float(minimise(task, task.init(1, 0), one, prox).parameters["weight"]), 4)
         2.0
     """
-    size = sum(leaf.numel() for leaf in models.parameters.values())
-    if size > MOST_PARAMETERS:
-        raise ConfigError(
-            f"an exact local solve needs the Hessian of {size} parameters; it takes up to {MOST_PARAMETERS}: "
-            "choose a smaller network, or the inexact solve of --model.algorithm"
-        )
-    batch = data if isinstance(data, Batch) else data.batch
+    check_solvable(task, models)
+    with full_precision(next(iter(models.parameters.values()))):
+        return _minimise(task, models, data if isinstance(data, Batch) else data.batch, penalty, iterations)
+
+
+def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, iterations: int) -> ModelState:
+    """The same in the models' own type: the slope at a minimum is lost among the roundings of a narrower one."""
     mask = batch.mask.to(task.dtype)
     share = mask / mask.sum().clamp(min=1)
     task.network.train()

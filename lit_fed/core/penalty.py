@@ -36,7 +36,9 @@ class Penalty(NamedTuple):
         for name, leaf in parameters.items():
             away = leaf if self.anchor is None else leaf - self.anchor[name]
             part = 0.5 * self._weight(leaf) * away.square()
-            parts.append((part if self.linear is None else part + self.linear[name] * leaf).flatten(1).sum(1))
+            parts.append(
+                (part if self.linear is None else part + self.linear[name] * leaf).reshape(len(leaf), -1).sum(1)
+            )
         return torch.stack(parts).sum(0)
 
     def of_model(self, m: int) -> Penalty:

@@ -95,7 +95,7 @@ class Accumulator:
             self._stacked.append(tree.index(message._replace(weight=weight, bits_up=None, bits_down=None), keep))
             return
         if self._sum is None:
-            self._sum = tree.map_leaves(lambda leaf: torch.zeros_like(leaf[0], dtype=torch.float64), message.value)
+            self._sum = tree.map_leaves(_zeros, message.value)
         tree.map_leaves(lambda total, leaf: _add(total, weight, leaf), self._sum, message.value)
 
     def reduce(self, positions: Tensor, counts: list[int]) -> tuple[Reduced, Tensor, Tensor]:
@@ -140,6 +140,11 @@ class RunningMeans:
         total, before = self._totals.get(name, (0.0, 0.0))
         self._totals[name] = total + weight * mean, before + weight
         return (total + weight * mean) / (before + weight) if before else mean
+
+
+def _zeros(leaf: Tensor) -> Tensor:
+    """A sum of no rows; consecutive in memory, whatever the layout of convolution weights."""
+    return torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
 
 
 def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:

@@ -101,9 +101,9 @@ def descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tensor
     parent, side, models, updates = tree.index(memory, slice(0, count))
     dots = squares = torch.zeros((), dtype=torch.float64, device=cluster.device)
     for name, cached in updates.items():
-        own = (trained.parameters[name] - models.parameters[name]).flatten(1).unsqueeze(2)  # [s, d, 1]
-        dots = dots + (cached.flatten(2) @ own).squeeze(2)
-        squares = squares + cached.flatten(2).square().sum(2)
+        own = (trained.parameters[name] - models.parameters[name]).reshape(count, -1, 1)  # [s, d, 1]
+        rows = cached.reshape(*cached.shape[:2], -1)  # [s, T, d]
+        dots, squares = dots + (rows @ own).squeeze(2), squares + rows.square().sum(2)
     cosine = dots / squares.sqrt().clamp(min=1e-300)  # [s, T], up to the newcomer's own norm
     for s in range(count):
         stay, leave = (cosine[s].masked_fill(side[s] != one, -torch.inf).amax() for one in (1, 2))

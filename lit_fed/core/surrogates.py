@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.mixture import PositionLoss, batch_weights, expectation, num_factors
-from lit_fed.core.newton import minimise
+from lit_fed.core.newton import check_solvable, minimise
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.surrogate import Surrogate
 from lit_fed.core.task import Task
@@ -155,7 +155,8 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
             raise ConfigError(f"--model.algorithm.surrogate.prox_weight is {self.prox_weight}; give a number > 0")
 
     def local_init(self, task: Task, models: ModelState, data: ClientData) -> ProxPoint:
-        """The initial model."""
+        """The initial model; networks whose proximal point cannot be found are refused."""
+        check_solvable(task, models)
         return ProxPoint(models)
 
     def build(

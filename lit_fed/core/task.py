@@ -6,8 +6,8 @@ takes the very same arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
@@ -17,14 +17,13 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.forward_memory import ForwardMemory, Pass
-from lit_fed.core.seeds import seed_of
+from lit_fed.core.fresh import check_trained, fresh_network, initial_seeds
+from lit_fed.core.layers import drops_units, normalises_batches
+from lit_fed.core.target import Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
 __all__ = ["ClosedForm", "Target", "Task"]
-
-Kind = Literal["binary", "multiclass", "regression"]
 
 
 @runtime_checkable
@@ -39,31 +38,6 @@ class ClosedForm(Protocol):
 
 
 @dataclass(frozen=True)
-class Target:
-    """What is predicted.
-
-    Args:
-        kind: `binary` (one logit), `multiclass` (C logits) or `regression` (a mean, unit variance).
-        num_classes: C; 1 for regression.
-        positions: labels have a position axis [B, L]; losses are averaged over it.
-    """
-
-    kind: Kind
-    num_classes: int
-    positions: bool = False
-
-    def __post_init__(self) -> None:
-        """Positions are for classes."""
-        if self.positions and self.kind != "multiclass":
-            raise ConfigError(f"labels with a position axis are {self.kind}; give classes, one for each position")
-
-    @property
-    def num_outputs(self) -> int:
-        """Outputs of the network per sample or position: 1, C or 1."""
-        return 1 if self.kind == "binary" else self.num_classes
-
-
-@dataclass(frozen=True)
 class Task:
     """Network and log-loss.
 
@@ -71,6 +45,8 @@ class Task:
         build: makes a network with fresh weights from torch's global generator; called once per model by `init`.
         target: what is predicted.
         network: the template whose forward is used; its own weights are not.
+        frozen: parameters that are not trained (`requires_grad` is False), one copy for all models and all clients; no
+            `ModelState` holds them, so nobody sends or keeps them.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
         model_axis: `loop` takes the M models one after another, `vmap` at once.
         dtype: floating type of the models.
@@ -82,6 +58,7 @@ class Task:
     build: Callable[[], nn.Module]
     target: Target
     network: nn.Module
+    frozen: dict[str, Tensor] = field(default_factory=dict, compare=False)
     init_seeds: tuple[int, ...] | None = None
     model_axis: Literal["loop", "vmap"] = "loop"
     dtype: torch.dtype = torch.float32
@@ -89,34 +66,39 @@ class Task:
     memory: ForwardMemory | None = None
 
     @classmethod
-    def create(cls, build: Callable[[], nn.Module], target: Target, **fields: object) -> Task:
-        """A task with a template network of its own; the global generator is left as it was."""
-        with torch.random.fork_rng(devices=[]):
-            network = build()
-        dtype = fields.get("dtype", torch.float32)
-        return cls(build, target, network.to(dtype), **fields)  # type: ignore[arg-type,call-overload]
+    def create(cls, build: Callable[[], nn.Module], target: Target, seed: int = 0, **fields: object) -> Task:
+        """A task with a template network of its own; the global generator is left as it was.
+
+        What is frozen is that of the first initial model, so that it is the same wherever this model is.
+
+        Args:
+            build: see the class.
+            target: see the class.
+            seed: the training seed.
+            fields: other fields of the class.
+
+        Raises:
+            ConfigError: if the network has no parameter that is trained.
+        """
+        given: tuple[int, ...] | None = fields.get("init_seeds")  # type: ignore[assignment]
+        dtype: torch.dtype = fields.get("dtype", torch.float32)  # type: ignore[assignment]
+        network = fresh_network(build, initial_seeds(1, seed, given or None)[0], dtype)
+        check_trained(network)
+        frozen = {name: value.detach() for name, value in network.named_parameters() if not value.requires_grad}
+        return cls(build, target, network, frozen, **fields)  # type: ignore[arg-type]
 
     def init(self, num_models: int, seed: int) -> ModelState:
-        """Fresh models, each from a seed of its own.
+        """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
 
         Raises:
             ConfigError: if `init_seeds` names fewer seeds than there are models.
         """
-        seeds: Sequence[int]
-        if self.init_seeds is None:
-            seeds = [int(seed_of(seed, 0, m, "init").generate_state(1)[0]) for m in range(num_models)]
-        elif len(self.init_seeds) < num_models:
-            raise ConfigError(f"--model.init_seeds has {len(self.init_seeds)} seeds; give one for each of {num_models}")
-        else:
-            seeds = self.init_seeds[:num_models]
-        return tree.stack([self._fresh(one) for one in seeds])  # type: ignore[no-any-return]
+        return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
 
     def _fresh(self, seed: int) -> ModelState:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            network = self.build().to(self.dtype)
-        buffers = {name: value.detach() for name, value in network.named_buffers()}
-        return ModelState({name: value.detach() for name, value in network.named_parameters()}, buffers)
+        network = fresh_network(self.build, seed, self.dtype)
+        parameters = {name: value.detach() for name, value in network.named_parameters() if name not in self.frozen}
+        return ModelState(parameters, {name: value.detach() for name, value in network.named_buffers()})
 
     @cached_property
     def norm_names(self) -> frozenset[str]:
@@ -131,15 +113,17 @@ class Task:
     @cached_property
     def smallest_batch(self) -> int:
         """Samples that a local step needs: 2 where BatchNorm takes its statistics from them, else 1."""
-        return 2 if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self.network.modules()) else 1
+        return 2 if normalises_batches(self.network) else 1
 
     @cached_property
     def same_in_training(self) -> bool:
-        """Whether training and evaluation are the same function: no BatchNorm and no dropout."""
-        layers = list(self.network.modules())
-        drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
-        drops = drops or any(isinstance(one, nn.RNNBase) and one.dropout > 0 for one in layers)
-        return not drops and not any(isinstance(one, nn.modules.batchnorm._NormBase) for one in layers)
+        """Whether training and evaluation are the same function: no BatchNorm, no running statistics, no dropout."""
+        norms = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
+        return (
+            self.smallest_batch == 1
+            and not any(one.track_running_stats for one in norms)
+            and not drops_units(self.network)
+        )
 
     def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
         """Buffers, leaves [M, ...], whose running statistics are those of these samples [B, ...] alone.
@@ -169,10 +153,10 @@ class Task:
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
         """Raw outputs in evaluation mode for inputs [B, ...]: [B, M, K], with positions [B, M, L, K]."""
         if isinstance(self.network, ClosedForm):
-            return self._wide(self.network.stacked_outputs(models.parameters, x, False))
+            return self._wide(self.network.stacked_outputs(self._stacked(models), x, False))
         self.network.eval()
         if self.model_axis == "vmap":
-            forward = vmap(lambda model: functional_call(self.network, (model.parameters, model.buffers), (x,)))
+            forward = vmap(lambda model: self._call(model.parameters, model.buffers, x))
             return self._wide(forward(models).transpose(0, 1))
         if self.memory is not None and x is self.memory.x:
             return self._remembered(self.memory, models)
@@ -193,12 +177,25 @@ class Task:
         parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
         with torch.enable_grad():
-            outputs = self._wide(functional_call(self.network, (parameters, buffers), (x,)))
+            outputs = self._wide(self._call(parameters, buffers, x))
         return Pass(parameters, outputs, buffers)
 
     def _forward(self, model: ModelState, x: Tensor) -> Tensor:
         parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
-        return functional_call(self.network, (parameters, model.buffers), (x,))  # type: ignore[no-any-return]
+        return self._call(parameters, model.buffers, x)
+
+    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Outputs of one model, without a model axis, in the network's mode."""
+        return functional_call(self.network, (parameters, buffers, self._frozen_laid_out), (x,))  # type: ignore[no-any-return]
+
+    @cached_property
+    def _frozen_laid_out(self) -> dict[str, Tensor]:
+        return {name: self._laid_out(leaf) for name, leaf in self.frozen.items()}
+
+    def _stacked(self, models: ModelState) -> dict[str, Tensor]:
+        """All parameters of the models, leaves [M, ...]; the frozen ones are views."""
+        num_models = _num_models(models)
+        return models.parameters | {name: leaf.expand(num_models, *leaf.shape) for name, leaf in self.frozen.items()}
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
         """Images or convolution weights in the task's memory format; everything else as it is."""
@@ -328,7 +325,10 @@ class Task:
     def each_gradient(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
-        """The results of `value_and_grad` for one model after another, without their leading axis."""
+        """The results of `value_and_grad` for one model after another, without their leading axis.
+
+        A parameter that the loss does not reach has the gradient 0.
+        """
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
         self._set_mode(training)
@@ -341,8 +341,7 @@ class Task:
                 one = self._pass(models, m, self._laid_out(batch.x[m]) if shared_x is None else shared_x)
             with torch.enable_grad():
                 loss = (self._losses(one.outputs, y) * share[:, m]).sum()
-            gradient = torch.autograd.grad(loss, list(one.parameters.values()))
-            yield loss.detach(), dict(zip(one.parameters, gradient, strict=True)), one.buffers
+            yield loss.detach(), _gradient(loss, one.parameters), one.buffers
 
     def full_gradient(
         self, models: ModelState, data: ClientData, rows_per_pass: int = 1024, *, training: bool = True
@@ -406,10 +405,11 @@ class Task:
         self, network: ClosedForm, models: ModelState, batch: Batch, share: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         per_model = batch.index.ndim == 2
-        outputs = self._wide(network.stacked_outputs(models.parameters, batch.x, per_model))
+        outputs = self._wide(network.stacked_outputs(self._stacked(models), batch.x, per_model))
         y = self._for_each_model(outputs, batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1))
         residual = self._residual(outputs, y) * share.unsqueeze(-1)
-        return outputs, y, network.stacked_gradient(batch.x, residual, per_model)
+        gradient = network.stacked_gradient(batch.x, residual, per_model)
+        return outputs, y, {name: gradient[name] for name in models.parameters}
 
     def _residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Gradient of the loss of each sample with respect to its outputs, [B, M, K]."""
@@ -427,7 +427,7 @@ class Task:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and its buffers afterwards."""
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
-        outputs = self._wide(functional_call(self.network, (parameters, buffers), (x,)))
+        outputs = self._wide(self._call(parameters, buffers, x))
         return (self._losses(outputs, y) * share).sum(), buffers
 
     def _by_vmap(
@@ -487,6 +487,15 @@ class Task:
 def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:
     """Loss and gradient of a part of the samples as that part of the mean over all."""
     return tree.scale((loss, gradient), some.mask.sum(dtype=torch.float64) / total)
+
+
+def _gradient(loss: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradient of a loss [], 0 for parameters that it does not depend on."""
+    if not loss.requires_grad:  # it depends on none
+        return tree.zeros_like(parameters)  # type: ignore[no-any-return]
+    leaves = list(parameters.values())
+    gradient = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return dict(zip(parameters, gradient, strict=True))
 
 
 def _num_models(models: ModelState) -> int:

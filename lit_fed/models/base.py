@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Network", "check_dropout", "check_outputs", "check_sizes", "image_shape"]
+__all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape"]
+
+OTHER = "choose another --model.network, or correct the data"
 
 
 class Network(nn.Module):
@@ -64,6 +69,52 @@ def check_dropout(dropout: float) -> None:
         raise ConfigError(f"--model.network.dropout is {dropout}; give a number in [0, 1)")
 
 
+def build_network(
+    network: Callable[[tuple[int, ...], int], nn.Module],
+    input_shape: tuple[int, ...],
+    input_type: torch.dtype,
+    num_outputs: int,
+) -> nn.Module:
+    """A network from its class; lazy layers get their sizes and weights from a pass over zeros in evaluation mode.
+
+    Args:
+        network: makes it from the shape of a sample and the number of outputs.
+        input_shape: shape of one sample.
+        input_type: type of the samples.
+        num_outputs: K.
+
+    Raises:
+        ConfigError: if it cannot be built, or a lazy layer takes no part in the pass.
+    """
+    try:
+        module = network(input_shape, num_outputs)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"--model.network {_name(network)} cannot be built for samples {list(input_shape)} and {num_outputs} "
+            f"outputs ({_reason(error)}); correct the class or its options, or choose another --model.network"
+        ) from error
+    if not _lazy_leaves(module):
+        return module
+    _zero_outputs(module, input_shape, input_type)
+    if left := _lazy_leaves(module):
+        raise ConfigError(
+            f"{type(module).__name__} has lazy layers that its forward pass does not use ({', '.join(left)}); give "
+            "them their sizes in the class, or leave them out"
+        )
+    return module
+
+
+def _name(network: object) -> str:
+    return str(getattr(network, "__name__", type(network).__name__))
+
+
+def _lazy_leaves(network: nn.Module) -> list[str]:
+    leaves = (*network.named_parameters(), *network.named_buffers())
+    return [name for name, leaf in leaves if isinstance(leaf, UninitializedTensorMixin)]
+
+
 def check_outputs(
     network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype, output_shape: tuple[int, ...]
 ) -> None:
@@ -78,17 +129,40 @@ def check_outputs(
     Raises:
         ConfigError: naming the network, the samples, and the outputs that the labels need.
     """
-    name, samples = type(network).__name__, f"samples {list(input_shape)} of {input_type}"
-    other = "choose another --model.network, or correct the data"
-    x = torch.zeros(2, *input_shape, dtype=input_type)  # one alone has no statistics of a batch
-    network.eval()
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            found = tuple(network(x).shape[1:])
-    except RuntimeError as error:
-        raise ConfigError(f"{name} cannot read {samples} ({error}); {other}") from error
+    with torch.random.fork_rng(devices=[]):
+        found = tuple(_zero_outputs(network, input_shape, input_type).shape[1:])
     if found != output_shape:
         raise ConfigError(
-            f"{name} gives {samples} outputs {list(found)}, and labels of shape {list(output_shape[:-1])} need "
-            f"{list(output_shape)}, which ends with the number of outputs; {other}"
+            f"{type(network).__name__} gives {_samples(input_shape, input_type)} outputs {list(found)}, and labels of "
+            f"shape {list(output_shape[:-1])} need {list(output_shape)}, which ends with the number of outputs; {OTHER}"
         )
+
+
+def _zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+    """Outputs [2, ...] of two samples of zeros in evaluation mode; one alone has no statistics of a batch.
+
+    Raises:
+        ConfigError: naming the network and what went wrong, whatever its forward pass raises.
+    """
+    samples = f"{type(network).__name__} cannot read {_samples(input_shape, input_type)}"
+    network.eval()
+    try:
+        with torch.no_grad():
+            outputs = network(torch.zeros(2, *input_shape, dtype=input_type))
+    except Exception as error:
+        raise ConfigError(f"{samples} ({_reason(error)}); {OTHER}") from error
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"{type(network).__name__} gives {type(outputs).__name__}, not a tensor of outputs [B, K]; return the "
+            "outputs alone from its forward pass"
+        )
+    return outputs
+
+
+def _samples(input_shape: tuple[int, ...], input_type: torch.dtype) -> str:
+    return f"samples {list(input_shape)} of {input_type}"
+
+
+def _reason(error: Exception) -> str:
+    """What was raised; the type says nothing where PyTorch refuses shapes and types, which is the common case."""
+    return str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"

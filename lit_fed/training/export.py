@@ -13,7 +13,7 @@ import io
 import json
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -141,9 +141,11 @@ def personal_model(
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
     """
     example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
-    task, algorithm = module.task, module.algorithm
-    shared, state = (tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (module.shared, state))
-    ctx = module.context("evaluate")
+    algorithm, ctx = module.algorithm, module.context("evaluate")
+    shared, state, frozen = (
+        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (module.shared, state, ctx.task.frozen)
+    )
+    task = replace(ctx.task, frozen=frozen)
     ctx = ctx._replace(lr=ctx.lr.cpu())
 
     def predict(task: Task, x: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def personal_model(
 
     asked = _ask(predict, task, example)
     components = [
-        _network(task.network, tree.index(models, m)) for models, counts in asked for m, one in enumerate(counts) if one
+        _network(task, tree.index(models, m)) for models, counts in asked for m, one in enumerate(counts) if one
     ]
     about = _about(module, client, example, normalisation)
     with torch.no_grad():
@@ -182,10 +184,10 @@ def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> li
     return [Asked(models, one) for (models, _), one in zip(calls, counts, strict=True)]
 
 
-def _network(template: nn.Module, model: ModelState) -> nn.Module:
-    """A copy of a network with the parameters and buffers of one model."""
-    network = copy.deepcopy(template).cpu().eval()
-    given = model.parameters | model.buffers
+def _network(task: Task, model: ModelState) -> nn.Module:
+    """A copy of the network with the parameters and buffers of one model, and with those that are frozen."""
+    network = copy.deepcopy(task.network).cpu().eval()
+    given = task.frozen | model.parameters | model.buffers
     with torch.no_grad():
         for name, leaf in (*network.named_parameters(), *network.named_buffers()):
             leaf.copy_(given[name])

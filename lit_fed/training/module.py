@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from lit_fed.core.task import Target, Task
 from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, Split, Tree
 from lit_fed.metrics import ClientTable
 from lit_fed.models import Linear, Network
-from lit_fed.models.base import check_outputs
+from lit_fed.models.base import build_network, check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
 from lit_fed.training.demands import check_aggregation, check_cohort, check_division, check_init_seeds, check_sampling
@@ -186,8 +187,11 @@ class FederatedModule(ClientServing):
         self.batch_size = batch_size
         self.target, self.input_shape = target, input_shape
         self.task = Task.create(
-            lambda: self.network(input_shape, target.num_outputs), target, init_seeds=self.init_seeds
-        )
+            lambda: build_network(self.network, input_shape, input_type, target.num_outputs), target, self.seed,
+            init_seeds=self.init_seeds,
+        )  # fmt: skip
+        # buffers of the module, so that a checkpoint restores them and no build has to repeat the same numbers
+        self._frozen_names = register_leaves(self, {"frozen": self.task.frozen})
         check_outputs(self.task.network, input_shape, input_type, (*label_shape, target.num_outputs))
         if isinstance(self.algorithm, LocalNorm) and not self.task.norm_names:
             raise ConfigError(
@@ -254,12 +258,19 @@ class FederatedModule(ClientServing):
         """What every client of a phase knows; `present` says which clients [T] take part in it."""
         round_idx = self.num_rounds_done
         lr = self.solver.lr_in(phase, min(round_idx, self.num_rounds - 1), self.num_rounds)
-        assert self.task is not None
         return Context(
-            self.task, self.solver, lr.to(self.device), round_idx, phase, self.num_clients, self.total_samples,
+            self._task_here(), self.solver, lr.to(self.device), round_idx, phase, self.num_clients, self.total_samples,
             self.seed, self.groups, self.aggregation, self.weighting or "samples", self.num_rounds, self.most_samples,
             present, batch_size=self.batch_size,
         )  # fmt: skip
+
+    def _task_here(self) -> Task:
+        """The task with what is frozen on the module's device, and as a checkpoint restored it."""
+        assert self.task is not None
+        if not self._frozen_names:
+            return self.task
+        frozen = dict(zip(self.task.frozen, (getattr(self, name) for name in self._frozen_names), strict=True))
+        return replace(self.task, frozen=frozen)
 
     # ------------------------------------------------------------------ one round
     def phases(self, client_ids: np.ndarray) -> list[Phase]:
