@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
+from torch import nn
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["available_memory", "require_memory"]
+__all__ = ["available_memory", "build_checked", "check_models", "require_memory"]
 
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -34,6 +39,56 @@ def require_memory(num_bytes: int, what: str, fix: str) -> None:
     available = available_memory()
     if available is not None and num_bytes > available:
         raise ConfigError(f"{what}: takes {_in_words(num_bytes)}, and {_in_words(available)} are free here; {fix}")
+
+
+def check_models(num_models: int, network: nn.Module) -> None:
+    """Refuse more stacked models than fit.
+
+    Args:
+        num_models: M.
+        network: one of them.
+
+    Raises:
+        ConfigError: naming their number and size.
+    """
+    each = _bytes_of(network)
+    require_memory(
+        2 * num_models * each,  # one by one, and stacked
+        f"{num_models} initial models of {each} bytes each",
+        "lower the number of models in --model.algorithm, or choose a smaller --model.network",
+    )
+
+
+def build_checked(build: Callable[[], nn.Module]) -> nn.Module:
+    """Build a network whose size is known to fit: it is built without memory first, which takes no random numbers.
+
+    Args:
+        build: makes a network from torch's global generator.
+
+    Raises:
+        ConfigError: if it does not fit, or a layer has a size that no tensor can have.
+    """
+    try:
+        with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # weights that are loaded find no room
+            size = _bytes_of(build())
+    except ConfigError:
+        raise
+    except Exception:  # a network that wants numbers while it is built; what else is wrong, the next lines find
+        size = 0
+    require_memory(size, "the --model.network", "choose smaller sizes, or another network")
+    try:
+        return build()
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+        if isinstance(error, TypeError) and "Overflow" not in str(error):  # a defect of the network
+            raise
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"the --model.network cannot be built ({reason}); choose other sizes or another") from error
+
+
+def _bytes_of(network: nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in (*network.parameters(), *network.buffers()))
 
 
 def _free() -> int | None:

@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.forward_memory import ForwardMemory, Pass
+from lit_fed.core.memory import build_checked, check_models
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
@@ -92,7 +93,7 @@ class Task:
     def create(cls, build: Callable[[], nn.Module], target: Target, **fields: object) -> Task:
         """A task with a template network of its own; the global generator is left as it was."""
         with torch.random.fork_rng(devices=[]):
-            network = build()
+            network = build_checked(build)
         dtype = fields.get("dtype", torch.float32)
         return cls(build, target, network.to(dtype), **fields)  # type: ignore[arg-type,call-overload]
 
@@ -100,8 +101,9 @@ class Task:
         """Fresh models, each from a seed of its own.
 
         Raises:
-            ConfigError: if `init_seeds` names fewer seeds than there are models.
+            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
         """
+        check_models(num_models, self.network)
         seeds: Sequence[int]
         if self.init_seeds is None:
             seeds = [int(seed_of(seed, 0, m, "init").generate_state(1)[0]) for m in range(num_models)]

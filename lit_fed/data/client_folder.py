@@ -139,6 +139,7 @@ def checked(client: ClientArrays) -> ClientArrays:
             continue
         x, y = client.arrays[x_name], client.arrays[y_name]
         _check_lengths(client.places[split], split, x, y)
+        _check_axes(client.places[split], split, x, y)
         for name, array in ((x_name, x), (y_name, y)):
             arrays[name] = _converted(client.places[split], name, array)
     return client._replace(arrays=arrays)
@@ -158,19 +159,37 @@ def _check_lengths(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None
     )
 
 
+def _check_axes(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Features in each sample, and labels without an axis of length 1, which would make them sequences."""
+    require(0 not in x.shape[1:], f"{place}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some")
+    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
+    require(
+        y.shape[1:] != (1,) or (tokens and x.shape[1:] == (1,)),
+        f"{place}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them",
+    )
+
+
 def _converted(place: str, name: str, array: np.ndarray) -> np.ndarray:
     """The array in its final type; finite, and without negative classes."""
     try:
         array = input_array(array) if name.startswith("x") else label_array(array)
     except ConfigError as error:
         raise ConfigError(f"{place}: array {name}: {error}") from error
-    require(
-        array.dtype.kind != "f" or bool(np.isfinite(array).all()),
-        f"{place}: array {name} contains NaN or infinity; clean or drop these samples",
-    )
-    negative = name.startswith("y") and array.dtype.kind == "i" and array.size > 0 and int(array.min()) < 0
-    require(not negative, f"{place}: array {name} contains a negative label; number the classes from 0")
+    if array.dtype.kind == "f":
+        _refuse(~np.isfinite(array), f"{place}: array {name} contains NaN or infinity", "clean or drop these samples")
+    elif name.startswith("y"):
+        _refuse(array < 0, f"{place}: array {name} contains a negative label", "number the classes from 0")
+    else:
+        fix = "integers are token ids, from 0 on; store features as floats"
+        _refuse(array < 0, f"{place}: array {name} contains a negative integer", fix)
     return array
+
+
+def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
+    """Refuse samples [n, ...] with a true element, naming the first."""
+    if wrong.any():
+        sample = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
+        raise ConfigError(f"{what} (first in sample {sample}); {fix}")
 
 
 def _check_alike(clients: list[ClientArrays]) -> None:

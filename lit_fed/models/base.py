@@ -86,9 +86,12 @@ def check_outputs(
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             found = tuple(network(x).shape[1:])
     except RuntimeError as error:
-        raise ConfigError(f"{name} cannot read {samples} ({error}); {other}") from error
+        tokens = "; integers are token ids, so store features as floats" if input_type == torch.int64 else ""
+        raise ConfigError(f"{name} cannot read {samples} ({error}){tokens}; {other}") from error
     if found != output_shape:
+        # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
+        flat = ": labels [n, 1] as [n], those that are one-hot as y.argmax(1)" if len(output_shape) > len(found) else ""
         raise ConfigError(
             f"{name} gives {samples} outputs {list(found)}, and labels of shape {list(output_shape[:-1])} need "
-            f"{list(output_shape)}, which ends with the number of outputs; {other}"
+            f"{list(output_shape)}, which ends with the number of outputs; {other}{flat}"
         )
