@@ -5,15 +5,22 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from lit_fed.callbacks.base import log_round
+from lit_fed.core.errors import notice
+from lit_fed.core.outliers import outlier
 from lit_fed.metrics import ClientTable, summarise
 
 if TYPE_CHECKING:
     from lit_fed.training.module import FederatedModule
 
 __all__ = ["ClientMetrics", "log_results", "measure_population", "report_population"]
+
+SMALL_LOSS = 1e-3
+"""Mean losses below this differ by any factor in a model that fits."""
 
 
 def measure_population(
@@ -56,6 +63,29 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
     table.reset()
     module.client_rows[population] = rows
     log_results(module, f"{split}/{population}", summarise(rows, module.target.kind == "regression"))
+    _notice_outlier(module, population, split, rows)
+
+
+def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
+    """Say once in a run which client's loss outweighs those of all others: it decides the mean, and perhaps the model.
+
+    Medians of well-trained clients are next to nothing, so those below `SMALL_LOSS` count as that.
+    """
+    data: Any = module.trainer.datamodule  # type: ignore[attr-defined]
+    clients = getattr(data, population)
+    measured = torch.arange(len(rows)) if clients.measured is None else clients.measured
+    held = rows[:, 0] > 0
+    if data.outlier_noticed or not module.trainer.is_global_zero or not held.any():
+        return
+    found = outlier(rows[held, 1] / rows[held, 0], SMALL_LOSS)
+    if found is None:
+        return
+    place, value, median = found
+    data.outlier_noticed = True
+    notice(
+        f"client {clients.names[int(measured[held][place])]!r} has a {split} loss of {value:.3g}, the median of the "
+        f"{population} clients is {median:.3g}; it decides the mean, so look at its data"
+    )
 
 
 class ClientMetrics(Callback):

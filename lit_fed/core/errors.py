@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
-__all__ = ["ClientError", "ConfigError", "check_settings"]
+__all__ = ["ClientError", "ConfigError", "check_settings", "notice"]
 
 
 class ConfigError(ValueError):
@@ -12,18 +13,33 @@ class ConfigError(ValueError):
 
 
 class ClientError(RuntimeError):
-    """One client's computation failed.
+    """One client's computation failed, or its state cannot be read.
 
     Attributes:
         client_id: index of the client.
         stage: the algorithm's function that failed (`client_init`, `client_step`, …).
-        round_idx: round, from 0.
+        round_idx: round, from 0; None: in none.
+        reason: what went wrong.
         inputs: the arguments of that function, attached by the `debug` client trainer only.
+        client_name: what the data call the client; "" until the data module hears of the error.
     """
 
-    def __init__(self, client_id: int, stage: str, round_idx: int, reason: str, inputs: dict | None = None) -> None:
-        super().__init__(f"client {client_id}, round {round_idx}, {stage}: {reason}")
+    def __init__(
+        self, client_id: int, stage: str, round_idx: int | None, reason: str, inputs: dict | None = None
+    ) -> None:
+        super().__init__(client_id, stage, round_idx, reason)
         self.client_id, self.stage, self.round_idx, self.inputs = client_id, stage, round_idx, inputs
+        self.reason, self.client_name = reason, ""
+
+    def __str__(self) -> str:
+        name = f"{self.client_name!r} ({self.client_id})" if self.client_name else self.client_id
+        place = "" if self.round_idx is None else f"round {self.round_idx}, "
+        return f"client {name}, {place}{self.stage}: {self.reason}"
+
+
+def notice(text: str) -> None:
+    """A line for the person at the keyboard, beside the results: something looks wrong, and the run goes on."""
+    sys.stderr.write(f"lit_fed: {text}\n")
 
 
 def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], place: str = "--model.algorithm") -> None:

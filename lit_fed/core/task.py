@@ -20,6 +20,7 @@ from lit_fed.core import tree
 from lit_fed.core.forward_memory import ForwardMemory, Pass
 from lit_fed.core.fresh import check_trained, fresh_network, initial_seeds
 from lit_fed.core.layers import drops_units, normalises_batches
+from lit_fed.core.memory import check_models, check_network
 from lit_fed.core.target import Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
@@ -78,10 +79,11 @@ class Task:
             fields: other fields of the class.
 
         Raises:
-            ConfigError: if the network has no parameter that is trained.
+            ConfigError: if the network has no parameter that is trained, or memory has no room for it.
         """
         given: tuple[int, ...] | None = fields.get("init_seeds")  # type: ignore[assignment]
         dtype: torch.dtype = fields.get("dtype", torch.float32)  # type: ignore[assignment]
+        check_network(build)
         network = fresh_network(build, initial_seeds(1, seed, given or None)[0], dtype)
         check_trained(network)
         frozen = {name: value.detach() for name, value in network.named_parameters() if not value.requires_grad}
@@ -91,8 +93,9 @@ class Task:
         """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
 
         Raises:
-            ConfigError: if `init_seeds` names fewer seeds than there are models.
+            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
         """
+        check_models(num_models, self.network)
         return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
 
     def _fresh(self, seed: int) -> ModelState:

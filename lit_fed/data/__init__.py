@@ -1,6 +1,7 @@
 """Data sets, and how their samples become clients, splits and blocks."""
 
 from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
+from lit_fed.data.checks import check_labels
 from lit_fed.data.cifar import CIFAR10, CIFAR100
 from lit_fed.data.client_folder import ClientFolder
 from lit_fed.data.client_groups import LabelGroups, LabelPermutations, Rotations
@@ -17,7 +18,6 @@ from lit_fed.data.partition import IID, Dirichlet, Natural, Partition
 from lit_fed.data.population import (
     Target,
     build_populations,
-    check_labels,
     fingerprint,
     infer_target,
     select_clients,

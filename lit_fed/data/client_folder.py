@@ -7,20 +7,20 @@ ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samp
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import given_path
 from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, input_array, label_array, make_split, require
 from lit_fed.data.leaf import LeafUser, read_leaf_users
+from lit_fed.data.npz import npz_files, read_npz
 
-__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "read_npz", "to_population"]
+__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "to_population"]
 
 SPLITS = ("train", "val", "test")
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -44,20 +44,30 @@ class ClientFolder(ClientDataSet):
 
     Args:
         root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
+        num_classes: number of classes; null: one more than the largest training label, and then each class below that
+            has to be found in the data.
     """
 
     root: str = ""
+    num_classes: int | None = None  # type: ignore[misc]  # the base promises one number for the whole class
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_classes is None or self.num_classes >= 2,
+            f"--data.dataset.num_classes is {self.num_classes}; give a whole number >= 2, or null",
+        )
 
     def load(self) -> tuple[Population, Population | None]:
         """All clients of `seen` and, where that folder exists, of `unseen`."""
         require(bool(self.root), "ClientFolder: root is not set; pass --data.dataset.root FOLDER")
-        root = Path(self.root).expanduser()
+        root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
         if (root / "train").is_dir() and not (root / "seen").is_dir():
             return to_population(_read_leaf(root)), None
+        fix = "move its .npz files there" if any(root.glob("*.npz")) else "add one"
         require(
             (root / "seen").is_dir(),
-            f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; add one",
+            f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; {fix}",
         )
         seen = _read_folder(root / "seen")
         unseen = _read_folder(root / "unseen") if (root / "unseen").is_dir() else []
@@ -89,52 +99,10 @@ def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...
     Raises:
         ConfigError: naming the file that cannot be read, or its missing array.
     """
-    paths = sorted(folder.glob("*.npz"))
     return [
-        ClientArrays(path.stem, read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path))) for path in paths
+        ClientArrays(path.stem, read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path)))
+        for path in npz_files(folder)
     ]
-
-
-def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Some arrays of one file as they were stored.
-
-    Args:
-        path: the file.
-        required: names of the arrays that it must hold.
-        optional: names of those that it may hold; others are not read.
-
-    Raises:
-        ConfigError: naming the file if it cannot be read, or its missing array.
-    """
-    require(
-        zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); save it again with numpy.savez"
-    )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return _arrays_of(archive, path, required, optional)
-    except ConfigError:  # a ValueError too, but one that already says what to do
-        raise
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); save it again with numpy.savez") from error
-
-
-def _arrays_of(archive: Any, path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Some arrays of an open file."""
-    for name in required:
-        require(name in archive, f"{path}: array {name} is missing; save {', '.join(required)} in it")
-    return {name: _array_of(archive, name, path) for name in (*required, *optional) if name in archive}
-
-
-def _array_of(archive: Any, name: str, path: Path) -> np.ndarray:
-    """One array; an object array, which only pickle could read, gets an error of its own."""
-    try:
-        return np.asarray(archive[name])
-    except ValueError as error:
-        if "allow_pickle" not in str(error):
-            raise
-        raise ConfigError(
-            f"{path}: array {name} holds Python objects; store numbers, with samples of one shape"
-        ) from error
 
 
 def _read_leaf(root: Path) -> list[ClientArrays]:
@@ -171,6 +139,7 @@ def checked(client: ClientArrays) -> ClientArrays:
             continue
         x, y = client.arrays[x_name], client.arrays[y_name]
         _check_lengths(client.places[split], split, x, y)
+        _check_axes(client.places[split], split, x, y)
         for name, array in ((x_name, x), (y_name, y)):
             arrays[name] = _converted(client.places[split], name, array)
     return client._replace(arrays=arrays)
@@ -190,19 +159,37 @@ def _check_lengths(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None
     )
 
 
+def _check_axes(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Features in each sample, and labels without an axis of length 1, which would make them sequences."""
+    require(0 not in x.shape[1:], f"{place}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some")
+    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
+    require(
+        y.shape[1:] != (1,) or (tokens and x.shape[1:] == (1,)),
+        f"{place}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them",
+    )
+
+
 def _converted(place: str, name: str, array: np.ndarray) -> np.ndarray:
     """The array in its final type; finite, and without negative classes."""
     try:
         array = input_array(array) if name.startswith("x") else label_array(array)
     except ConfigError as error:
         raise ConfigError(f"{place}: array {name}: {error}") from error
-    require(
-        array.dtype.kind != "f" or bool(np.isfinite(array).all()),
-        f"{place}: array {name} contains NaN or infinity; clean or drop these samples",
-    )
-    negative = name.startswith("y") and array.dtype.kind == "i" and array.size > 0 and int(array.min()) < 0
-    require(not negative, f"{place}: array {name} contains a negative label; number the classes from 0")
+    if array.dtype.kind == "f":
+        _refuse(~np.isfinite(array), f"{place}: array {name} contains NaN or infinity", "clean or drop these samples")
+    elif name.startswith("y"):
+        _refuse(array < 0, f"{place}: array {name} contains a negative label", "number the classes from 0")
+    else:
+        fix = "integers are token ids, from 0 on; store features as floats"
+        _refuse(array < 0, f"{place}: array {name} contains a negative integer", fix)
     return array
+
+
+def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
+    """Refuse samples [n, ...] with a true element, naming the first."""
+    if wrong.any():
+        sample = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
+        raise ConfigError(f"{what} (first in sample {sample}); {fix}")
 
 
 def _check_alike(clients: list[ClientArrays]) -> None:

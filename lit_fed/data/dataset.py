@@ -143,7 +143,8 @@ def label_array(y: np.ndarray) -> np.ndarray:
     Returns:
         Array of the same shape.
     """
-    require(y.dtype.kind in "fbiu", f"labels of type {y.dtype} cannot be trained on; number the classes from 0")
+    fix = "number the classes from 0, or store a float for each sample"
+    require(y.dtype.kind in "fbiu", f"labels of type {y.dtype} cannot be trained on; {fix}")
     with np.errstate(over="ignore"):  # as for inputs
         return y.astype(np.float32 if y.dtype.kind == "f" else np.int64, copy=False)
 

@@ -12,10 +12,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from lit_fed.core.files import given_path
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
-from lit_fed.data.client_folder import ClientArrays, checked, read_files, read_npz
+from lit_fed.data.client_folder import ClientArrays, checked, read_files
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.npz import read_npz
 
 __all__ = ["FeatureBlocks"]
 
@@ -55,7 +57,7 @@ class FeatureBlocks(ClientDataSet):
 
     def load(self) -> tuple[Population, None]:
         """All parties; there is no validation split."""
-        parties = _read_parties(Path(self.root).expanduser()) if self.root else self._from_table()
+        parties = _read_parties(given_path(self.root, "--data.dataset.root")) if self.root else self._from_table()
         first, width = parties[0].arrays, sum(party.arrays["x_train"].shape[1] for party in parties)
         num_train, num_test = len(first["y_train"]), len(first["y_test"])
         x_train = np.zeros((len(parties), num_train, width), dtype=np.float32)

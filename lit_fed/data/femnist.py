@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from lit_fed.core.files import given_path
 from lit_fed.data.dataset import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.leaf import LeafUser, read_leaf_users
 from lit_fed.data.share import check_share, kept_share
@@ -76,7 +77,7 @@ class FEMNIST(PooledDataSet):
 
     def _folders(self) -> list[Path]:
         """The folders to read: LEAF's training and test samples, or else all samples before it divides them."""
-        root = Path(self.root).expanduser() / FOLDER
+        root = given_path(self.root, "--data.dataset.root") / FOLDER
         forms = [[root / name for name in form] for form in (DIVIDED, WHOLE)]
         found = [folders for folders in forms if all(folder.is_dir() for folder in folders)]
         require(

@@ -10,17 +10,18 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.plan import num_steps
 from lit_fed.core.seeds import generator
 from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, Population, ServingBlock, Split
 from lit_fed.data.blocks import cut_blocks, draw_cohort, make_blocks, split_by_work
+from lit_fed.data.checks import check_classes, check_labels, find_client_name, outlying_inputs
 from lit_fed.data.dataset import DataSet
 from lit_fed.data.digits import Digits
 from lit_fed.data.one_client import find_client
 from lit_fed.data.partition import Partition
-from lit_fed.data.population import build_populations, check_labels, fingerprint, infer_target
+from lit_fed.data.population import build_populations, fingerprint, infer_target
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted", "round_blocks", "serving_blocks"]
 
@@ -93,6 +94,11 @@ class FederatedDataModule(LightningDataModule):
             raise ConfigError(f"--data.client_fraction is {client_fraction}; give a number above 0 and up to 1")
         if not 0 <= seed < 2**32:
             raise ConfigError(f"--data.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
+        if clients_per_round is not None and client_fraction != 1:
+            raise ConfigError(
+                f"--data.clients_per_round is {clients_per_round} and --data.client_fraction {client_fraction}; give "
+                "one of them (a client_fraction of 1 and a clients_per_round of null are the same as none)"
+            )
         if clients_per_block < 1:
             raise ConfigError(f"--data.clients_per_block is {clients_per_block}; give a whole number >= 1")
         if eval_clients is not None and eval_clients < 1:
@@ -106,6 +112,7 @@ class FederatedDataModule(LightningDataModule):
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.predicted = Predicted()
+        self.outlier_noticed = False
 
     def prepare_data(self) -> None:
         """Fetch missing files; Lightning calls this on one rank of each node, before any `setup`."""
@@ -121,6 +128,7 @@ class FederatedDataModule(LightningDataModule):
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
         self.target: Target = infer_target(seen.train.y, self.dataset.num_classes)
+        check_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):
@@ -130,6 +138,14 @@ class FederatedDataModule(LightningDataModule):
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(0, 0)  # a cohort that cannot be drawn is an error now, not in the first round
+        said = outlying_inputs(seen, unseen)
+        if said is not None and (self.trainer is None or self.trainer.is_global_zero):
+            notice(said)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""
+        if isinstance(exception, ClientError):
+            exception.client_name = find_client_name(exception.client_id, self.seen, self.unseen)
 
     def _with_measured(self, population: Population, purpose: str) -> Population:
         """The population with the clients that evaluation measures, if these are not all."""

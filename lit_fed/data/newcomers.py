@@ -5,15 +5,16 @@ FOLDER/<client>.npz      x_train, y_train; optionally x_test, and with it y_test
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.files import given_path
 from lit_fed.core.types import Population, ServingBlock
+from lit_fed.data.checks import find_client_name
 from lit_fed.data.client_folder import ClientArrays, check_types, checked, read_files, to_population
 from lit_fed.data.dataset import require
 from lit_fed.data.module import Blocks, Predicted, serving_blocks
@@ -46,7 +47,7 @@ class NewcomerData(LightningDataModule):
     def __init__(self, folder: str, facts: ServingFacts, only: str | None = None) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each new client")
-        root = Path(folder).expanduser()
+        root = given_path(folder, "--clients")
         require(root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each new client")
         clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
         require(
@@ -66,6 +67,11 @@ class NewcomerData(LightningDataModule):
             split.first_id = facts.num_clients
         self.clients_per_block = facts.clients_per_block
         self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""
+        if isinstance(exception, ClientError):
+            exception.client_name = find_client_name(exception.client_id, self.unseen)
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
         """This rank's newcomers."""

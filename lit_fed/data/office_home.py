@@ -16,8 +16,9 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from lit_fed.data.client_folder import read_npz
+from lit_fed.core.files import given_path
 from lit_fed.data.dataset import PooledDataSet, Samples, input_array, label_array, require
+from lit_fed.data.npz import read_npz
 from lit_fed.data.share import check_share, kept_share
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]
@@ -63,7 +64,7 @@ class OfficeHome(PooledDataSet):
 
     def load(self) -> Samples:
         """The pool in the order of the file."""
-        path = Path(self.root).expanduser() / FEATURES
+        path = given_path(self.root, "--data.dataset.root") / FEATURES
         require(
             path.is_file(),
             f"--data.dataset.root {self.root}: OfficeHome has no {FEATURES} there; correct the folder, or make the "

@@ -19,6 +19,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.blocks import whole_part
+from lit_fed.data.checks import check_finite, check_training, looked_at
 from lit_fed.data.dataset import (
     ClientDataSet,
     DataSet,
@@ -36,7 +37,6 @@ __all__ = [
     "DEFAULT_NUM_CLIENTS",
     "Target",
     "build_populations",
-    "check_labels",
     "fingerprint",
     "infer_target",
     "select_clients",
@@ -45,9 +45,6 @@ __all__ = [
 
 DEFAULT_NUM_CLIENTS = 20
 """Clients of a partition where nobody asked for a number."""
-
-CLIENTS_LOOKED_AT = 8
-"""Clients whose samples are checked, of those that are drawn when they are needed."""
 
 
 class _Rows(NamedTuple):
@@ -93,8 +90,8 @@ def build_populations(
         seen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
-    _check_training(seen, unseen)
-    _check_finite(seen, unseen)
+    check_training(seen, unseen)
+    check_finite(seen, unseen)
     return _hold_out(seen, unseen, unseen_fraction, seed)
 
 
@@ -141,8 +138,8 @@ def fingerprint(*populations: Population | None) -> str:
             if isinstance(split, DrawnSplit):
                 digest.update(split.origin.encode())
                 tensors.append(split.numbers)
-            looked_at = _looked_at(split)
-            for tensor in (*tensors, looked_at.x, looked_at.y):
+            few = looked_at(split)
+            for tensor in (*tensors, few.x, few.y):
                 array = np.ascontiguousarray(tensor.numpy())
                 digest.update(f"{array.dtype.str}{array.shape}".encode())
                 digest.update(array.reshape(-1).view(np.uint8).data)
@@ -174,25 +171,6 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
     # A single class in all of the training data is a binary problem that nobody has an example of yet.
     classes = max(2, int(y_train.max()) + 1 if num_classes is None else num_classes)
     return Target("binary" if classes == 2 and not positions else "multiclass", classes, positions)
-
-
-def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
-    """Raise a `ConfigError` naming split, client and label where a class is negative or not below the class count.
-
-    Of a split that draws its clients, a few of them are looked at.
-    """
-    if target.kind == "regression":
-        return
-    for kind, name, population, split in _all_splits(seen, unseen, samples=True):
-        wrong = (split.y < 0) | (split.y >= target.num_classes)
-        row = _first_row(wrong)
-        if row is not None:
-            label = int(split.y[wrong][0])
-            fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
-            raise ConfigError(
-                f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
-                f"label {label} is outside 0 … {target.num_classes - 1}; {fix}"
-            )
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
@@ -351,60 +329,3 @@ def _hold_out(
     chosen = np.zeros(num_clients, dtype=bool)
     chosen[generator(seed, 0, 0, "unseen").choice(num_clients, num_unseen, replace=False)] = True
     return select_clients(seen, np.flatnonzero(~chosen)), select_clients(seen, np.flatnonzero(chosen))
-
-
-def _all_splits(
-    seen: Population, unseen: Population | None, *, samples: bool = False
-) -> list[tuple[str, str, Population, Split]]:
-    """(kind of clients, name of the split, population, split) for each split; with `samples` what to look at of it."""
-    return [
-        (kind, name, population, _looked_at(split) if samples else split)
-        for kind, population in (("seen", seen), ("unseen", unseen))
-        if population is not None
-        for name, split in (("train", population.train), ("val", population.val), ("test", population.test))
-    ]
-
-
-def _looked_at(split: Split) -> Split:
-    """The samples that checks look at: all where they are in memory, else those of a few clients, first to last."""
-    few = torch.linspace(0, split.num_clients - 1, min(split.num_clients, CLIENTS_LOOKED_AT)).long()
-    return split.select(few + split.first_id)
-
-
-def _check_training(seen: Population, unseen: Population | None) -> None:
-    """Every client has training samples."""
-    for kind, name, population, split in _all_splits(seen, unseen):
-        if name == "train" and int(split.sizes.min()) == 0:
-            empty = population.names[int(split.sizes.argmin())]
-            raise ConfigError(f"{kind} client {empty!r} has no training samples; give it one at least, or leave it out")
-
-
-def _check_finite(seen: Population, unseen: Population | None) -> None:
-    """Raise a `ConfigError` naming split and client of the first NaN or infinity."""
-    for kind, name, population, split in _all_splits(seen, unseen, samples=True):
-        for array_name, tensor in (("x", split.x), ("y", split.y)):
-            row = _first_non_finite(tensor)
-            if row is not None:
-                raise ConfigError(
-                    f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
-                    f"{array_name} contains NaN or infinity; clean or drop these samples"
-                )
-
-
-def _first_non_finite(tensor: Tensor) -> int | None:
-    """First row with a NaN or an infinity; a finite sum, which takes no memory, proves that there is none."""
-    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
-        return None
-    return _first_row(~torch.isfinite(tensor))
-
-
-def _first_row(wrong: Tensor) -> int | None:
-    """Index of the first row [n, ...] with a true element."""
-    rows = wrong.flatten(1).any(1).nonzero() if wrong.ndim > 1 else wrong.nonzero()
-    return int(rows[0]) if len(rows) else None
-
-
-def _owner_name(population: Population, split: Split, row: int) -> str:
-    """Name of the client whose sample this row is."""
-    position = int(torch.searchsorted(split.offsets, row, right=True)) - 1
-    return population.names[position if split.ids is None else int(split.ids[position]) - split.first_id]

@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from lit_fed.core.files import given_path
 from lit_fed.core.types import Population
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.leaf import LeafUser, read_json, read_leaf_users
@@ -86,7 +87,7 @@ class Shakespeare(ClientDataSet):
 
     def load(self) -> tuple[Population, None]:
         """The roles by name; the validation split is empty."""
-        root, place = Path(self.root).expanduser(), f"--data.dataset.root {self.root}"
+        root, place = given_path(self.root, "--data.dataset.root"), f"--data.dataset.root {self.root}"
         leaf = (root / "train").is_dir() and (root / "test").is_dir()
         require(
             (root / "roles.json").is_file() or leaf,

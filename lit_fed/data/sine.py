@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lit_fed.core.memory import require_memory
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split, require
@@ -48,6 +49,12 @@ class Sine(ClientDataSet):
 
     def load(self) -> tuple[Population, None]:
         """All clients, without groups; the validation split is empty."""
+        per_client = self.samples_per_client + self.test_size
+        require_memory(
+            8 * self.num_clients * per_client,
+            f"Sine: num_clients = {self.num_clients} with {per_client} samples each",
+            "choose smaller sizes",
+        )
         train, test = (
             make_split(*self._draw(name, size), np.full(self.num_clients, size))
             for name, size in (("train", self.samples_per_client), ("test", self.test_size))

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
+from lit_fed.core.memory import require_memory
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split, require
@@ -98,11 +99,25 @@ class Synthetic(ClientDataSet):
 
     def load(self) -> tuple[Population, None]:
         """All clients, with true groups argmax_m π_tm; the validation split is empty."""
+        self._check_memory(self.num_clients * (3 + self.num_components) + self.num_components * self.dimension)
         parameters = synthetic_parameters(self)
+        num_samples = int(parameters.sizes.sum()) + self.num_clients * self.test_size
+        if self.on_demand:  # one client at a time
+            num_samples = max(int(parameters.sizes.max()), self.test_size)
+        self._check_memory(num_samples * (1 + self.dimension / 2))
         train, test = self._drawn(parameters) if self.on_demand else self._held(parameters)
         names = [str(client_id) for client_id in range(self.num_clients)]
         groups = torch.from_numpy(parameters.mixtures.argmax(axis=1))
         return Population(train, empty_split(train), test, names, groups), None
+
+    def _check_memory(self, num_numbers: float) -> None:
+        """Refuse sizes for which memory has no room, before anything is drawn; `num_numbers` take 8 bytes each."""
+        require_memory(
+            int(8 * num_numbers),
+            f"Synthetic: num_clients = {self.num_clients}, num_components = {self.num_components}, dimension = "
+            f"{self.dimension}, test_size = {self.test_size}",
+            "choose smaller sizes" + ("" if self.on_demand else ", or on_demand with variant 'corrected'"),
+        )
 
     def _drawn(self, parameters: SyntheticParameters) -> tuple[DrawnSplit, DrawnSplit]:
         """Training and test split without samples."""

@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import given_path
 from lit_fed.data.dataset import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.share import check_share, kept_share
 
@@ -81,14 +82,14 @@ class TorchvisionSet(PooledDataSet):
         Raises:
             ConfigError: if that fails, or what was fetched cannot be read.
         """
-        folder = Path(self.root).expanduser()
+        folder = given_path(self.root, "--data.dataset.root")
         for train in PARTS[self.part] if self.download else ():
             if self._missing(folder, train):
                 self._checked(folder, train)
 
     def load(self) -> Samples:
         """The pool in the official order, training part first: x [n, channels, height, width], normalised; y [n]."""
-        folder = Path(self.root).expanduser()
+        folder = given_path(self.root, "--data.dataset.root")
         parts = [self._checked(folder, train) for train in PARTS[self.part]]
         sizes = [len(part.labels) for part in parts]
         kept = kept_share(sum(sizes), self.fraction, self.seed)

@@ -132,9 +132,12 @@ def check_outputs(
     with torch.random.fork_rng(devices=[]):
         found = tuple(_zero_outputs(network, input_shape, input_type).shape[1:])
     if found != output_shape:
+        # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
+        flat = ": labels [n, 1] as [n], those that are one-hot as y.argmax(1)" if len(output_shape) > len(found) else ""
         raise ConfigError(
             f"{type(network).__name__} gives {_samples(input_shape, input_type)} outputs {list(found)}, and labels of "
             f"shape {list(output_shape[:-1])} need {list(output_shape)}, which ends with the number of outputs; {OTHER}"
+            f"{flat}"
         )
 
 
@@ -150,7 +153,8 @@ def _zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: 
         with torch.no_grad():
             outputs = network(torch.zeros(2, *input_shape, dtype=input_type))
     except Exception as error:
-        raise ConfigError(f"{samples} ({_reason(error)}); {OTHER}") from error
+        tokens = "; integers are token ids, so store features as floats" if input_type == torch.int64 else ""
+        raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {OTHER}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
             f"{type(network).__name__} gives {type(outputs).__name__}, not a tensor of outputs [B, K]; return the "

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import given_path
 
 __all__ = ["load_weights"]
 
@@ -55,7 +55,7 @@ def _some(names: Collection[str], most: int = 3) -> str:
 
 
 def _read(weights: str) -> dict[str, Tensor]:
-    path = Path(weights).expanduser()
+    path = given_path(weights, "--model.network.weights")
     if not path.is_file():
         raise ConfigError(f"--model.network.weights {weights} does not exist; give a file with a state dict")
     return _read_once(path, path.stat().st_mtime_ns)
@@ -66,8 +66,8 @@ def _read_once(path: Path, modified: int) -> dict[str, Tensor]:
     place, fix = f"--model.network.weights {path}", "write one with torch.save(network.state_dict(), path)"
     try:
         given = torch.load(path, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError, EOFError) as error:
-        raise ConfigError(f"{place} cannot be read as a state dict; {fix}") from error
+    except Exception as error:  # whatever a damaged file makes the reader raise
+        raise ConfigError(f"{place} cannot be read as a state dict ({type(error).__name__}); {fix}") from error
     if not isinstance(given, dict) or not all(isinstance(leaf, Tensor) for leaf in given.values()):
         raise ConfigError(f"{place} holds no state dict; {fix}")
     return given

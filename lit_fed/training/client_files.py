@@ -20,7 +20,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lit_fed.callbacks.checkpoint import LastCheckpoint
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.training.checkpoint_index import CheckpointIndex
 
 __all__ = ["ClientFiles", "choose_leaves", "clients_folder", "folder_beside"]
@@ -107,17 +107,18 @@ class ClientFiles:
         """The leaves of a state, in the order of `names`, on the CPU.
 
         Raises:
-            OSError: naming the client and the file, if it is missing or damaged; only the rank that reads it knows.
+            ClientError: naming the file, if it is missing or damaged; only the rank that reads it knows.
         """
         path = self._path(client_id, version)
         try:
             content = torch.load(path, map_location="cpu", weights_only=True)
             return [content[name] for name in self.names]
         except Exception as error:
-            raise OSError(
-                f"the state of client {client_id} cannot be read from {path} ({type(error).__name__}); put the file "
-                "back, go on from another checkpoint with --ckpt_path, or start a new run"
-            ) from error
+            reason = (
+                f"cannot be read from {path} ({type(error).__name__}); put the file back, go on from another "
+                "checkpoint with --ckpt_path, or start a new run"
+            )
+            raise ClientError(client_id, "its kept state", None, reason) from error
 
     # ------------------------------------------------------------------ the folder
     def find(self, index: Tensor, folders: Sequence[Path]) -> None:

@@ -11,10 +11,11 @@ import torch
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import ClientData, LocalWork, Phase, Population
 from lit_fed.data import drawn
+from lit_fed.data.checks import check_labels
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split
 from lit_fed.data.drawn import DrawnSplit
 from lit_fed.data.module import FederatedDataModule, round_blocks, serving_blocks
-from lit_fed.data.population import build_populations, check_labels, fingerprint, infer_target, select_clients
+from lit_fed.data.population import build_populations, fingerprint, infer_target, select_clients
 
 SIZES = (3, 5, 1, 4, 2)
 

@@ -7,13 +7,13 @@ import torch
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population
+from lit_fed.data.checks import check_labels
 from lit_fed.data.dataset import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.digits import Digits
 from lit_fed.data.partition import IID, Dirichlet, Natural
 from lit_fed.data.population import (
     Target,
     build_populations,
-    check_labels,
     fingerprint,
     infer_target,
     select_clients,

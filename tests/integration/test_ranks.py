@@ -82,7 +82,8 @@ def test_two_ranks_equal_one_with_states_in_files(outs, name):
 
 
 def test_a_rank_without_clients_on_the_command_line(tmp_path):
-    arguments = ["fit", *SMALL, "--data.clients_per_round", "1", "--model.algorithm", "FedEM"]
+    one_client = ["--data.client_fraction", "1", "--data.clients_per_round", "1"]
+    arguments = ["fit", *SMALL, *one_client, "--model.algorithm", "FedEM"]
     for ranks, extra in (("one", []), ("two", TWO)):
         finished = run([*arguments, "--trainer.default_root_dir", str(tmp_path / ranks), *extra])
         assert finished.returncode == 0, finished.stderr

@@ -55,6 +55,16 @@ def clients(root, **changes):
         (["--data.num_clients", "5000"], ["5000", "1797"]),
         (["--data.client_fraction", "1.5"], ["client_fraction", "1.5", "up to 1"]),
         (["--data.clients_per_round", "100"], ["100", "20"]),
+        (["--data.clients_per_round", "3", "--data.client_fraction", "0.3"], ["clients_per_round is 3", "0.3", "one of"]),
+        (["--model.algorithm.num_components", "1000000000"], ["1000000000 initial models", "GB are free", "lower"]),
+        (
+            ["--model.network", "MLP", "--model.network.hidden_sizes", "[1000000000000]"],
+            ["--model.network", "GB are free", "choose smaller sizes"],
+        ),
+        (
+            ["--data.dataset", "Synthetic", "--data.dataset.dimension", "10000000000000"],
+            ["dimension = 10000000000000", "GB are free", "choose smaller sizes"],
+        ),
         (["--data.unseen_fraction", "1.5"], ["unseen_fraction", "1.5"]),
         (["--data.test_fraction", "0.7", "--data.val_fraction", "0.4"], ["1.1", "less than 1"]),
         (["--data.batch_size", "-4"], ["batch_size", "-4"]),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.training import client_files
 from lit_fed.training.client_files import ClientFiles, choose_leaves, folder_beside
 from lit_fed.training.client_store import ClientStore
@@ -265,5 +265,5 @@ def test_a_damaged_file_names_its_client(tmp_path):
     files.write(3, 0, [torch.ones(500)])
     path = tmp_path / "3.0.pt"
     path.write_bytes(path.read_bytes()[:700])
-    with pytest.raises(OSError, match=r"client 3 cannot be read from .*3\.0\.pt"):
+    with pytest.raises(ClientError, match=r"^client 3, its kept state: cannot be read from .*3\.0\.pt"):
         files.read(3, 0)
