@@ -20,8 +20,8 @@ from comparison.pictures import draw_comparison
 from comparison.runs import METRICS, FinishedRun, Group, find_run, grouped, metric_of, read_run
 
 from lit_fed.callbacks.picture_style import byte_unit, percent
-from lit_fed.callbacks.report import write_atomically
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import write_atomically
 from lit_fed.training.output import check_writable
 
 if TYPE_CHECKING:

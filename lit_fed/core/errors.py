@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
+from pathlib import Path
 
-__all__ = ["ClientError", "ConfigError", "check_settings"]
+__all__ = ["ClientError", "ConfigError", "WriteError", "check_settings"]
 
 
 class ConfigError(ValueError):
@@ -24,6 +26,20 @@ class ClientError(RuntimeError):
     def __init__(self, client_id: int, stage: str, round_idx: int, reason: str, inputs: dict | None = None) -> None:
         super().__init__(f"client {client_id}, round {round_idx}, {stage}: {reason}")
         self.client_id, self.stage, self.round_idx, self.inputs = client_id, stage, round_idx, inputs
+
+
+class WriteError(RuntimeError):
+    """The system refused to take a file; what stood in its place stands still.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        fixes = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "lift the limit (ulimit -f)"}
+        reason, fix = error.strerror or type(error).__name__, fixes.get(error.errno or 0, "see to its folder")
+        super().__init__(f"{path} cannot be written: {reason}; {fix}")
+        self.path = path
 
 
 def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], place: str = "--model.algorithm") -> None:

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,16 +99,12 @@ def check_table_format(name: str) -> None:
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as .csv or .parquet beside its place and move it there."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    """Write a table as .csv or .parquet, whole or not at all."""
+    with whole_file(path) as file:
         if path.suffix == ".parquet":
-            table.to_parquet(partial, index=False, engine="pyarrow")
+            table.to_parquet(file, index=False, engine="pyarrow")
         else:
-            table.to_csv(partial, index=False)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+            table.to_csv(file, index=False)
 
 
 def check_new_folder(path: Path) -> None:
