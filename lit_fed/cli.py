@@ -73,7 +73,7 @@ class SaveConfig(SaveConfigCallback):
             write_atomically(folder / self.config_filename, self.parser.dump(config, skip_unset=False))
 
 
-class CutShort(SystemExit):  # noqa: N818 - as SystemExit, which it is
+class CutShort(SystemExit):
     """A command was ended from outside; the message says how to go on."""
 
     def __init__(self, message: str, status: int) -> None:

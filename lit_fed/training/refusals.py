@@ -17,12 +17,13 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     ModelPruning,
     ModelSummary,
+    OnExceptionCheckpoint,
+    SpikeDetection,
     StochasticWeightAveraging,
     ThroughputMonitor,
     Timer,
     WeightAveraging,
 )
-from lightning.pytorch.callbacks.spike import SpikeDetection
 
 from lit_fed.callbacks.network_summary import NetworkSummary
 from lit_fed.core.errors import ConfigError
@@ -57,6 +58,8 @@ REFUSED_CALLBACKS: dict[type[Callback], str] = {
     SpikeDetection: "it watches the loss of one optimizer's batches; use EarlyStopping with divergence_threshold",
     BaseFinetuning: "it freezes layers for one optimizer; set requires_grad where the network is made",
     ThroughputMonitor: "it counts blocks of clients; the column time/round_seconds has the duration of each round",
+    OnExceptionCheckpoint: "last.ckpt has the last finished round, and a new fit would go on from it unasked; use "
+    "--ckpt_path last",
     ModelSummary: "it would list client states; use --trainer.enable_model_summary true, or NetworkSummary",
 }
 """Lightning's callbacks that mean nothing to a round, with those derived from them."""
