@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes
 from lit_fed.command_line.config_files import check_configs
@@ -25,12 +26,15 @@ from lit_fed.command_line.parser import FederatedParser, refuse_nulls
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.errors import ClientError, ConfigError, WriteError
+from lit_fed.core.files import write_atomically
+from lit_fed.core.given_paths import shown
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import check_creatable, check_run_name, short
+from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version
+from lit_fed.training.stopping import Terminated
 from lit_fed.training.trainer import FederatedTrainer
 
 __all__ = ["FederatedCLI", "keep_notices_out", "main"]
@@ -69,8 +73,15 @@ class SaveConfig(SaveConfigCallback):
         if trainer.is_global_zero and trainer.log_dir is not None:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / self.config_filename
-            self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
+            write_atomically(folder / self.config_filename, self.parser.dump(config, skip_unset=False))
+
+
+class CutShort(SystemExit):
+    """A command was ended from outside; the message says how to go on."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(status)
+        self.message = message
 
 
 class FederatedCLI(LightningCLI):
@@ -152,6 +163,13 @@ class FederatedCLI(LightningCLI):
         sys.stdout.write(completion_script(" ".join(shell), commands) + "\n")
         raise SystemExit(0)
 
+    def _set_seed(self) -> None:
+        """Seed everything; a seed is one for every generator in use."""
+        seed = self.config[self.subcommand].seed_everything
+        if not 0 <= int(seed) < 2**32:
+            raise ConfigError(f"--seed_everything is {seed}; give a number from 0 to {2**32 - 1}")
+        super()._set_seed()
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: a checkpoint's arguments never override those of the command line in silence."""
 
@@ -165,7 +183,7 @@ class FederatedCLI(LightningCLI):
             return None
         if config.ckpt_path != "last":
             if not os.path.isfile(config.ckpt_path):  # false too for a name that no file can have
-                raise ConfigError(f"--ckpt_path {short(config.ckpt_path)}: no such file; give a .ckpt file, or last")
+                raise ConfigError(f"--ckpt_path {shown(config.ckpt_path)}: no such file; give a .ckpt file, or last")
             if self.config.subcommand == "fit":
                 load_checkpoint(Path(config.ckpt_path), resumable=True)  # before the data are read
             return Path(config.ckpt_path)
@@ -216,13 +234,32 @@ class FederatedCLI(LightningCLI):
             return {name: value for name, value in given.items() if name != "datamodule"}
         return given | {"weights_only": True}
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run; what cuts a command short says how to go on."""
+        try:
+            super()._run_subcommand(subcommand)
+        except KeyboardInterrupt as error:
+            raise CutShort(f"interrupted{self._how_to_go_on()}", 130) from error
+        except Terminated as error:
+            raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
+        except WriteError as error:
+            error.args = (f"{error}{self._how_to_go_on()}",)
+            raise
+
+    def _how_to_go_on(self) -> str:
+        if self.subcommand != "fit":
+            return ""
+        if last_checkpoint(self.trainer) is None:
+            return "; there is no checkpoint to go on from"
+        if self.trainer.state.fn != "fit":
+            return "; the training is complete: the same fit with --ckpt_path last makes the test and its files again"
+        return "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
+
     def after_fit(self) -> None:
         """End with a pass over the test split, and say what can be done with the run."""
-        if self.trainer.interrupted:
-            return
         self.trainer.test(self.model, datamodule=self.datamodule)
-        last = Path(self.trainer.log_dir or "") / "checkpoints" / "last.ckpt"
-        if self.trainer.is_global_zero and last.is_file():
+        last = last_checkpoint(self.trainer)
+        if self.trainer.is_global_zero and last is not None:
             sys.stdout.write(NEXT.format(last=last))
 
 
@@ -260,16 +297,17 @@ def main(args: ArgsType = None) -> None:
         _run(args)
     except (ConfigError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
-    except ClientError as error:
-        sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client
-        raise SystemExit(2) from None
+    except CutShort as stop:
+        _stop(f"lit_fed: {stop.message}", int(str(stop.code)))
+    except (ClientError, WriteError) as error:
+        sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client, or could not write
+        raise SystemExit(2 if isinstance(error, ClientError) else 1) from None
     except Exception as error:
         if not type(error).__module__.startswith("wandb"):
             raise
         _stop(f"lit_fed: W&B: {error}", 2)  # a missing key, say; imported lazily, so its errors are known by name
     except KeyboardInterrupt:
-        resume = "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
-        _stop(f"lit_fed: interrupted{resume if 'fit' in _given(args) else ''}", 130)
+        _stop("lit_fed: interrupted", 130)
 
 
 def _given(args: ArgsType) -> list[str]:
@@ -286,11 +324,17 @@ def _run(args: ArgsType) -> None:
 
 
 def keep_notices_out() -> None:
-    """Silence Lightning's notices of devices and tips: the progress bar and the final table say what a run does."""
+    """Silence Lightning's notices of devices and tips: the progress bar and the final table say what a run does.
+
+    What its callbacks and profilers have to say was asked for.
+    """
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # a continued run's
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")  # servers are stepped
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for asked_for in ("callbacks", "profilers"):
+        logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)
 
 
 def _stop(message: str, status: int) -> NoReturn:

@@ -20,9 +20,9 @@ from comparison.pictures import draw_comparison
 from comparison.runs import METRICS, FinishedRun, Group, find_run, grouped, metric_of, read_run
 
 from lit_fed.callbacks.picture_style import byte_unit, percent
-from lit_fed.callbacks.report import write_atomically
-from lit_fed.core.errors import ConfigError
-from lit_fed.training.output import check_writable
+from lit_fed.core.errors import ConfigError, WriteError
+from lit_fed.core.files import write_atomically
+from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,7 +120,7 @@ def compare(places: Sequence[Path], output: Path, metric: str | None, formats: S
 
     Args:
         places: folders of runs, or of their versions.
-        output: folder of the comparison, made if need be.
+        output: folder of the comparison, new or empty.
         metric: what is compared; None: what all runs have.
         formats: of the pictures.
 
@@ -131,12 +131,14 @@ def compare(places: Sequence[Path], output: Path, metric: str | None, formats: S
     runs = [read_run(folder) for folder in folders]
     metric = metric_of(runs, metric)
     groups = named(grouped(runs))
-    check_writable(output, "--output")
+    check_new_folder(output)
     table = comparison_table(groups, metric)
     headings, lines = cells_of(table, metric)
-    write_atomically(output / "comparison.csv", table.to_csv(index=False))
-    write_atomically(output / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
-    draw_comparison(groups, metric, output, formats)
+    with new_folder(output, owner=True) as partial:
+        partial.mkdir()
+        write_table(table, partial / "comparison.csv")
+        write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
+        draw_comparison(groups, metric, partial, formats)
     print_comparison(headings, lines, metric)
     print(f"comparison: {output}")
 
@@ -145,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Compare the runs of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of its versions")
-    parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder of table and pictures")
+    parser.add_argument("--output", type=Path, default=Path("comparison"), help="new folder of table and pictures")
     parser.add_argument("--metric", choices=METRICS, help="by default accuracy, for regression mse")
     parser.add_argument(
         "--formats", nargs="+", choices=("png", "pdf", "svg"), default=["png"], help="of the pictures, by default png"
@@ -153,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     try:
         compare(chosen.runs, chosen.output, chosen.metric, chosen.formats)
-    except ConfigError as error:
+    except (ConfigError, WriteError) as error:
         parser.exit(2, f"compare.py: {error}\n")
 
 

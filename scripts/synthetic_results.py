@@ -89,8 +89,8 @@ def run(entry: Entry) -> None:
     """Everything of one algorithm that is not kept yet; kept after every run."""
     import torch
 
-    from lit_fed.callbacks.report import write_atomically
     from lit_fed.core.errors import ClientError
+    from lit_fed.core.files import write_atomically
 
     torch.set_num_threads(1)
     place = KEPT / f"{entry.name}.json"

@@ -10,6 +10,7 @@ from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
+from lit_fed.callbacks.network_summary import NetworkSummary
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.simulated_time import SimulatedTime
@@ -26,6 +27,7 @@ __all__ = [
     "FederatedProgressBar",
     "FederatedWandb",
     "LastCheckpoint",
+    "NetworkSummary",
     "RunReport",
     "ServerAggregation",
     "SimulatedTime",

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-__all__ = ["LastCheckpoint"]
+__all__ = ["LastCheckpoint", "last_checkpoint"]
+
+
+def last_checkpoint(trainer: Trainer) -> Path | None:
+    """The `last.ckpt` that a run has written; None before the first."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
+            path = Path(callback.dirpath) / "last.ckpt"
+            return path if path.is_file() else None
+    return None
 
 
 class LastCheckpoint(ModelCheckpoint):

@@ -89,19 +89,22 @@ def _notice_outlier(module: FederatedModule, population: str, split: str, rows: 
 
 
 class ClientMetrics(Callback):
-    """Logs each round's training loss and time, and after each evaluation the statistics over seen clients.
+    """Logs each round's training loss, local learning rate and time; after each evaluation statistics over clients.
 
-    Keys: `train/seen/loss`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
+    Keys: `train/seen/loss`, `lr`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
     `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise.
     """
 
     def __init__(self) -> None:
         self._started: float | None = None
+        self._lr = 0.0
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Start the round's clock."""
+        module: Any = pl_module
         if self._started is None:
             self._started = time.perf_counter()
+            self._lr = float(module.context("plan").lr)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -116,7 +119,7 @@ class ClientMetrics(Callback):
         results = {key: module.round_results.pop(key) for key in keys}  # a round without local work has none
         module.results.update(results)
         module.log_dict(results, on_step=True, on_epoch=False, batch_size=1)
-        log_round(trainer, module, {"time/round_seconds": seconds})
+        log_round(trainer, module, {"time/round_seconds": seconds, "lr": self._lr})
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the statistics of the evaluation."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import whole_file
 
 __all__ = ["ClientWeights"]
 
@@ -78,10 +79,8 @@ class ClientWeights(Callback):
         arrays["on_graph"] = np.array(hasattr(module.algorithm, "topology"))
         if module.groups is not None:
             arrays["groups"] = module.groups.cpu().numpy()
-        partial = folder / ".weights.npz.partial"
-        with partial.open("wb") as file:
+        with whole_file(folder / "weights.npz") as file:
             np.savez_compressed(file, **arrays)
-        partial.replace(folder / "weights.npz")
 
     def state_dict(self) -> dict[str, Any]:
         """What was kept so far."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from lit_fed.core.files import whole_file
+
 __all__ = [
     "COLOURS",
     "COLUMN",
@@ -140,6 +142,5 @@ def legend_above(figure: Any, columns: int = 2) -> None:
 
 def save(figure: Any, place: Path, dpi: float | str = "figure") -> None:
     """Write a figure beside its place and move it there; the place's suffix is the format."""
-    partial = place.with_name(f".{place.stem}.partial{place.suffix}")
-    figure.savefig(partial, dpi=dpi, metadata=UNDATED[place.suffix])
-    partial.replace(place)
+    with whole_file(place) as file:
+        figure.savefig(file, format=place.suffix[1:], dpi=dpi, metadata=UNDATED[place.suffix])

@@ -8,32 +8,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RunReport", "client_table", "print_table", "write_atomically"]
+__all__ = ["RunReport", "client_table", "print_table"]
 
 FORMATS = {"png", "pdf", "svg"}
 """Of pictures; the last two are vector graphics."""
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there; nothing half-written is left."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
@@ -105,8 +98,12 @@ class RunReport(Callback):
             self._started = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock."""
+        """Stop the clock, and say why a run ended before its last round."""
         self._stop_clock()
+        module: Any = pl_module
+        if trainer.should_stop and module.num_rounds_done < module.num_rounds and trainer.is_global_zero:
+            rounds = f"round {module.num_rounds_done} of {module.num_rounds}"
+            sys.stdout.write(f"ended after {rounds}: {_reason_to_stop(trainer)}\n")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table of a `validate` run."""
@@ -147,6 +144,16 @@ class RunReport(Callback):
             **{f"versions/{name}": version for name, version in packages.items()},
             "git_commit": _git_commit(),
         }
+
+
+def _reason_to_stop(trainer: Trainer) -> str:
+    """What a callback had against another round."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
+            return callback.stopping_reason_message.removesuffix(" Signaling Trainer to stop.").rstrip(".")
+        if isinstance(callback, Timer) and (callback.time_remaining() or 1) <= 0:
+            return f"the time limit was reached after {timedelta(seconds=int(callback.time_elapsed()))}"
+    return "a callback asked for it"
 
 
 def _git_commit() -> str | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
+from lit_fed.core.files import whole_file
 from lit_fed.metrics import summarise
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class ServedClients(Callback):
             population = trainer.datamodule.unseen  # type: ignore[attr-defined]
             for row, client_id in enumerate(outputs.client_ids.tolist()):
                 name = population.names[client_id - population.train.first_id]
-                torch.save(_plain(tree.index(outputs.states, row)), self.states / f"{name}.pt")
+                with whole_file(self.states / f"{name}.pt", private=True) as file:
+                    torch.save(_plain(tree.index(outputs.states, row)), file)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring all clients to rank zero, in their order, which no number of ranks or blocks changes."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.training.output import reason, short
+from lit_fed.core.given_paths import reason, shown
 
 __all__ = ["check_configs"]
 
@@ -49,7 +49,7 @@ def _check(name: str) -> None:
             f"--config {name} is not text in UTF-8 (byte {error.start}); give a YAML or JSON file, saved as UTF-8"
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(f"--config {short(name)}: {reason(error)}; give another file") from error
+        raise ConfigError(f"--config {shown(name)}: {reason(error)}; give another file") from error
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lit_fed.callbacks.picture_style import STYLE
+from lit_fed.core.files import whole_file
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +36,8 @@ def draw_partition(table: pd.DataFrame, path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE):
-        _figure(table, Figure).savefig(path, format="png")
+    with mpl.rc_context(STYLE), whole_file(path) as file:
+        _figure(table, Figure).savefig(file, format="png")
 
 
 def _figure(table: pd.DataFrame, new_figure: Any) -> Any:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
-__all__ = ["ClientError", "ConfigError", "check_settings", "notice"]
+__all__ = ["ClientError", "ConfigError", "WriteError", "check_settings", "notice"]
 
 
 class ConfigError(ValueError):
@@ -40,6 +42,20 @@ class ClientError(RuntimeError):
 def notice(text: str) -> None:
     """A line for the person at the keyboard, beside the results: something looks wrong, and the run goes on."""
     sys.stderr.write(f"lit_fed: {text}\n")
+
+
+class WriteError(RuntimeError):
+    """The system refused to take a file; what stood in its place stands still.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        fixes = {errno.ENOSPC: "free space", errno.EDQUOT: "free space", errno.EFBIG: "lift the limit (ulimit -f)"}
+        reason, fix = error.strerror or type(error).__name__, fixes.get(error.errno or 0, "see to its folder")
+        super().__init__(f"{path} cannot be written: {reason}; {fix}")
+        self.path = path
 
 
 def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], place: str = "--model.algorithm") -> None:

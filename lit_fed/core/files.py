@@ -1,60 +1,61 @@
-"""Paths that people give: those that no system can open are refused where they are given."""
+"""Files that stand whole or not at all."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import WriteError
 
-__all__ = ["given_path", "require_file"]
+__all__ = ["whole_file", "write_atomically"]
 
-SHOWN = 80
-"""Characters of a path too long that an error repeats."""
-
-INSIDE = 200
-"""Characters left for the names of files inside."""
+OWNER_ONLY = 0o600
+"""Mode of files that hold what one client keeps for itself."""
 
 
-def given_path(path: str, option: str) -> Path:
-    """A path of the command line, with `~` written out; there may be nothing yet.
-
-    Args:
-        path: as it was given.
-        option: where, for the message.
-
-    Raises:
-        ConfigError: if it is too long, or names a home that there is not.
-    """
-    try:
-        expanded = Path(path).expanduser()
-        os.stat(expanded / ("x" * INSIDE))
-    except FileNotFoundError:
-        return expanded
-    except NotADirectoryError:  # a file, or something below one
-        return expanded
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        shown = path if len(path) <= SHOWN else f"{path[:SHOWN]}…"
-        raise ConfigError(f"{option} {shown!r}: {reason}; give another path") from error
-    return expanded
-
-
-def require_file(path: Path, fix: str) -> None:
-    """Refuse what cannot be read as a file: opening a pipe would wait for ever.
+@contextmanager
+def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A file to write into beside `path`, which is moved there at the end, or deleted after an error.
 
     Args:
-        path: what was found in a folder.
-        fix: what to do about it.
+        path: where the file belongs; whatever stood there stands until the new one is whole.
+        private: none but the owner may read or write it; else the umask decides.
 
     Raises:
-        ConfigError: saying what it is, or why it cannot be read.
+        WriteError: naming the file, where the system refuses to take it: a full disk, a limit on the size of files.
     """
-    if not path.is_file():
-        kind = "a folder" if path.is_dir() else "no file, but a pipe or a device" if path.exists() else "a broken link"
-        raise ConfigError(f"{path} is {kind}; {fix}")
+    partial = path.with_name(f".{path.name}.partial")
     try:
-        with path.open("rb"):
-            pass
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read ({error.strerror}); {fix}") from error
+        partial.unlink(missing_ok=True)  # of a process that was killed: its mode may be another
+        if private:
+            partial.touch(mode=OWNER_ONLY)
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    except (OSError, RuntimeError) as error:
+        refused = _from_system(error)
+        if refused is None:
+            raise
+        raise WriteError(path, refused) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _from_system(error: BaseException) -> OSError | None:
+    """The system's error behind another one: PyTorch's writer turns it into a RuntimeError of its own."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, OSError):
+        found = found.__context__
+    return found
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a whole file or nothing.
+
+    Raises:
+        WriteError: see `whole_file`.
+    """
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)

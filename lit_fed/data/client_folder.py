@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.core.types import Population, Split
 from lit_fed.data.dataset import ClientDataSet, input_array, label_array, make_split, require
 from lit_fed.data.leaf import LeafUser, read_leaf_users

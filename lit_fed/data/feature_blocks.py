@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.client_folder import ClientArrays, checked, read_files

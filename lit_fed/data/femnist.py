@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.data.dataset import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.leaf import LeafUser, read_leaf_users
 from lit_fed.data.share import check_share, kept_share

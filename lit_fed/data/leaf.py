@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import require_file
+from lit_fed.core.given_paths import require_file
 from lit_fed.data.dataset import input_array, require
 
 __all__ = ["LeafUser", "read_json", "read_leaf_users"]

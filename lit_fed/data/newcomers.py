@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.checks import find_client_name
 from lit_fed.data.client_folder import ClientArrays, check_types, checked, read_files, to_population

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib import format as npy
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import require_file
+from lit_fed.core.given_paths import require_file
 from lit_fed.core.memory import require_memory
 from lit_fed.data.dataset import require
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.data.dataset import PooledDataSet, Samples, input_array, label_array, require
 from lit_fed.data.npz import read_npz
 from lit_fed.data.share import check_share, kept_share

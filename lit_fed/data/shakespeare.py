@@ -17,7 +17,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.core.types import Population
 from lit_fed.data.dataset import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.leaf import LeafUser, read_json, read_leaf_users

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import given_path
+from lit_fed.core.given_paths import given_path
 from lit_fed.data.dataset import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.share import check_share, kept_share
 

@@ -12,6 +12,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import whole_file
 
 __all__ = [
     "CHECKPOINT_KEY",
@@ -43,15 +44,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write and move; the file system's rename is atomic within a folder."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
-        try:
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
+        with whole_file(target, private=True) as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
 
     def load_checkpoint(
         self, path: _PATH, map_location: Any = None, weights_only: bool | None = None

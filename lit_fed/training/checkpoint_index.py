@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lit_fed.core.files import write_atomically
+
 __all__ = ["INDEX_KEY", "CheckpointIndex"]
 
 INDEX_KEY = "store.versions"
@@ -39,9 +41,7 @@ class CheckpointIndex:
         listed = self._listed()
         if path.parent != self._folder and path not in listed:
             lines = [str(one) for one in listed if one.exists()] + [str(path)]
-            partial = self._list.with_name(f".{self._list.name}.partial")
-            partial.write_text("\n".join(lines) + "\n")
-            partial.replace(self._list)
+            write_atomically(self._list, "\n".join(lines) + "\n")
 
     def written(self, path: Path, index: np.ndarray) -> None:
         """A checkpoint with this index [T] has been written; it need not be read to know what it refers to."""

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.files import whole_file
 from lit_fed.training.checkpoint_index import CheckpointIndex
 
 __all__ = ["ClientFiles", "choose_leaves", "clients_folder", "folder_beside"]
@@ -97,11 +98,9 @@ class ClientFiles:
             version: one that this client has no file of in the index or in any checkpoint.
             leaves: in the order of `names`; rows of a larger tensor are cut out of it.
         """
-        path = self._path(client_id, version)
-        partial = path.with_name(f".{path.name}.partial")
         own = {name: leaf.detach().cpu().clone() for name, leaf in zip(self.names, leaves, strict=True)}
-        torch.save(own, partial)
-        partial.replace(path)
+        with whole_file(self._path(client_id, version), private=True) as file:
+            torch.save(own, file)
 
     def read(self, client_id: int, version: int) -> list[Tensor]:
         """The leaves of a state, in the order of `names`, on the CPU.
@@ -234,6 +233,5 @@ def _link_or_copy(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except OSError:
-        partial = target.with_name(f".{target.name}.partial")
-        shutil.copyfile(source, partial)
-        partial.replace(target)
+        with source.open("rb") as whole, whole_file(target, private=True) as file:
+            shutil.copyfileobj(whole, file)

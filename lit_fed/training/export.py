@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from lit_fed.callbacks.report import write_atomically
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import write_atomically
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.dataset import Normalisation

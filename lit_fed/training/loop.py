@@ -15,6 +15,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.core.types import ClientBlock
+from lit_fed.training.stopping import StopRequests
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -53,6 +54,9 @@ class RoundLoop(_TrainingEpochLoop):
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         return self._num_ready_batches_reached() and super()._should_check_val_fx(data_fetcher)
 
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Nothing: the ranks compare their requests to end once per round, see `StopRequests`."""
+
     def _should_accumulate(self) -> bool:
         """Loggers' clocks advance once per round."""
         return not self._num_ready_batches_reached()
@@ -70,3 +74,19 @@ class FederatedLoop(_FitLoop):
     def __init__(self, trainer: Trainer, stock: _FitLoop) -> None:
         super().__init__(trainer, min_epochs=stock.min_epochs, max_epochs=stock.max_epochs)
         self.epoch_loop = RoundLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
+
+    def on_advance_end(self) -> None:
+        """End the round; its checkpoint is written, so that here is the place to end a run that was asked to."""
+        super().on_advance_end()
+        self._stop_requests.agree()
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are run, or no more are wanted."""
+        return self._stop_requests.agreed or super().done
+
+    @property
+    def _stop_requests(self) -> StopRequests:
+        requests: Any = self.trainer._signal_connector
+        assert isinstance(requests, StopRequests)
+        return requests

@@ -12,6 +12,8 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import whole_file
+from lit_fed.core.given_paths import reason, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,13 +26,8 @@ __all__ = [
     "check_table_format",
     "check_writable",
     "new_folder",
-    "reason",
-    "short",
     "write_table",
 ]
-
-MOST_SHOWN = 200
-"""Letters of a path that a message repeats."""
 
 LONGEST_NAME = 200
 """Bytes of a folder's name; file systems take 255, and files beside it have longer names."""
@@ -52,18 +49,7 @@ def check_writable(folder: Path, option: str) -> None:
         probe.touch()
         probe.unlink()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{option} {short(folder)}: {reason(error)}; choose a folder that can be written") from error
-
-
-def short(path: str | Path) -> str:
-    """A path as a message shows it: the beginning of one that is longer than any file system allows."""
-    text = str(path)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}… ({len(text)} letters)"
-
-
-def reason(error: Exception) -> str:
-    """Why a file could not be read or written, in the system's words."""
-    return getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"{option} {shown(folder)}: {reason(error)}; choose a folder that can be written") from error
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -81,7 +67,7 @@ def check_creatable(folder: Path, option: str) -> None:
         with TemporaryFile(dir=existing):
             pass
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(f"{option} {short(folder)}: {reason(error)}; choose a folder that can be written") from error
+        raise ConfigError(f"{option} {shown(folder)}: {reason(error)}; choose a folder that can be written") from error
 
 
 def check_run_name(name: str | None) -> None:
@@ -145,16 +131,12 @@ def check_table_format(name: str) -> None:
 
 
 def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as .csv or .parquet beside its place and move it there."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    """Write a table as .csv or .parquet, whole or not at all."""
+    with whole_file(path) as file:
         if path.suffix == ".parquet":
-            table.to_parquet(partial, index=False, engine="pyarrow")
+            table.to_parquet(file, index=False, engine="pyarrow")
         else:
-            table.to_csv(partial, index=False)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+            table.to_csv(file, index=False)
 
 
 def check_new_folder(path: Path) -> None:

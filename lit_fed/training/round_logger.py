@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import io
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_fed.callbacks.report import write_atomically
+from lit_fed.core.errors import WriteError
+from lit_fed.core.files import write_atomically
 
 __all__ = ["RoundLogger", "newest_version"]
 
@@ -39,18 +41,47 @@ class RoundLogger(Logger):
     ) -> None:
         super().__init__()
         self._save_dir, self._name, self._version = Path(save_dir), name, version
-        if name is not None:
-            self.begin(name)
+        self._made: list[Path] = []
         self._keep_rounds = keep_rounds
         self._columns: list[str] | None = None
         self._row: dict[str, Any] = {}
         self._row_start = 0
 
     def begin(self, name: str) -> None:
-        """Settle the run's folder; a name and a version that are known already stay."""
+        """Settle the run's folder; a name and a version that are known already stay.
+
+        On rank zero the folder is made, which settles whose it is where several runs begin at once.
+        """
         self._name = self._name or name
-        if self._version is None:
-            self._version = newest_version(self._save_dir / self._name) + 1
+        if self._version is None and rank_zero_only.rank == 0:
+            self._claim()
+
+    def _claim(self) -> None:
+        """Take the first version above all others that no other process takes."""
+        runs = Path(self.log_dir).parent
+        self._made = [one for one in (runs, *runs.parents) if not one.exists()]
+        version = newest_version(runs) + 1
+        while self._version is None:
+            try:
+                (runs / f"version_{version}").mkdir(parents=True)
+                self._version = version
+            except FileExistsError:
+                version += 1
+        self._made.insert(0, Path(self.log_dir))
+
+    def release(self) -> None:
+        """Give back what the run claimed and did not use: one that is refused at its start leaves no folder."""
+        for folder in self._made:
+            try:
+                folder.rmdir()
+            except OSError:  # in use, by this run or another
+                break
+            self._version = None
+        self._made = []
+
+    def agree(self, broadcast: Callable[[int | None], int | None]) -> None:
+        """Learn the version from rank zero; every rank calls this at the same place."""
+        self._version = broadcast(self._version)
 
     @property
     def name(self) -> str | None:
@@ -59,8 +90,9 @@ class RoundLogger(Logger):
 
     @property
     def version(self) -> str:
-        """`version_<n>`."""
-        return f"version_{self._version}"
+        """`version_<n>`; before the run begins, the next that is free."""
+        free = newest_version(self._save_dir / (self._name or "")) + 1 if self._version is None else self._version
+        return f"version_{free}"
 
     @property
     def save_dir(self) -> str:
@@ -92,13 +124,17 @@ class RoundLogger(Logger):
         self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
         if any(key not in self._columns for key in self._row):
             self._widen()
-        with self.experiment.open("r+") as file:
-            file.seek(self._row_start)
-            file.write(_to_csv([self._row], self._columns))
-            file.truncate()
+        try:
+            with self.experiment.open("r+") as file:
+                file.seek(self._row_start)
+                file.write(_to_csv([self._row], self._columns))
+                file.truncate()
+        except OSError as error:  # the row is dropped when the run goes on
+            raise WriteError(self.experiment, error) from error
 
     def _open(self) -> None:
         """Keep the rows of the rounds that the run goes on from; a row cut off by a kill is dropped."""
+        self.begin("run")
         self.experiment.parent.mkdir(parents=True, exist_ok=True)
         self._columns, rows = ["step"], []
         if self._keep_rounds and self.experiment.is_file():

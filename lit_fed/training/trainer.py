@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -13,9 +14,11 @@ import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
-from lit_fed.callbacks import with_defaults
+from lit_fed.callbacks import NetworkSummary, with_defaults
+from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, newcomer_tables, prediction_table
 from lit_fed.core import tree
@@ -32,8 +35,10 @@ from lit_fed.training.output import (
     new_folder,
     write_table,
 )
+from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
 from lit_fed.training.round_logger import RoundLogger
 from lit_fed.training.serving import restore_for_newcomers
+from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,9 +79,8 @@ class FederatedTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _refuse_arguments(kwargs)
-        _refuse_precision(kwargs.get("precision"))
-        _refuse_accelerator(kwargs.get("accelerator"))
+        refuse_arguments(kwargs)
+        kwargs["max_epochs"] = rounds_of(kwargs)
         # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.
         kwargs["use_distributed_sampler"] = False
         kwargs["reload_dataloaders_every_n_epochs"] = 1
@@ -86,7 +90,7 @@ class FederatedTrainer(Trainer):
             kwargs["log_every_n_steps"] = 1
         kwargs["plugins"] = _with_atomic_checkpoints(kwargs.get("plugins"))
         kwargs["callbacks"] = _with_usual_callbacks(kwargs)
-        kwargs["enable_model_summary"] = kwargs.get("enable_model_summary") or False
+        kwargs["enable_model_summary"] = False  # Lightning's; see `_with_usual_callbacks`
         kwargs["default_root_dir"] = kwargs.get("default_root_dir") or "runs"
         if kwargs.get("logger") in (None, True):
             kwargs["logger"] = RoundLogger(str(kwargs["default_root_dir"]))
@@ -94,27 +98,51 @@ class FederatedTrainer(Trainer):
             super().__init__(*args, **kwargs)
         except (TypeError, ValueError, ModuleNotFoundError) as error:
             raise ConfigError(f"Lightning's trainer refuses its arguments: {error}") from error
+        refuse_callbacks(self.callbacks)  # type: ignore[attr-defined]
         self.fit_loop = FederatedLoop(self, self.fit_loop)
+        self._signal_connector: Any = StopRequests(self)
+        if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+            end_with_parent()
 
     def fit(self, model: LightningModule, *args: Any, **kwargs: Any) -> None:
-        """Run federated rounds, `max_epochs` of them; an interrupt by Ctrl-C is passed on, not turned into an exit."""
-        for logger in self.loggers:
-            if isinstance(logger, RoundLogger):
-                logger.begin(getattr(model, "algorithm_name", type(model).__name__))
+        """Run federated rounds, `max_epochs` of them.
+
+        Raises:
+            KeyboardInterrupt: after Ctrl-C, which is passed on, not turned into an exit.
+            Terminated: after a SIGTERM to any rank, behind the round that was under way.
+        """
+        own = [logger for logger in self.loggers if isinstance(logger, RoundLogger)]
+        for logger in own:
+            logger.begin(getattr(model, "algorithm_name", type(model).__name__))
         try:
-            super().fit(model, *args, **kwargs)
+            with self._interrupts_passed_on():
+                super().fit(model, *args, **kwargs)
+        finally:
+            for logger in own:
+                logger.release()
+        self._signal_connector.end()
+
+    def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
+        """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
+        with self._interrupts_passed_on():
+            return super().validate(*args, verbose=verbose, **kwargs)
+
+    def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
+        """Measure the clients on the test split; the report prints a table and completes the run's folder."""
+        with self._interrupts_passed_on():
+            return super().test(*args, verbose=verbose, **kwargs)
+
+    @contextmanager
+    def _interrupts_passed_on(self) -> Iterator[None]:
+        """Undo what Lightning makes of Ctrl-C, an exit with status 1."""
+        try:
+            yield
+        except Terminated:
+            raise
         except SystemExit:
             if self.interrupted:
                 raise KeyboardInterrupt from None
             raise
-
-    def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
-        """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
-        return super().validate(*args, verbose=verbose, **kwargs)
-
-    def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
-        """Measure the clients on the test split; the report prints a table and completes the run's folder."""
-        return super().test(*args, verbose=verbose, **kwargs)
 
     def predict(
         self,
@@ -157,7 +185,7 @@ class FederatedTrainer(Trainer):
             raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
         data.predicted = Predicted(population, split)
         served = ServedClients()
-        with self._also(served):
+        with self._also(served), self._interrupts_passed_on():
             super().predict(model, None, data, False, ckpt_path, weights_only)
         if not self.is_global_zero:
             return None
@@ -204,7 +232,7 @@ class FederatedTrainer(Trainer):
         data = NewcomerData(clients, restore_for_newcomers(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
         with new_folder(folder, owner=self.is_global_zero) as partial:
             served = ServedClients(partial / "states")
-            with self._also(served):
+            with self._also(served), self._interrupts_passed_on():
                 super().predict(module, datamodule=data, return_predictions=False)
             if not self.is_global_zero:
                 return None
@@ -254,7 +282,8 @@ class FederatedTrainer(Trainer):
             normalisation = data.dataset.normalisation
         else:
             raise ConfigError("there are no clients; pass datamodule=FederatedDataModule(...) or a folder of newcomers")
-        blocks: Any = super().predict(module, None, data, True, ckpt_path, weights_only)
+        with self._interrupts_passed_on():
+            blocks: Any = super().predict(module, None, data, True, ckpt_path, weights_only)
         served = next((block for block in blocks if block), None)
         if served is None:
             return None
@@ -327,50 +356,29 @@ class FederatedTrainer(Trainer):
         return own[0] if own else super().log_dir if self.loggers else None
 
 
-def _refuse_arguments(arguments: dict[str, Any]) -> None:
-    """Arguments of Lightning that would end "successfully" with no round run, or that mean nothing here."""
-    cut = "a round is never cut; use --data.client_fraction or --data.clients_per_round"
-    refused: dict[str, tuple[tuple[Any, ...], str]] = {
-        "fast_dev_run": ((False,), "a round is never cut; use --trainer.max_epochs 1"),
-        "limit_train_batches": ((1.0,), cut),
-        "overfit_batches": ((0.0, 0), cut),
-        "gradient_clip_val": ((), "clients clip for themselves; use --model.solver.clip_norm"),
-        "accumulate_grad_batches": ((1,), "clients take whole batches; use --data.batch_size"),
-        "limit_predict_batches": ((1.0,), "every client is served; choose a population and a split"),
-        "val_check_interval": ((1.0,), "validation follows whole rounds; use --trainer.check_val_every_n_epoch"),
-    }
-    for name, (harmless, reason) in refused.items():
-        value = arguments.get(name)
-        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
-            raise ConfigError(f"--trainer.{name} is {value}, which federated rounds do not know: {reason}")
+class _VersionOfRankZero(Callback):
+    """Tells all ranks the folder that rank zero has claimed."""
 
-
-def _refuse_precision(precision: Any) -> None:
-    known = {None, 32, "32", "32-true", "bf16-mixed"}
-    if precision not in known:
-        raise ConfigError(
-            f"--trainer.precision is {precision}; choose 32-true or bf16-mixed: local steps are taken without a "
-            "gradient scaler, and averages need models in float32"
-        )
-
-
-def _refuse_accelerator(accelerator: Any) -> None:
-    if isinstance(accelerator, str) and accelerator not in ("auto", "cpu", "gpu", "cuda", "mps"):
-        raise ConfigError(f"--trainer.accelerator is {accelerator}; choose cpu, gpu or auto")
-    if accelerator in ("gpu", "cuda") and not (torch.cuda.is_available() or torch.backends.mps.is_available()):
-        raise ConfigError(
-            f"--trainer.accelerator is {accelerator}, and PyTorch finds no GPU here; choose cpu or auto, or install "
-            "a PyTorch that fits the machine's driver"
-        )
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for logger in trainer.loggers if stage == "fit" else ():
+            if isinstance(logger, RoundLogger):
+                logger.agree(trainer.strategy.broadcast)
 
 
 def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
     given = arguments.get("callbacks") or []
-    return with_defaults(
-        [given] if isinstance(given, Callback) else list(given),
+    chosen = [given] if isinstance(given, Callback) else list(given)
+    refuse_callbacks(chosen)
+    if arguments.get("enable_model_summary") and not any(isinstance(one, NetworkSummary) for one in chosen):
+        chosen.append(NetworkSummary())
+    # What Lightning's monitor would log as `lr-Assign` is logged as `lr` in any case.
+    chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
+    usual = with_defaults(
+        chosen,
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
+    return [_VersionOfRankZero(), MonitorCheck(), *usual]
 
 
 def _with_atomic_checkpoints(plugins: Any) -> list[Any]:

@@ -1,15 +1,18 @@
 """Sizes from outside are compared with memory before anything is allocated; what fits is not changed by that."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 from lit_fed.core import memory
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.memory import available_memory, build_checked, require_memory
+from lit_fed.core.memory import available_memory, check_network, require_memory
 from lit_fed.core.task import Target, Task
 from lit_fed.data import Sine, Synthetic
 from lit_fed.models import CNN2, MLP, CharLSTM, Linear, ResNet18
+from lit_fed.models.base import build_network
 
 
 @pytest.fixture
@@ -72,7 +75,8 @@ def test_a_network_that_fits_is_the_same_bit_for_bit(name):
     torch.manual_seed(5)
     plain, after = BUILDS[name](), torch.get_rng_state()
     torch.manual_seed(5)
-    built = build_checked(BUILDS[name])
+    check_network(BUILDS[name])
+    built = BUILDS[name]()
     assert torch.equal(torch.get_rng_state(), after)
     assert all(torch.equal(leaf, plain.state_dict()[key]) for key, leaf in built.state_dict().items())
 
@@ -86,26 +90,31 @@ def test_draws_of_another_kind_are_the_same_too():
     torch.manual_seed(5)
     plain, after = build(), torch.get_rng_state()
     torch.manual_seed(5)
-    built = build_checked(build)
+    check_network(build)
+    built = build()
     assert torch.equal(built.weight, plain.weight)
     assert torch.equal(torch.get_rng_state(), after)
 
 
 @pytest.mark.parametrize("size", [10**8, 10**12, 10**18, 10**19])
 def test_a_network_that_does_not_fit_is_refused(_one_gigabyte, size):  # noqa: PT019
-    with pytest.raises(ConfigError, match=r"the --model\.network.*; choose (smaller|other) sizes") as caught:
-        Task.create(lambda: MLP((6,), 3, hidden_sizes=[size]), Target("multiclass", 3))
+    def build():
+        return build_network(partial(MLP, hidden_sizes=[size]), (6,), torch.float32, 3)
+
+    with pytest.raises(ConfigError, match=r"--model\.network.*; (choose smaller sizes|correct the class)") as caught:
+        Task.create(build, Target("multiclass", 3))
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_defect_of_a_network_is_not_called_a_size():
+def test_a_defect_of_a_network_is_left_to_its_build():
     class Broken(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear()
 
-    with pytest.raises(TypeError, match="missing 2 required"):
-        build_checked(Broken)
+    check_network(Broken)
+    with pytest.raises(ConfigError, match="missing 2 required"):
+        build_network(lambda shape, outputs: Broken(), (6,), torch.float32, 3)
 
 
 def test_more_models_than_fit_are_refused(_one_gigabyte):  # noqa: PT019

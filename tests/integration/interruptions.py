@@ -1,11 +1,24 @@
-"""A callback that kills its own process at a chosen moment, as a power cut would."""
+"""What cuts a run short: signals at chosen moments, a power cut, a limit on the size of files."""
 
 import os
+import resource
 import signal
+from contextlib import contextmanager
 
 import torch
 
 from lit_fed.callbacks import FederatedCallback
+
+
+@contextmanager
+def file_size_limit(size):
+    """As `ulimit -f`: the system refuses to let a file grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class Kill(FederatedCallback):
@@ -32,3 +45,22 @@ class Kill(FederatedCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
         torch.save = half
+
+
+class Signal(FederatedCallback):
+    """A signal to this process: in round `round_idx`, in the final test, or while its report is written."""
+
+    def __init__(self, moment: str, name: str, round_idx: int = 1, rank: int = 0) -> None:
+        self.moment, self.signum, self.round_idx, self.rank = moment, signal.Signals[name], round_idx, rank
+
+    def on_clients_end(self, trainer, module, num_clients):
+        if self.moment == "client" and module.num_rounds_done == self.round_idx and trainer.global_rank == self.rank:
+            os.kill(os.getpid(), self.signum)
+
+    def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+        if self.moment == "test":
+            os.kill(os.getpid(), self.signum)
+
+    def on_test_end(self, trainer, pl_module):
+        if self.moment == "report":
+            os.kill(os.getpid(), self.signum)

@@ -1,7 +1,7 @@
 """Command lines that a person may type by mistake: one message that names value, place and fix, and nothing is left.
 
-`wrong_command_lines.txt` has a line for each: `status | arguments | part of the message`. `fit…` stands for a fit of two
-rounds on the digits, FILES for a folder of configurations and checkpoints that are wrong, each in its own way.
+`wrong_command_lines.txt` has a line for each: `status | arguments | part of the message`. `fit…` stands for a fit of
+two rounds on the digits, FILES for a folder of configurations and checkpoints that are wrong, each in its own way.
 """
 
 import json
@@ -16,9 +16,10 @@ import torch
 
 HERE = Path(__file__).parent
 
-FIT = (
-    "fit --data.dataset Digits --trainer.accelerator cpu --trainer.max_epochs 2 --trainer.enable_progress_bar false"
-).split()
+FIT = [
+    "fit", "--data.dataset", "Digits", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "2",
+    "--trainer.enable_progress_bar", "false",
+]  # fmt: skip
 
 CONFIGS = {
     "syntax.yaml": "model:\n  a: b\n c: [\n",

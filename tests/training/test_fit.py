@@ -86,7 +86,7 @@ def test_checkpoints_early_stopping_and_learning_rate_work_on_rounds(tmp_path):
     assert run.global_step == run.current_epoch == 2  # the first evaluation sets the mark, the second has no patience
     assert sorted(path.name for path in (tmp_path / "best").glob("*.ckpt")) == ["1.ckpt", "2.ckpt"]
     rows = (tmp_path / "run/version_0/metrics.csv").read_text().splitlines()
-    place = rows[0].split(",").index("lr-Assign")
+    place = rows[0].split(",").index("lr")
     assert [float(row.split(",")[place]) for row in rows[1:]] == pytest.approx([0.2, 0.1])
 
 

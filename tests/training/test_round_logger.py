@@ -1,4 +1,8 @@
 import csv
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_fed.training.round_logger import RoundLogger, newest_version
 
@@ -47,3 +51,43 @@ def test_a_continued_run_keeps_the_rows_before_its_checkpoint(tmp_path):
 def test_nothing_is_made_before_the_first_row(tmp_path):
     RoundLogger(str(tmp_path), "run").log_hyperparams({"a": 1})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_begin_at_once_share_no_folder(tmp_path):
+    """Threads, let go together as often as it takes to meet; before the claim, nearly all of them met."""
+    together = Barrier(8)
+
+    def begin(_):
+        logger = RoundLogger(str(tmp_path), "run")
+        together.wait()
+        logger.begin("run")
+        return logger.version
+
+    with ThreadPoolExecutor(8) as threads:
+        versions = [version for _ in range(10) for version in threads.map(begin, range(8))]
+    assert sorted(versions) == sorted(f"version_{number}" for number in range(80))
+
+
+def test_a_run_that_is_refused_gives_its_folder_back(tmp_path):
+    first, second = (RoundLogger(str(tmp_path / "out"), "run") for _ in range(2))
+    first.begin("run")
+    second.begin("run")
+    first.release()
+    assert [path.name for path in (tmp_path / "out/run").iterdir()] == ["version_1"]
+    second.log_metrics({"a": 0.0}, step=0)
+    second.release()
+    assert second.experiment.is_file()
+    third = RoundLogger(str(tmp_path / "other"), "run")
+    third.begin("run")
+    third.release()
+    assert not (tmp_path / "other").exists()
+
+
+def test_other_ranks_learn_the_folder_from_rank_zero(tmp_path, monkeypatch):
+    zero, one = (RoundLogger(str(tmp_path), "run") for _ in range(2))
+    zero.begin("run")
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    one.begin("run")
+    one.agree(lambda _: zero._version)
+    assert one.log_dir == zero.log_dir == str(tmp_path / "run/version_0")
+    assert len(list((tmp_path / "run").iterdir())) == 1

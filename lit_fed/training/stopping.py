@@ -1,0 +1,87 @@
+"""How a run ends before its time: SIGTERM, and the death of the process that started a rank."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lit_fed.core.reduce import all_reduce
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ["StopRequests", "Terminated", "end_with_parent"]
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""How often a rank looks whether its parent lives."""
+
+
+class Terminated(SIGTERMException):
+    """A SIGTERM has ended the run; uncaught, it ends the process with the status that shells give to it."""
+
+    def __init__(self, code: int = 143) -> None:
+        super().__init__(code)
+
+
+class StopRequests(_SignalConnector):
+    """What a SIGTERM does: in a fit all ranks end together behind the round, anything else ends at once.
+
+    Lightning's handler broadcasts from inside the signal, which hangs unless every rank gets one at the same time. This
+    one raises a flag, and the ranks compare their flags once per round.
+
+    Attributes:
+        agreed: whether all ranks know that the run is to end.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        self.agreed = self._requested = False
+
+    def register_signal_handlers(self) -> None:
+        """Begin without a request."""
+        self.agreed = self._requested = False
+        super().register_signal_handlers()
+
+    def _sigterm_notifier_fn(self, signum: Any, _: Any) -> None:
+        if self.trainer.state.fn != "fit":
+            raise Terminated
+        self._requested = True
+
+    def agree(self) -> None:
+        """Let all ranks know whether any of them was asked to end; every rank calls this at the same place."""
+        flag = torch.tensor(float(self._requested), device=self.trainer.strategy.root_device)
+        self.agreed = bool(all_reduce(flag) > 0)
+
+    def end(self) -> None:
+        """End the process, if it was asked to.
+
+        Raises:
+            Terminated: with status 0 in a process that Lightning started beside the first, since it kills the first,
+                which may still be closing its loggers, when it sees another one fail.
+        """
+        if self._requested or self.agreed:
+            environment = self.trainer._accelerator_connector.cluster_environment
+            beside = isinstance(environment, LightningEnvironment) and environment.local_rank() > 0
+            raise Terminated(0 if self.agreed and beside else 143)
+
+
+def end_with_parent() -> None:
+    """End this process, a rank beside the first of its machine, when the process that started it is gone.
+
+    Nothing would tell it otherwise: it would wait in a collective for ever. Such a rank has nothing to save.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

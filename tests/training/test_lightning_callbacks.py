@@ -1,0 +1,296 @@
+"""Every callback, profiler and limit of Lightning works on rounds or is refused, with the reason, before training."""
+
+import csv
+import logging
+from datetime import timedelta
+
+import lightning.pytorch.callbacks as stock
+import lightning.pytorch.profilers as profilers
+import pytest
+
+from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
+from lit_fed.callbacks.report import RunReport
+from lit_fed.cli import keep_notices_out
+from lit_fed.core.errors import ConfigError
+from lit_fed.data import Digits
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+
+ROUNDS = 3
+
+
+class Run:
+    """A small fit, with what it left and said."""
+
+    def __init__(self, folder, capsys, caplog, *callbacks, rounds=ROUNDS, **arguments):
+        keep_notices_out()
+        self.folder, self._capsys, self._caplog = folder, capsys, caplog
+        arguments = {"enable_progress_bar": False, "accelerator": "cpu", **arguments}
+        chosen = [*callbacks, RunReport(pictures=False)]
+        logger = RoundLogger(str(folder), "run")
+        self.trainer = FederatedTrainer(max_epochs=rounds, logger=logger, callbacks=chosen, **arguments)
+        self.module = FederatedModule()
+        self.data = FederatedDataModule(Digits(), num_clients=4, clients_per_block=2)
+
+    def fit(self):
+        self.trainer.fit(self.module, datamodule=self.data)
+        return self
+
+    @property
+    def rows(self):
+        with (self.folder / "run/version_0/metrics.csv").open() as file:
+            return list(csv.DictReader(file))
+
+    @property
+    def said(self):
+        logged = "\n".join(record.getMessage() for record in self._caplog.records)
+        captured = self._capsys.readouterr()
+        return captured.out + captured.err + logged
+
+
+@pytest.fixture
+def new_run(tmp_path, capsys, caplog):
+    for name in ("callbacks", "profilers"):
+        caplog.set_level(logging.INFO, f"lightning.pytorch.{name}")
+
+    def make(*callbacks, **arguments):
+        return Run(tmp_path, capsys, caplog, *callbacks, **arguments)
+
+    return make
+
+
+def columns(run):
+    return set().union(*run.rows)
+
+
+# ------------------------------------------------------------------ what works
+def test_a_plain_run_is_silent_about_lightning(new_run):
+    run = new_run().fit()
+    assert run.trainer.global_step == ROUNDS
+    assert run.said == ""
+
+
+@pytest.mark.parametrize("monitor", ["test/seen/loss", "train/seen/loss", "train/seen/accuracy"])
+def test_early_stopping_says_why(new_run, monitor):
+    stop = stock.EarlyStopping(monitor, patience=1, min_delta=10.0)
+    run = new_run(stop, TrainingSplitEvaluation(), rounds=9).fit()
+    assert run.module.num_rounds_done == 2
+    assert f"ended after round 2 of 9: Monitored metric {monitor} did not improve" in run.said
+
+
+@pytest.mark.parametrize("how", ["Timer", "max_time"])
+def test_a_time_limit_ends_behind_a_round_and_says_so(new_run, how):
+    limit = timedelta(milliseconds=1)
+    run = new_run(stock.Timer(limit), rounds=9) if how == "Timer" else new_run(max_time=limit, rounds=9)
+    run.fit()
+    assert run.module.num_rounds_done == 1
+    assert "ended after round 1 of 9: the time limit was reached after 0:00:00\n" in run.said
+
+
+def test_a_stop_of_a_callback_of_ones_own_is_said(new_run):
+    class Stop(stock.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.should_stop = True
+
+    assert "ended after round 1 of 3: a callback asked for it" in new_run(Stop()).fit().said
+
+
+def test_checkpoints_count_rounds(new_run, tmp_path):
+    best = stock.ModelCheckpoint(tmp_path / "best", monitor="test/seen/accuracy", mode="max", filename="best")
+    every = stock.ModelCheckpoint(tmp_path / "every", every_n_train_steps=2, save_top_k=-1, filename="{step}")
+    assert new_run(best, every).fit().said == ""
+    assert [path.name for path in (tmp_path / "best").iterdir()] == ["best.ckpt"]
+    assert [path.name for path in (tmp_path / "every").iterdir()] == ["step=2.ckpt"]
+
+
+def test_the_local_learning_rate_is_a_column(new_run):
+    run = new_run(stock.LearningRateMonitor()).fit()
+    assert [row["lr"] for row in run.rows] == ["0.1"] * ROUNDS
+    assert [name for name in columns(run) if name.startswith("lr")] == ["lr"]
+
+
+def test_device_stats_are_columns_of_rounds(new_run):
+    run = new_run(stock.DeviceStatsMonitor(cpu_stats=True)).fit()
+    assert [row["step"] for row in run.rows] == ["0", "1", "2"]
+    assert all(row["DeviceStatsMonitor.on_train_batch_end/cpu_percent"] for row in run.rows)
+
+
+@pytest.mark.parametrize("bar", [stock.RichProgressBar, stock.TQDMProgressBar])
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_lightnings_progress_bars(new_run, bar):
+    assert new_run(bar(), enable_progress_bar=True).fit().module.num_rounds_done == ROUNDS
+
+
+def test_a_lambda_is_called_in_every_round(new_run):
+    rounds = []
+    new_run(stock.LambdaCallback(on_train_epoch_end=lambda _, module: rounds.append(module.num_rounds_done))).fit()
+    assert rounds == [1, 2, 3]
+
+
+@pytest.mark.filterwarnings("ignore:Couldn't infer the batch indices")
+def test_a_prediction_writer_gets_the_blocks(new_run, tmp_path):
+    class Writer(stock.BasePredictionWriter):
+        served = 0
+
+        def write_on_batch_end(self, trainer, pl_module, prediction, batch_indices, batch, batch_idx, dataloader_idx):
+            self.served += len(prediction.client_ids)
+
+    writer = Writer("batch")
+    run = new_run(writer).fit()
+    run.trainer.predict(run.module, datamodule=run.data, output=str(tmp_path / "predictions.csv"))
+    assert writer.served == 4
+
+
+@pytest.mark.parametrize("callbacks", [[], [NetworkSummary(max_depth=-1)]])
+def test_the_summary_shows_the_layers(new_run, callbacks):
+    said = new_run(*callbacks, enable_model_summary=True, rounds=1).fit().said
+    assert "network.linear" in said
+    assert "650" in said  # 64 · 10 + 10 parameters of one component
+    assert "store" not in said
+
+
+@pytest.mark.parametrize(
+    ("profiler", "parts"),
+    [
+        ("simple", ["FIT Profiler Report", "run_training_epoch"]),
+        ("advanced", ["FIT Profiler Report", "Profile stats for: run_training_epoch", "cumtime"]),
+        ("pytorch", ["FIT Profiler Report", "Self CPU"]),
+        (profilers.PassThroughProfiler(), []),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:The PyTorch Profiler default schedule")
+def test_profilers_print_what_took_how_long(new_run, profiler, parts):
+    said = new_run(profiler=profiler, rounds=1).fit().said
+    assert all(part in said for part in parts), said
+
+
+# ------------------------------------------------------------------ what is refused
+CANNOT = {
+    stock.BatchSizeFinder: (stock.BatchSizeFinder, "--data.batch_size"),
+    stock.LearningRateFinder: (stock.LearningRateFinder, "--model.solver.lr"),
+    stock.GradientAccumulationScheduler: (lambda: stock.GradientAccumulationScheduler({0: 2}), "--data.batch_size"),
+    stock.StochasticWeightAveraging: (lambda: stock.StochasticWeightAveraging(0.1), "a server writes the models"),
+    stock.WeightAveraging: (stock.WeightAveraging, "models of their round"),
+    stock.EMAWeightAveraging: (stock.EMAWeightAveraging, "models of their round"),
+    stock.ModelPruning: (lambda: stock.ModelPruning("l1_unstructured"), "without the masks"),
+    stock.SpikeDetection: (stock.SpikeDetection, "EarlyStopping with divergence_threshold"),
+    stock.BackboneFinetuning: (stock.BackboneFinetuning, "requires_grad"),
+    stock.BaseFinetuning: (stock.BackboneFinetuning, "requires_grad"),
+    stock.ThroughputMonitor: (lambda: stock.ThroughputMonitor(len), "time/round_seconds"),
+    stock.OnExceptionCheckpoint: (lambda: stock.OnExceptionCheckpoint("."), "--ckpt_path last"),
+    stock.ModelSummary: (stock.ModelSummary, "--trainer.enable_model_summary true"),
+    stock.RichModelSummary: (stock.RichModelSummary, "NetworkSummary"),
+}
+WORK = {
+    "EarlyStopping", "Timer", "ModelCheckpoint", "LearningRateMonitor", "DeviceStatsMonitor", "RichProgressBar",
+    "TQDMProgressBar", "LambdaCallback", "BasePredictionWriter",
+}  # fmt: skip
+ABSTRACT = {"Callback", "Checkpoint", "ProgressBar"}
+
+
+def test_no_callback_and_no_profiler_is_forgotten():
+    assert {kind.__name__ for kind in CANNOT} | WORK | ABSTRACT == set(stock.__all__)
+    known = {"SimpleProfiler", "AdvancedProfiler", "PyTorchProfiler", "PassThroughProfiler", "XLAProfiler", "Profiler"}
+    assert known == set(profilers.__all__)
+
+
+@pytest.mark.parametrize("kind", CANNOT)
+def test_callbacks_that_cannot_work_on_rounds(new_run, tmp_path, kind):
+    make, reason = CANNOT[kind]
+    with pytest.raises(ConfigError, match="cannot work on rounds") as refused:
+        new_run(make())
+    assert type(make()).__name__ in str(refused.value)
+    assert reason in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("make", "parts"),
+    [
+        (lambda: stock.Timer("00:00:00:00"), ["Timer.duration", "0 seconds"]),
+        (lambda: stock.ModelCheckpoint(train_time_interval=timedelta(1)), ["train_time_interval", "every_n_epochs"]),
+        (lambda: stock.LearningRateMonitor(log_momentum=True), ["LearningRateMonitor", "--model.solver"]),
+    ],
+)
+def test_settings_of_callbacks_that_cannot_work_on_rounds(new_run, make, parts):
+    with pytest.raises(ConfigError) as refused:
+        new_run(make())
+    assert all(part in str(refused.value) for part in parts), refused.value
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: stock.EarlyStopping("val/loss"), lambda: stock.ModelCheckpoint(monitor="val/loss")]
+)
+def test_an_unknown_monitor_is_refused_before_training(new_run, tmp_path, make):
+    with pytest.raises(ConfigError, match="monitor is val/loss, which this run does not log; give one of") as refused:
+        new_run(make()).fit()
+    for key in ("test/seen/loss", "test/seen/accuracy_decile", "train/seen/loss"):
+        assert key in str(refused.value)
+    assert "unseen" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_metric_of_the_algorithm_is_refused_behind_the_first_round(new_run):
+    run = new_run(stock.EarlyStopping("train/seen/gradient", check_on_train_epoch_end=True))
+    with pytest.raises(ConfigError, match="monitor is train/seen/gradient"):
+        run.fit()
+    assert run.module.num_rounds_done == 1
+
+
+def test_a_callback_of_ones_own_may_log_what_it_likes(new_run):
+    class Own(stock.Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            pl_module.log("own", float(pl_module.num_rounds_done), batch_size=1)
+
+    stop = stock.EarlyStopping("own", stopping_threshold=1.5, mode="max", check_on_train_epoch_end=True)
+    assert new_run(Own(), stop).fit().module.num_rounds_done == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"limit_test_batches": 0.5}, ["limit_test_batches is 0.5", "--data.eval_clients"]),
+        ({"limit_test_batches": 1}, ["limit_test_batches is 1,", "--data.eval_clients"]),
+        ({"limit_val_batches": 1}, ["limit_val_batches is 1,", "--data.eval_clients"]),
+        ({"max_steps": 0}, ["--trainer.max_steps is 0", "no round"]),
+        ({"rounds": 0}, ["--trainer.max_epochs is 0", "no round"]),
+        ({"max_time": "00:00:00:00"}, ["--trainer.max_time", "no round"]),
+        ({"max_time": timedelta(0)}, ["--trainer.max_time", "no round"]),
+        ({"rounds": -1}, ["--trainer.max_epochs is -1", "schedules", "--trainer.max_time"]),
+        ({"min_epochs": 4}, ["--trainer.min_epochs is 4", "3 rounds"]),
+        ({"min_steps": 4}, ["--trainer.min_steps is 4", "3 rounds"]),
+        ({"min_epochs": 3, "max_steps": 2}, ["--trainer.min_epochs is 3", "2 rounds"]),
+        ({"check_val_every_n_epoch": 0}, ["check_val_every_n_epoch is 0", "limit_val_batches 0"]),
+        ({"check_val_every_n_epoch": -2}, ["check_val_every_n_epoch is -2", ">= 1"]),
+        ({"profiler": "xla"}, ["--trainer.profiler is xla", "simple"]),
+        ({"barebones": True}, ["--trainer.barebones is True", "logger false"]),
+        ({"sync_batchnorm": True}, ["--trainer.sync_batchnorm is True", "--model.batch_norm"]),
+        ({"devices": 1_000_000}, ["--trainer.devices is 1000000", "CPU cores"]),
+        ({"devices": "1000000", "accelerator": "auto"}, ["--trainer.devices is 1000000", "CPU cores"]),
+    ],
+)
+def test_limits_that_mean_nothing_to_rounds(new_run, monkeypatch, arguments, parts):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("lightning.pytorch.trainer.trainer.Trainer.fit", lambda *_, **__: pytest.fail("it started"))
+    with pytest.raises(ConfigError) as refused:
+        new_run(**arguments)
+    assert all(part in str(refused.value) for part in parts), refused.value
+
+
+def test_two_processes_are_granted_on_one_core_and_not_three(new_run, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert new_run(devices=2, strategy="fed_ddp").trainer.num_devices == 2
+    with pytest.raises(ConfigError, match="grants 1 CPU cores; give at most 2"):
+        new_run(devices=3, strategy="fed_ddp")
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(None, 2), (-1, 2), (9, 2), (2, -1)])
+def test_the_number_of_rounds_is_always_known(new_run, rounds, steps):
+    run = new_run(rounds=rounds, max_steps=steps).fit()
+    assert run.module.num_rounds == run.module.num_rounds_done == 2
+
+
+def test_validation_can_be_left_out(new_run):
+    run = new_run(limit_val_batches=0, rounds=1).fit()
+    assert "test/seen/loss" not in columns(run)
+    assert "train/seen/loss" in columns(run)
