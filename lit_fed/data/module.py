@@ -62,7 +62,8 @@ class FederatedDataModule(LightningDataModule):
         unseen_fraction: share of the clients kept out of training, to be served as newcomers.
         client_fraction: share of the clients sampled in each round.
         clients_per_round: number of clients sampled in each round, instead of a share.
-        client_sampling: `uniform` without replacement, or `size`: with replacement, in proportion to the samples.
+        client_sampling: `uniform` without replacement, or `size`: with replacement, in proportion to the samples;
+            refused by algorithms in which each client has to count once.
         clients_per_block: most clients handed to a client trainer at once; fewer where their states lie in files.
         eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
             clients and one of the unseen, drawn from `seed`; null measures all.

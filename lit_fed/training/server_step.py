@@ -40,7 +40,7 @@ class Assign(Optimizer):
         """
         loss = closure() if closure is not None else None
         leaves = [leaf for group in self.param_groups for leaf in group["params"]]
-        for leaf, new in zip(leaves, self.staged, strict=True):
+        for leaf, new in zip(leaves, _apart(leaves, self.staged), strict=True):
             if leaf.shape != new.shape or leaf.dtype != new.dtype:
                 raise ValueError(
                     f"server_step returned a leaf {list(new.shape)} of {new.dtype} for one {list(leaf.shape)} of "
@@ -49,6 +49,17 @@ class Assign(Optimizer):
             leaf.copy_(new)
         self.staged = []
         return loss
+
+
+def _apart(leaves: list[Tensor], staged: list[Tensor]) -> list[Tensor]:
+    """The staged leaves; one that is a view of a leaf, such as a row of it, is copied before that is written."""
+    written = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+
+    def apart(leaf: Tensor, new: Tensor) -> Tensor:
+        stays = new.data_ptr() == leaf.data_ptr() and new.stride() == leaf.stride()
+        return new if stays or new.untyped_storage().data_ptr() not in written else new.clone()
+
+    return [apart(leaf, new) for leaf, new in zip(leaves, staged, strict=True)]
 
 
 def register_leaves(module: nn.Module, shared: Tree) -> list[str]:

@@ -5,7 +5,7 @@ import torch
 from federated_round import REGRESSION, Federation, distance, make_clients, make_task
 from test_algorithms import all_algorithms
 
-from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, SurrogateOptimization
+from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, SurrogateOptimization
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local import LocalSolver
@@ -50,6 +50,18 @@ def test_weights_sum_to_one_whatever_the_losses(cls, trainer, loss):
     assert found.dtype == torch.float32
     assert float((found.sum(-1) - 1).abs().max()) < 1e-6
     assert float(found.min()) >= 0
+
+
+@pytest.mark.parametrize("loss", [1e5, 1e30])
+@pytest.mark.parametrize("tracking", ["ema", "corrected_ema", "accumulated"])
+def test_weights_of_federico_sum_to_one_whatever_the_losses(tracking, loss):
+    train = make_clients([5, 3], target=REGRESSION, dtype=torch.float32)
+    train = Split(train.x, torch.full_like(train.y, (2 * loss) ** 0.5), train.offsets)
+    task = make_task(REGRESSION, dtype=torch.float32)
+    federation = Federation(FedeRiCo(tracking=tracking), train, task, STILL, num_rounds=3)
+    for _ in range(3):
+        federation.round()
+    assert float((federation.states.weights.sum(-1) - 1).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("loss", [1.0, 1e5, 1e7, 5e9, 1e30])

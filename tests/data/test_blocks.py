@@ -1,8 +1,11 @@
 import numpy as np
 import pytest
+import torch
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import LocalWork, Phase, Split
 from lit_fed.data.blocks import cohort_size, cut_blocks, draw_cohort, make_blocks, split_by_work
+from lit_fed.data.module import round_blocks
 
 SIZES = np.array([5, 1, 9, 5, 2, 30])
 
@@ -62,6 +65,24 @@ def test_wrong_cohorts_are_refused(wrong, message):
 def test_every_client_is_on_one_rank():
     shares = split_by_work(np.array([5, 0, 2, 2, 3, 1]), SIZES, 2)
     assert [share.tolist() for share in shares] == [[5], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_blocks_know_how_often_each_client_was_drawn(num_ranks):
+    """A client trains once, on one rank; a rank without clients gets one that does not count."""
+    offsets = torch.tensor([0, *SIZES.cumsum().tolist()])
+    data = Split(torch.zeros(52, 1), torch.zeros(52), offsets)
+    phase = Phase("train", torch.tensor([5, 2, 5, 0, 2, 5]), LocalWork(epochs=1))
+    options = {"batch_size": 4, "clients_per_block": 1, "num_ranks": num_ranks}
+    drawn, ghosts = {}, 0
+    for rank in range(num_ranks):
+        for block in round_blocks([phase], data, rank=rank, **options):
+            (one,), (count,) = block.phase.client_ids.tolist(), block.multiplicity.tolist()
+            assert count == 0 or one not in drawn
+            drawn |= {one: count} if count else {}
+            ghosts += count == 0
+    assert drawn == {0: 1, 2: 2, 5: 3}
+    assert ghosts == {1: 0, 2: 1, 4: 1}[num_ranks]
 
 
 def test_work_is_balanced():

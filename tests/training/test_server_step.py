@@ -14,6 +14,15 @@ def test_all_leaves_are_copied_exactly():
     assert assign.staged == []
 
 
+def test_a_leaf_that_is_a_view_of_another_is_what_that_was_before():
+    """A server step may put a row of one leaf, as it was, into the place of another, and exchange two leaves."""
+    table, row, other = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2), torch.tensor([5.0, 6.0])
+    assign = Assign([table, row, other])
+    assign.staged = [table.T, table[1], row]
+    assign.step()
+    assert [table.tolist(), row.tolist(), other.tolist()] == [[[1, 3], [2, 4]], [3, 4], [0, 0]]
+
+
 @pytest.mark.parametrize("new", [torch.zeros(2), torch.zeros(3, dtype=torch.float64)])
 def test_a_leaf_of_another_shape_or_type_is_refused(new):
     assign = Assign([torch.zeros(3)])
