@@ -11,7 +11,8 @@ Symbols:
     λ   -> prox_weight    v_i <- v_i − η·(∇f_i(v_i) + λ·(v_i − w)), w as received
     N   -> num_clients    all clients: if all take part, w is the mean of the personal models
 Deviations:
-    If clients are weighted by samples, p_i takes the place of 1/N.
+    If clients are weighted by samples, p_i takes the place of 1/N. A client that is drawn twice counts twice, and no
+    step goes past the mean.
     It is ProxAvg up to the weights of the mean (ProxAvg: samples, as in the FedEM code) and to absent clients, who
     count here with w, and in ProxAvg not at all or with their own models.
     An unseen client has no personal model there. Ours: it trains `unseen_epochs` passes from w towards w.
@@ -25,9 +26,10 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
+from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.penalty import Penalty
-from lit_fed.core.reduce import server_average
+from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Reduced
 
 __all__ = ["DittoL2SGD", "OwnModel"]
@@ -84,7 +86,12 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """The step w <- w + 1/N·Σ_i (v_i − w), the smaller the fewer clients take part."""
-        return GlobalModels(server_average(ctx._replace(aggregation="stale_fill"), shared.models, reduced))
+        share = (reduced.weight / ctx.total_weight).clamp(max=1)  # draws with replacement may be more than clients
+
+        def step(new: Tensor, old: Tensor) -> Tensor:
+            return share * new + (1 - share) * old.double()
+
+        return GlobalModels(cast_like(tree.map_leaves(step, reduced.value, shared.models), shared.models))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""

@@ -99,6 +99,15 @@ def test_a_client_alone_moves_the_global_model_by_its_share(weighting, share, cl
     assert distance(federation.weights[0] - start, share * (flat(federation.states)[1] - start)) < 1e-14
 
 
+def test_more_draws_than_clients_go_to_their_mean_and_not_past_it(client_trainer):
+    federation = run_rounds(DittoL2SGD(), client_trainer, make_clients(SIZES), rounds=1, cohorts=[[0, 2, 2, 2]])
+    own = flat(federation.states)
+    assert distance(federation.weights[0], (own[0] + 3 * own[2]) / 4) < 1e-14
+    two = run_rounds(DittoL2SGD(), client_trainer, make_clients(SIZES), rounds=1, cohorts=[[2, 2]])
+    start = Federation(DittoL2SGD(), make_clients(SIZES)).weights[0]
+    assert distance(two.weights[0], start + (own[2] - start) * 2 / 3) < 1e-14
+
+
 def test_one_model_each_way(client_trainer):
     train = make_clients([5, 2], dtype=torch.float32)
     run = {"rounds": 1, "task": make_task(dtype=torch.float32)}
