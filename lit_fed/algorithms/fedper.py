@@ -51,7 +51,8 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
     """Clients train base and head together; the server averages the base, every client keeps its head.
 
     Args:
-        private_layers: layers of the head, counted from the end of the network: 0 gives FedAvg, all of them Local.
+        private_layers: trained layers of the head, counted from the end of the network: 0 gives FedAvg, all of them
+            Local.
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 

@@ -58,8 +58,9 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
     Args:
         prox_weight: μ; 0 is FedAvg.
         inexactness: γ, at which a client stops; null lets it take all its steps. The rule costs a pass over all local
-            samples before each step.
-        local_solve: `sgd` takes the solver's local steps; `exact` finds the minimiser of h_k, for small networks.
+            samples before each step, and takes no BatchNorm.
+        local_solve: `sgd` takes the solver's local steps; `exact` finds the minimiser of h_k, for small networks
+            without BatchNorm and dropout.
     """
 
     prox_weight: float = 0.1

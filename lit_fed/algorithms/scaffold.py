@@ -79,7 +79,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
 
     Args:
         option: how a client renews its control: `I`, its gradient at the received model, one more pass over its samples
-            and no noise; `II`, the mean of the gradients of its local steps, which costs nothing.
+            and no noise (not with BatchNorm); `II`, the mean of the gradients of its local steps, which costs nothing.
         server_lr: the server's step η_g along the average change of the clients' models.
     """
 

@@ -39,7 +39,7 @@ Tree = Any
 class ModelState(NamedTuple):
     """M models stacked leaf by leaf."""
 
-    parameters: dict[str, Tensor]  # trainable, leaves [M, ...]
+    parameters: dict[str, Tensor]  # trainable, leaves [M, ...]; what is frozen stands in the task
     buffers: dict[str, Tensor]  # running statistics, leaves [M, ...]; {} without
 
 

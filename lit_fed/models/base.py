@@ -19,7 +19,8 @@ class Network(nn.Module):
     """A plain module built from the sizes of the data.
 
     Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options of their own; these appear on
-    the command line as `--model.network.<option>`.
+    the command line as `--model.network.<option>`. Parameters with `requires_grad` False are neither trained nor sent;
+    all models and all clients have those of the first initial model. Lazy layers get their sizes from the samples.
     """
 
 

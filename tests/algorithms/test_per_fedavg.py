@@ -120,6 +120,26 @@ def test_a_small_difference_of_gradients_is_nearly_exact(network):
     assert gaps[1] < gaps[0]
 
 
+@pytest.mark.parametrize("axis", ["loop", "vmap"])
+def test_the_curvature_survives_bf16(axis):
+    """Gradients that differ by less than bfloat16 can tell are taken in float32."""
+    task = make_task(MULTICLASS, network=small_mlp, dtype=torch.float32, model_axis=axis)
+    data = make_clients([30], target=MULTICLASS, dtype=torch.float32)
+    models, rows = task.init(1, 0), torch.arange(30).view(3, 10)
+    batch = Batch(data.x[rows], data.y[rows], rows, torch.ones(3, 10))
+    ctx = make_context(task)
+
+    def direction(variant):
+        return PerFedAvg(variant, inner_lr=1.0)._meta_gradient(ctx, models, batch)[1]
+
+    exact = direction("exact")
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        found = {variant: direction(variant) for variant in VARIANTS}
+    error = {variant: float(tree.norm(tree.sub(one, exact)) / tree.norm(exact)) for variant, one in found.items()}
+    assert error["first_order"] > 0.1
+    assert max(error["exact"], error["hessian_free"]) < 0.02, error
+
+
 # ---------------------------------------------------------------------- limits
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.9, "weight_decay": 0.05}], ids=str)

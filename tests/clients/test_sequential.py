@@ -110,6 +110,8 @@ def test_check_finite_looks_at_messages_and_states():
     ids, good = torch.tensor([4, 9]), torch.ones(2, 3)
     bad = torch.tensor([[1.0, 1, 1], [1, -math.inf, math.inf]])
     check_finite(result(good, (torch.arange(2), good)), ids, 0)
+    with pytest.raises(ClientError, match="client 9, round 7, client_final: state/scale is NaN"):
+        check_finite(result(good, {"scale": torch.tensor([1.0, math.nan])}), ids, 7)  # a number of each client
     with pytest.raises(ClientError, match="client 9, round 7, client_final: message/w is NaN"):
         check_finite(result(bad, ()), ids, 7)
     with pytest.raises(ClientError, match="client 9, round 7, client_final: state/0 is NaN"):

@@ -10,6 +10,7 @@ from fit_all import fit
 from lightning.pytorch import Callback, seed_everything
 from normalised import NormalisedMLP
 from running import SMALL, folder, history, numbers, run
+from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -34,6 +35,13 @@ pytestmark = [
 
 def small_mlp(shape, outputs):
     return MLP(shape, outputs, (8,))
+
+
+def frozen_mlp(shape, outputs):
+    """Of which the device needs a copy of the frozen layer, too."""
+    network = small_mlp(shape, outputs)
+    next(layer for layer in network.modules() if isinstance(layer, nn.Linear)).requires_grad_(False)
+    return network
 
 
 def tabular(network, target=MULTICLASS, dtype=torch.float64):
@@ -69,6 +77,7 @@ KINDS = {
     "closed form": partial(tabular, Linear),
     "binary": partial(tabular, Linear, BINARY),
     "dense": partial(tabular, small_mlp),
+    "frozen": partial(tabular, frozen_mlp),
     "BatchNorm": partial(tabular, NormalisedMLP),
     "images": images,
     "sequences": texts,

@@ -61,6 +61,50 @@ def test_networks_that_do_not_fit(network, input_shape, input_type, output_shape
         assert part in str(refused.value)
 
 
+class Fails(nn.Module):
+    """A forward pass that raises, or gives no tensor."""
+
+    def __init__(self, raised=None):
+        super().__init__()
+        self.dense, self.raised = nn.Linear(4, 3), raised
+
+    def forward(self, x):
+        if self.raised is not None:
+            raise self.raised
+        return {"logits": self.dense(x)}
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        (ValueError("width 7"), r"Fails cannot read samples \[4\] of torch.float32 \(ValueError: width 7\); choose"),
+        (KeyError("pixels"), r"\(KeyError: 'pixels'\); choose another --model\.network, or correct the data"),
+        (AssertionError(), r"Fails cannot read samples .*AssertionError"),
+        (None, r"Fails gives dict, not a tensor of outputs \[B, K\]; return the outputs alone"),
+    ],
+    ids=str,
+)
+def test_a_forward_pass_that_fails_is_named(raised, message):
+    with pytest.raises(ConfigError, match=message):
+        check_outputs(Fails(raised), (4,), FLOAT, (3,))
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (
+            lambda shape, outputs: shape.pixels,
+            r"--model\.network .*cannot be built for samples \[4\] and 3 outputs \(Attr",
+        ),
+        (lambda shape, outputs: LeNet5(shape, outputs), "LeNet5 reads images"),  # its own words
+    ],
+    ids=["any error", "an error of the network's own"],
+)
+def test_a_network_that_cannot_be_built_is_named(network, message):
+    with pytest.raises(ConfigError, match=message):
+        FederatedModule(network=network).build_shared(MULTICLASS, (4,), num_clients=2, total_samples=9)
+
+
 def test_a_module_is_checked_when_it_is_built():
     module = FederatedModule(network=CharLSTM)
     with pytest.raises(ConfigError, match=r"CharLSTM gives .* outputs \[5, 3\], and labels of shape \[\] need \[3\]"):
