@@ -66,14 +66,21 @@ class SaveConfig(SaveConfigCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write, on rank zero, and tell other loggers."""
         config = copy.deepcopy(self.config)
-        config["ckpt_path"] = None
+        config["ckpt_path"], config["resume_with_changes"] = None, False
         plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
         for logger in trainer.loggers:
             logger.log_hyperparams(plain)
         if trainer.is_global_zero and trainer.log_dir is not None:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(folder / self.config_filename, self.parser.dump(config, skip_unset=False))
+            text = _as_comments(pl_module) + self.parser.dump(config, skip_unset=False)
+            write_atomically(folder / self.config_filename, text)
+
+
+def _as_comments(module: Any) -> str:
+    """What was changed on the way to these settings, as lines of a YAML file that do not count."""
+    line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
+    return "".join(line.format(**change) for change in module.changes)
 
 
 class CutShort(SystemExit):
@@ -121,6 +128,9 @@ class FederatedCLI(LightningCLI):
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs | {"description": COMMANDS[subcommand]})
         explain_arguments(parser)
+        if subcommand == "fit":  # a flag: it needs no value
+            flag = next(action for action in parser._actions if action.dest == "resume_with_changes")
+            flag.nargs, flag.const = "?", True
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

@@ -142,7 +142,7 @@ class Federation:
 
     def context(self, phase: str, present: Tensor | None = None) -> Context:
         """What every client of a phase knows."""
-        lr = self.on_device(self.solver.lr_in(phase, min(self.round_idx, self.num_rounds - 1), self.num_rounds))
+        lr = self.on_device(self.solver.lr_in(phase, self.round_idx, self.num_rounds))
         return Context(
             self.task, self.solver, lr, self.round_idx, phase, self.train.num_clients, len(self.train.y), self.seed,
             self.groups, self.aggregation, self.weighting, self.num_rounds, int(self.train.sizes.max()), present,

@@ -143,6 +143,7 @@ class RunReport(Callback):
             "versions/lit_fed": importlib.metadata.version("lit-fed"),
             **{f"versions/{name}": version for name, version in packages.items()},
             "git_commit": _git_commit(),
+            **({"changes_on_resume": module.changes} if module.changes else {}),
         }
 
 

@@ -99,11 +99,11 @@ def complete(job: TrainJob, result: ClientResult) -> ClientResult:
     return result._replace(message=Message(message.value, like, up, down))
 
 
-def check_finite(result: ClientResult, client_ids: Tensor, round_idx: int) -> None:
+def check_finite(result: ClientResult, client_ids: Tensor, ctx: Context) -> None:
     """Stop at the first client whose message or state holds NaN or infinity.
 
     Raises:
-        ClientError: naming the client and the round.
+        ClientError: naming the client and the round, and how to go on.
     """
     for place, leaf in (*tree.items(result.message.value, "message"), *tree.items(result.state, "state")):
         if leaf.is_floating_point():
@@ -113,9 +113,21 @@ def check_finite(result: ClientResult, client_ids: Tensor, round_idx: int) -> No
             finite = leaf.reshape(len(leaf), -1).isfinite().all(1)
             if not finite.all():
                 client_id = int(client_ids[int((~finite).nonzero()[0])])
-                reason = f"{place} is NaN or infinite; check this client's data, "
-                reason += "lower --model.solver.lr or set --model.solver.clip_norm"
-                raise ClientError(client_id, "client_final", round_idx, reason)
+                reason = f"{place} is NaN or infinite; check this client's data, {_way_out(ctx)}"
+                raise ClientError(client_id, "client_final", ctx.round_idx, reason)
+
+
+def _way_out(ctx: Context) -> str:
+    """What to do about steps that diverge, as options that work as they are written."""
+    if ctx.phase == "adapt":
+        return "or give a lower --model.solver.adapt_lr, or rate of adaptation of the algorithm"
+    fix = "a lower --model.solver.lr"
+    if ctx.solver.clip_norm is None:
+        fix = f"--model.solver.clip_norm 1 or {fix}"
+    if not ctx.round_idx:
+        return f"or start again with {fix}"
+    go_on = "add --ckpt_path last --resume_with_changes to go on from the last of them"
+    return f"or start again with {fix}; if the rounds before went well, {go_on}"
 
 
 def evaluate(client_trainer: ClientTrainer, job: PredictJob) -> Tensor:

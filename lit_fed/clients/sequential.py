@@ -50,7 +50,7 @@ class SequentialTrainer:
         for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
             result, optimizer = self._one(job, row, client_id)
             result = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), complete(job, result))
-            check_finite(result, job.block.phase.client_ids[row : row + 1], job.ctx.round_idx)
+            check_finite(result, job.block.phase.client_ids[row : row + 1], job.ctx)
             yield Trained(slice(row, row + 1), result, tree.map_leaves(lambda leaf: leaf.unsqueeze(0), optimizer))
 
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:

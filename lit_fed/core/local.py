@@ -35,8 +35,8 @@ class LocalSolver:
         lr: learning rate of the first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
-        schedule_rounds: R, after which `multi_step` and `cosine` stay at their last rate; null takes the number of
-            rounds of the first run, also when a later one adds rounds to it.
+        schedule_rounds: R, after which `multi_step` and `cosine` stay at their last rate; null takes the rounds of the
+            run, and when it is continued with more of them those that it began with.
         adapt_lr: learning rate of clients that train before they are served; null takes `lr`: at the decayed rate of
             the last rounds they would hardly move.
         momentum: momentum of `sgd`, in [0, 1).
@@ -94,6 +94,11 @@ class LocalSolver:
         """The local work of a round."""
         epochs = None if self.local_steps else self.local_epochs
         return LocalWork(epochs, self.local_steps, straggler_fraction=self.straggler_fraction)
+
+    @property
+    def has_horizon(self) -> bool:
+        """Whether the rate of a round depends on the number of rounds."""
+        return self.schedule in ("multi_step", "cosine")
 
     def lr_at(self, round_idx: int, num_rounds: int) -> Tensor:
         """Learning rate of round `round_idx`, [] float64; R is `schedule_rounds`, else `num_rounds`.

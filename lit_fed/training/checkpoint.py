@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -17,7 +18,9 @@ from lit_fed.core.files import whole_file
 __all__ = [
     "CHECKPOINT_KEY",
     "AtomicCheckpointIO",
+    "Difference",
     "compare_arguments",
+    "compare_identities",
     "load_checkpoint",
     "refuse_differences",
     "refuse_other_run",
@@ -25,6 +28,9 @@ __all__ = [
 
 CHECKPOINT_KEY = "lit_fed"
 """Where a checkpoint keeps what Lightning does not."""
+
+CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
+"""Settings with which a run may be told to go on: how far clients step, not what they compute."""
 
 
 OWN_ENTRIES = ("identity", "arguments", "num_rounds", "results")
@@ -85,50 +91,109 @@ def load_checkpoint(path: Path, *, resumable: bool = False) -> dict[str, Any]:
     return content
 
 
-def refuse_other_run(stored: dict[str, Any] | None, arguments: dict[str, Any], identity: dict[str, Any]) -> None:
+class Difference(NamedTuple):
+    """A setting whose value in a checkpoint is not that of the run that wants it."""
+
+    setting: str  # its name on the command line, without the dashes
+    before: Any
+    now: Any
+
+    @property
+    def may_change(self) -> bool:
+        """Whether a fit may be told to go on with the new value."""
+        return self.setting.removeprefix("model.") in CHANGEABLE
+
+    def __str__(self) -> str:
+        """A line for a message."""
+        return f"{self.setting} is {self.now}, in the checkpoint {self.before}"
+
+
+def refuse_other_run(
+    stored: dict[str, Any] | None,
+    arguments: dict[str, Any],
+    identity: dict[str, Any],
+    *,
+    goes_on: bool = False,
+    with_changes: bool = False,
+) -> list[Difference]:
     """Compare what a checkpoint says of its run with the run that wants it.
 
     Args:
         stored: what the checkpoint keeps under `CHECKPOINT_KEY`.
         arguments: this run's arguments, as the command line gave them; {} without one.
         identity: what this run must share with the checkpoint in any case.
+        goes_on: the run is a fit, which may be told to go on with changes.
+        with_changes: it was told so.
+
+    Returns:
+        The changes with which it goes on; without being told so, none.
 
     Raises:
         ConfigError: naming what differs.
     """
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
-    refuse_differences(
-        compare_arguments(stored["arguments"], arguments) or compare_arguments(stored["identity"], identity)
-    )
+    given = compare_arguments(stored["arguments"], arguments)
+    inside = compare_identities(stored["identity"], identity)
+    refused = [one for one in given + inside if not one.may_change]
+    if goes_on and with_changes:
+        refuse_differences(refused)
+    else:
+        refuse_differences(given or inside, may_change=goes_on and not refused)
+    return given or inside
 
 
-def refuse_differences(differences: list[str]) -> None:
-    """Raise a `ConfigError` with the first of these differences between a checkpoint and a run, if there are any."""
+def refuse_differences(differences: list[Difference], *, may_change: bool = False) -> None:
+    """Raise a `ConfigError` with the first of these differences between a checkpoint and a run, if there are any.
+
+    Args:
+        differences: what differs.
+        may_change: say how to go on with all of them.
+    """
     if differences:
+        way_out = "add --resume_with_changes to go on with the new ones, " if may_change else ""
         raise ConfigError(
-            f"the checkpoint is of another run: {'; '.join(differences[:4])}. Give the same values, or start a new "
-            "run without --ckpt_path"
+            f"the checkpoint is of another run: {'; '.join(map(str, differences[:4]))}. Give the same values, {way_out}"
+            "or start a new run without --ckpt_path"
         )
 
 
-def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str = "") -> list[str]:
-    """Arguments that differ between two nested dicts, as readable lines; nothing is compared with an empty dict.
+def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str = "") -> list[Difference]:
+    """Arguments that differ between two nested dicts; nothing is compared with an empty dict.
 
     Example:
-        >>> compare_arguments({"lr": 0.1}, {"lr": 0.2}, "model.solver.")
+        >>> [str(one) for one in compare_arguments({"lr": 0.1}, {"lr": 0.2}, "model.solver.")]
         ['model.solver.lr is 0.2, in the checkpoint 0.1']
     """
     if not stored or not given:
         return []
-    lines = []
+    found = []
     for key in dict.fromkeys([*stored, *given]):
         before, now = stored.get(key), given.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
-            lines += compare_arguments(before, now, f"{place}{key}.")
+            found += compare_arguments(before, now, f"{place}{key}.")
         elif before != now and not (key == "class_path" and _same_class(before, now)):
-            lines.append(f"{place}{key} is {now}, in the checkpoint {before}")
-    return [line.replace(".init_args.", ".").replace(".class_path", "") for line in lines]
+            found.append(Difference(f"{place}{key}", before, now))
+    return [one._replace(setting=one.setting.replace(".init_args.", ".").replace(".class_path", "")) for one in found]
+
+
+def compare_identities(stored: dict[str, Any], given: dict[str, Any]) -> list[Difference]:
+    """What differs between the identities of two runs, of their solvers field by field."""
+    return compare_arguments(*(one | {"solver": _fields(one["solver"])} for one in (stored, given)))
+
+
+def _fields(shown: str) -> dict[str, Any]:
+    """The fields in a dataclass's `repr`, without those that are None: a field that an older version lacked may be."""
+    call: Any = ast.parse(shown, mode="eval").body
+    fields = {one.arg: _value(one.value) for one in call.keywords}
+    return {"class": ast.unparse(call.func)} | {name: value for name, value in fields.items() if value is not None}
+
+
+def _value(shown: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(shown)
+    except ValueError:  # infinity, which has no literal
+        return ast.unparse(shown)
 
 
 def _same_class(one: Any, other: Any) -> bool:

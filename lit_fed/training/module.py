@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -30,6 +31,7 @@ from lit_fed.models.base import build_network, check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
 from lit_fed.training.client_store import ClientStore
 from lit_fed.training.demands import check_aggregation, check_cohort, check_division, check_init_seeds, check_sampling
+from lit_fed.training.resume import changes_on_resume, note_after_schedule, schedule_rounds
 from lit_fed.training.server_step import Assign, register_leaves
 from lit_fed.training.serving import ClientServing, ServingFacts
 
@@ -87,6 +89,9 @@ class FederatedModule(ClientServing):
         self.task: Task | None = None
         self.seed = 0
         self.num_rounds = 1
+        self.schedule_rounds: int | None = None  # as a checkpoint says; None: the number of rounds
+        self.resume_with_changes = False  # whether a fit may go on with some other settings
+        self.changes: list[dict[str, Any]] = []  # those that were made so far
         self.arguments: dict[str, Any] = {}
         self.fingerprint = ""
         self.results: dict[str, float] = {}
@@ -113,7 +118,7 @@ class FederatedModule(ClientServing):
             self.num_rounds = self.trainer.max_epochs if self.trainer.max_epochs not in (None, -1) else 1
             if self.trainer.max_steps != -1:
                 self.num_rounds = min(self.num_rounds, self.trainer.max_steps)
-            self.num_rounds = max(self.num_rounds, 1)
+            self.num_rounds, self.schedule_rounds = max(self.num_rounds, 1), None
             check_sampling(self.algorithm, self.algorithm_name, data.client_sampling, self.aggregation, self.weighting)
         if self.task is None:
             self.seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
@@ -257,7 +262,7 @@ class FederatedModule(ClientServing):
     def context(self, phase: str, present: Tensor | None = None) -> Context:
         """What every client of a phase knows; `present` says which clients [T] take part in it."""
         round_idx = self.num_rounds_done
-        lr = self.solver.lr_in(phase, min(round_idx, self.num_rounds - 1), self.num_rounds)
+        lr = self.solver.lr_in(phase, round_idx, self.schedule_rounds or self.num_rounds)
         return Context(
             self._task_here(), self.solver, lr.to(self.device), round_idx, phase, self.num_clients, self.total_samples,
             self.seed, self.groups, self.aggregation, self.weighting or "samples", self.num_rounds, self.most_samples,
@@ -387,6 +392,8 @@ class FederatedModule(ClientServing):
             "identity": self.identity(),
             "arguments": self.arguments,
             "num_rounds": self.num_rounds,
+            "schedule_rounds": self.solver.schedule_rounds or self.schedule_rounds or self.num_rounds,
+            "changes": self.changes,
             "results": dict(self.results),
             "client_files": self.store.location,
             "serving": self._serving_facts().plain(),
@@ -402,7 +409,7 @@ class FederatedModule(ClientServing):
         )  # fmt: skip
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run, and go on from its results.
+        """Refuse the checkpoint of another run, and go on from its results and with its schedule.
 
         Raises:
             ConfigError: naming what differs, or if the module has no data to build its state from.
@@ -413,13 +420,23 @@ class FederatedModule(ClientServing):
                 "trainer.test(module, datamodule=..., ckpt_path=...)"
             )
         stored = checkpoint.get(CHECKPOINT_KEY)
-        refuse_other_run(stored, self.arguments, self.identity())
+        goes_on = self._trainer is not None and bool(self.trainer.training)
+        differences = refuse_other_run(
+            stored, self.arguments, self.identity(), goes_on=goes_on, with_changes=self.resume_with_changes
+        )
         assert stored is not None
         path = None if self._trainer is None else self.trainer.ckpt_path
         self.store.find(checkpoint["state_dict"], path, stored.get("client_files"))
         self.results = dict(stored["results"])  # what a finished run has to report without another round
-        if self._trainer is None or not self.trainer.training:
+        self.changes, self.schedule_rounds = list(stored.get("changes", [])), schedule_rounds(stored)
+        if not goes_on:
             self.num_rounds = stored["num_rounds"]
+            return
+        rounds = checkpoint["global_step"], self.num_rounds
+        if self.resume_with_changes:
+            self.changes = changes_on_resume(stored, differences, *rounds)
+        if self.trainer.is_global_zero:
+            sys.stderr.write(note_after_schedule(self.solver, self.schedule_rounds, *rounds))
 
     def identity(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, where no command line says more."""

@@ -16,7 +16,8 @@ from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.data.dataset import Normalisation
 from lit_fed.metrics import ClientTable
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, compare_arguments, refuse_differences
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, compare_arguments, compare_identities, refuse_differences
+from lit_fed.training.resume import schedule_rounds
 
 __all__ = ["BlockPredictions", "ClientServing", "ServingFacts", "predict_block", "restore_for_newcomers"]
 
@@ -200,9 +201,10 @@ def restore_for_newcomers(module: Any, checkpoint: dict[str, Any], place: str) -
         raise ConfigError(f"--ckpt_path {place} says nothing of how clients are served; give a checkpoint of a fit")
     own = {"algorithm": repr(module.algorithm), "solver": repr(module.solver)}
     kept = {name: stored["identity"][name] for name in own}
-    refuse_differences(compare_arguments(stored["arguments"], module.arguments) or compare_arguments(kept, own))
+    refuse_differences(compare_arguments(stored["arguments"], module.arguments) or compare_identities(kept, own))
     facts = ServingFacts.from_plain(stored["serving"])
     module.seed, module.num_rounds, module.weighting = facts.seed, facts.num_rounds, facts.weighting
+    module.schedule_rounds = schedule_rounds(stored)
     module.build_shared(
         facts.target, facts.input_shape, num_clients=facts.num_clients, total_samples=facts.total_samples,
         most_samples=facts.most_samples,

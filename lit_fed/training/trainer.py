@@ -104,19 +104,44 @@ class FederatedTrainer(Trainer):
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
             end_with_parent()
 
-    def fit(self, model: LightningModule, *args: Any, **kwargs: Any) -> None:
+    def fit(
+        self,
+        model: LightningModule,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: LightningDataModule | None = None,
+        ckpt_path: _PATH | None = None,
+        weights_only: bool | None = None,
+        *,
+        resume_with_changes: bool = False,
+    ) -> None:
         """Run federated rounds, `max_epochs` of them.
 
+        Args:
+            model: a `FederatedModule`.
+            train_dataloaders: the data module, where it is not given by name.
+            val_dataloaders: nothing.
+            datamodule: the data module.
+            ckpt_path: checkpoint of the run to go on with, or `last` on the command line; null begins a new one.
+            weights_only: refuse checkpoints with anything but tensors and plain types.
+            resume_with_changes: go on with another learning rate, schedule or `clip_norm` than the checkpoint's;
+                config.yaml and summary.json say what was changed and when.
+
         Raises:
+            ConfigError: if an argument will not do; nothing has been computed then.
             KeyboardInterrupt: after Ctrl-C, which is passed on, not turned into an exit.
             Terminated: after a SIGTERM to any rank, behind the round that was under way.
         """
+        if resume_with_changes and ckpt_path is None:
+            raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
+        module: Any = model
+        module.resume_with_changes = resume_with_changes
         own = [logger for logger in self.loggers if isinstance(logger, RoundLogger)]
         for logger in own:
             logger.begin(getattr(model, "algorithm_name", type(model).__name__))
         try:
             with self._interrupts_passed_on():
-                super().fit(model, *args, **kwargs)
+                super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         finally:
             for logger in own:
                 logger.release()

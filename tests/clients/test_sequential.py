@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -109,13 +110,29 @@ def test_check_finite_looks_at_messages_and_states():
 
     ids, good = torch.tensor([4, 9]), torch.ones(2, 3)
     bad = torch.tensor([[1.0, 1, 1], [1, -math.inf, math.inf]])
-    check_finite(result(good, (torch.arange(2), good)), ids, 0)
+    ctx = make_context(round_idx=7)
+    check_finite(result(good, (torch.arange(2), good)), ids, ctx)
     with pytest.raises(ClientError, match="client 9, round 7, client_final: state/scale is NaN"):
-        check_finite(result(good, {"scale": torch.tensor([1.0, math.nan])}), ids, 7)  # a number of each client
+        check_finite(result(good, {"scale": torch.tensor([1.0, math.nan])}), ids, ctx)  # a number of each client
     with pytest.raises(ClientError, match="client 9, round 7, client_final: message/w is NaN"):
-        check_finite(result(bad, ()), ids, 7)
+        check_finite(result(bad, ()), ids, ctx)
     with pytest.raises(ClientError, match="client 9, round 7, client_final: state/0 is NaN"):
-        check_finite(result(good, (bad,)), ids, 7)
+        check_finite(result(good, (bad,)), ids, ctx)
+
+
+@pytest.mark.parametrize(
+    ("place", "advice"),
+    [
+        ({"round_idx": 0}, "start again with --model.solver.clip_norm 1 or a lower --model.solver.lr"),
+        ({"round_idx": 3}, "add --ckpt_path last --resume_with_changes to go on from the last of them"),
+        ({"solver": LocalSolver(clip_norm=2.0)}, "client's data, or start again with a lower --model.solver.lr"),
+        ({"phase": "adapt"}, "or give a lower --model.solver.adapt_lr, or rate of adaptation of the algorithm"),
+    ],
+)
+def test_who_diverges_is_told_how_to_go_on(place, advice):
+    result = ClientResult(Message({"w": torch.full((1, 1), math.nan)}, torch.ones(1)), (), {})
+    with pytest.raises(ClientError, match=f"{re.escape(advice)}$"):
+        check_finite(result, torch.tensor([0]), make_context(**place))
 
 
 def test_an_exception_names_the_client():

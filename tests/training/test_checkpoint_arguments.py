@@ -18,4 +18,4 @@ from lit_fed.training.checkpoint import compare_arguments
 def test_a_class_is_the_same_wherever_the_package_has_it(before, now, differs):
     stored, given = ({"dataset": {"class_path": path, "init_args": {"n": 1}}} for path in (before, now))
     expected = [f"data.dataset is {now}, in the checkpoint {before}"] if differs else []
-    assert compare_arguments(stored, given, "data.") == expected
+    assert [str(one) for one in compare_arguments(stored, given, "data.")] == expected

@@ -1,0 +1,217 @@
+"""Learning rates of rounds that are added to a run, and settings that are changed on the way."""
+
+import json
+import math
+
+import pytest
+import torch
+import yaml
+from running import folder, history, numbers
+
+from lit_fed.algorithms import FedAvg, Local
+from lit_fed.callbacks import FederatedCallback
+from lit_fed.cli import main
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local import LocalSolver
+from lit_fed.data import Synthetic
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed.training.checkpoint import CHECKPOINT_KEY
+
+HORIZON, MORE = 8, 12
+SCHEDULES = ["multi_step", "cosine"]
+
+
+class Rates(FederatedCallback):
+    """Notes the learning rate of every round; ends the run early if asked for."""
+
+    def __init__(self, stop_after):
+        self.found, self.stop_after = [], stop_after
+
+    def on_train_epoch_start(self, trainer, module):
+        self.found.append(float(module.context("train").lr))
+        trainer.should_stop = len(self.found) == self.stop_after
+
+
+def fit(
+    out, rounds, *, algorithm=None, ckpt_path=None, resume_with_changes=False, unseen=0.0, test=True, stop_after=None,
+    **solver,
+):  # fmt: skip
+    """A fit on small synthetic data; its module and the rates of its rounds."""
+    module = FederatedModule(algorithm or FedAvg(), LocalSolver(lr=0.5, **solver))
+    data = FederatedDataModule(Synthetic(num_clients=5, dimension=3, test_size=8), unseen_fraction=unseen)
+    rates = Rates(stop_after)
+    version, keep = (None, 0) if ckpt_path is None else (0, torch.load(ckpt_path, weights_only=True)["global_step"])
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(out), "run", version, keep), callbacks=[rates],
+        enable_progress_bar=False,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, resume_with_changes=resume_with_changes)
+    if test:
+        trainer.test(module, datamodule=data)
+    return module, rates.found
+
+
+def last(out):
+    return str(folder(out, "run") / "checkpoints/last.ckpt")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_clients_are_served_at_the_rate_of_adaptation(tmp_path, schedule):
+    options = {"algorithm": Local(), "unseen": 0.4, "schedule": schedule}
+    module, rates = fit(tmp_path, 6, **options)
+    assert rates[-1] < 0.1
+    assert float(module.context("adapt").lr) == 0.5
+    assert float(module.context("train").lr) == rates[-1]
+    constant, _ = fit(tmp_path / "constant", 6, **options | {"schedule": "constant"})
+    for split in ("loss", "accuracy"):
+        key = f"test/unseen/{split}"
+        assert module.results[key] == constant.results[key]
+    assert module.results["test/seen/loss"] != constant.results["test/seen/loss"]
+
+
+# ---------------------------------------------------------------------- rounds that are added
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_added_rounds_keep_the_last_rate(tmp_path, capsys, schedule):
+    fit(tmp_path / "parts", HORIZON, schedule=schedule)
+    assert "schedule" not in capsys.readouterr().err
+    added, rates = fit(tmp_path / "parts", MORE, ckpt_path=last(tmp_path / "parts"), schedule=schedule)
+    said = [line for line in capsys.readouterr().err.splitlines() if "schedule" in line]
+    assert len(said) == 1
+    assert f"the schedule {schedule} ends with round 8; rounds 9 to 12 keep its last learning rate" in said[0]
+    whole, whole_rates = fit(tmp_path / "whole", MORE, schedule=schedule, schedule_rounds=HORIZON)
+    assert rates == whole_rates[HORIZON:] == [whole_rates[HORIZON - 1]] * (MORE - HORIZON)
+    assert whole_rates == sorted(whole_rates, reverse=True)
+    assert numbers(folder(tmp_path / "parts", "run")) == numbers(folder(tmp_path / "whole", "run"))
+    assert history(folder(tmp_path / "parts", "run")) == history(folder(tmp_path / "whole", "run"))
+    for key, leaf in whole.state_dict().items():
+        assert torch.equal(leaf, added.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("schedule", ["constant", "sqrt", "linear"])
+def test_schedules_without_an_end_do_not_notice(tmp_path, capsys, schedule):
+    fit(tmp_path / "parts", 3, schedule=schedule, test=False)
+    added, _ = fit(tmp_path / "parts", 5, ckpt_path=last(tmp_path / "parts"), schedule=schedule, test=False)
+    whole, _ = fit(tmp_path / "whole", 5, schedule=schedule, test=False)
+    assert all(torch.equal(leaf, added.state_dict()[key]) for key, leaf in whole.state_dict().items())
+    assert "schedule" not in capsys.readouterr().err
+
+
+def test_the_end_of_the_schedule_outlives_several_resumes(tmp_path):
+    fit(tmp_path, 8, schedule="multi_step", test=False)
+    for rounds, more in ((20, 12), (40, 20)):
+        _, rates = fit(tmp_path, rounds, ckpt_path=last(tmp_path), schedule="multi_step", test=False)
+        assert rates == pytest.approx([0.005] * more)
+
+
+def test_fewer_rounds_are_the_beginning_of_the_same_schedule(tmp_path):
+    _, whole = fit(tmp_path / "whole", 8, schedule="cosine", test=False)
+    fit(tmp_path / "cut", 8, schedule="cosine", test=False, stop_after=3)
+    _, rest = fit(tmp_path / "cut", 5, ckpt_path=last(tmp_path / "cut"), schedule="cosine", test=False)
+    assert rest == whole[3:5]
+
+
+def as_older_versions_wrote_it(path):
+    """Take from a checkpoint what was added to it since."""
+    checkpoint = torch.load(path, weights_only=True)
+    stored = checkpoint[CHECKPOINT_KEY]
+    del stored["schedule_rounds"], stored["changes"]
+    for field in ("schedule_rounds=None, ", "adapt_lr=None, "):
+        assert field in stored["identity"]["solver"]
+        stored["identity"]["solver"] = stored["identity"]["solver"].replace(field, "")
+    torch.save(checkpoint, path)
+
+
+def test_older_checkpoints_take_their_number_of_rounds_for_the_end(tmp_path):
+    fit(tmp_path, HORIZON, schedule="multi_step", test=False)
+    as_older_versions_wrote_it(last(tmp_path))
+    _, rates = fit(tmp_path, MORE, ckpt_path=last(tmp_path), schedule="multi_step", test=False)
+    assert rates == pytest.approx([0.005] * (MORE - HORIZON))
+
+
+# ---------------------------------------------------------------------- settings that are changed
+def test_changes_are_refused_unless_they_are_meant(tmp_path):
+    fit(tmp_path, 2, test=False)
+    offered = r"solver\.clip_norm is 1\.0, in the checkpoint None\. .*add --resume_with_changes to go on"
+    with pytest.raises(ConfigError, match=offered):
+        fit(tmp_path, 3, ckpt_path=last(tmp_path), clip_norm=1.0)
+    for others in ({"momentum": 0.9}, {"momentum": 0.9, "clip_norm": 1.0}):
+        with pytest.raises(ConfigError, match=r"solver\.momentum is 0\.9") as refused:
+            fit(tmp_path, 3, ckpt_path=last(tmp_path), **others)
+        assert "--resume_with_changes" not in str(refused.value)
+        with pytest.raises(ConfigError, match=r"solver\.momentum is 0\.9"):
+            fit(tmp_path, 3, ckpt_path=last(tmp_path), resume_with_changes=True, **others)
+    with pytest.raises(ConfigError, match="algorithm is"):
+        fit(tmp_path, 3, ckpt_path=last(tmp_path), resume_with_changes=True, algorithm=Local(), clip_norm=1.0)
+    with pytest.raises(ConfigError, match="all 2 rounds are done"):
+        fit(tmp_path, 2, ckpt_path=last(tmp_path), resume_with_changes=True, clip_norm=1.0)
+    with pytest.raises(ConfigError, match=r"--resume_with_changes is of a run that goes on; give .* --ckpt_path"):
+        fit(tmp_path / "new", 2, resume_with_changes=True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_changed_schedule_goes_on_from_the_round(tmp_path):
+    fit(tmp_path, 4, schedule="constant", test=False)
+    changes = {"ckpt_path": last(tmp_path), "resume_with_changes": True, "schedule": "cosine", "schedule_rounds": 8}
+    _, rates = fit(tmp_path, 6, test=False, **changes)
+    assert rates == pytest.approx([0.25 * (1 + math.cos(math.pi * t / 8)) for t in (4, 5)])
+
+
+CPU = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+DIGITS = [*CPU, "--data.dataset", "Digits", "--data.num_clients", "5", "--data.unseen_fraction", "0.2"]
+
+
+def command(capsys, *arguments):
+    """Status and what was said on standard error."""
+    try:
+        main(list(arguments))
+    except SystemExit as stopped:
+        return stopped.code, capsys.readouterr().err
+    return 0, capsys.readouterr().err
+
+
+def test_a_run_with_changes_says_so_and_serves(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = ["fit", *DIGITS, "--name", "run", "--model.algorithm", "FedAvg"]
+    go_on = [*plain, "--ckpt_path", "last", "--resume_with_changes"]
+    assert command(capsys, *plain, "--trainer.max_epochs", "2")[0] == 0
+    assert command(capsys, *go_on, "--model.solver.lr", "0.02", "--trainer.max_epochs", "3") == (0, "")
+    changed = ["--model.solver.lr", "0.02", "--model.solver.schedule", "linear", "--trainer.max_epochs", "4"]
+    assert command(capsys, *go_on, *changed) == (0, "")
+    run = folder("runs", "run")
+    found = json.loads((run / "summary.json").read_text())["changes_on_resume"]
+    assert [tuple(one[key] for key in ("after_rounds", "setting", "from", "to")) for one in found] == [
+        (2, "model.solver.lr", 0.1, 0.02), (2, "trainer.max_epochs", 2, 3),
+        (3, "model.solver.schedule", "constant", "linear"), (3, "trainer.max_epochs", 3, 4),
+    ]  # fmt: skip
+    text = (run / "config.yaml").read_text()
+    assert "# changed on resume, after 2 rounds: model.solver.lr from 0.1 to 0.02\n" in text
+    config = yaml.safe_load(text)
+    assert (config["resume_with_changes"], config["model"]["solver"]["lr"]) == (False, 0.02)
+    checkpoint = str(run / "checkpoints/last.ckpt")
+    for name in ("test", "predict"):
+        assert command(capsys, name, "--ckpt_path", checkpoint) == (0, "")
+    said = command(capsys, "test", "--ckpt_path", checkpoint, "--model.solver.lr", "0.1")
+    assert said[0] == 2
+    assert "resume_with_changes" not in said[1]
+    assert command(capsys, *plain, "--ckpt_path", "last", *changed, "--trainer.max_epochs", "5") == (0, "")
+    assert json.loads((run / "summary.json").read_text())["changes_on_resume"] == found
+
+
+def test_the_advice_of_a_diverged_run_works(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = ["fit", *CPU, "--data.dataset", "Sine", "--model.algorithm", "FedAvg", "--model.network", "MLP"]
+    plain += ["--trainer.max_epochs", "8"]
+    anew = [*plain, "--name", "anew", "--model.solver.lr", "1"]
+    status, said = command(capsys, *anew)
+    assert status == 2
+    assert "or start again with --model.solver.clip_norm 1 or a lower --model.solver.lr" in said
+    assert command(capsys, *anew, "--model.solver.clip_norm", "1") == (0, "")
+    # a run that went well until its rate was raised
+    good = ["--name", "on", "--model.solver.lr", "0.01", "--model.solver.local_steps", "4"]
+    assert command(capsys, *plain, *good, "--trainer.max_epochs", "2") == (0, "")
+    go_on = [*plain, *good, "--ckpt_path", "last", "--resume_with_changes"]
+    status, said = command(capsys, *go_on, "--model.solver.lr", "1e30")
+    assert status == 2
+    assert "if the rounds before went well, add --ckpt_path last --resume_with_changes" in said
+    assert command(capsys, *go_on, "--model.solver.clip_norm", "1") == (0, "")
