@@ -284,7 +284,7 @@ def check_program_file(path: Path, format: str) -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ConfigError(
-                f'--format onnx needs the package {package}; pip install "lit-fed[onnx]", or choose pt'
+                f'--format onnx needs the package {package}; pip install "onnx>=1.17" "onnxscript>=0.5", or choose pt'
             ) from error
     check_writable(path.parent, "--output")
 

@@ -93,7 +93,7 @@ def check_table_format(name: str) -> None:
             importlib.import_module("pyarrow")
         except ImportError as error:
             raise ConfigError(
-                'parquet files need the package pyarrow; pip install "lit-fed[parquet]", or choose csv'
+                'parquet files need the package pyarrow; pip install "pyarrow>=15", or choose csv'
             ) from error
 
 

@@ -55,7 +55,10 @@ def clients(root, **changes):
         (["--data.num_clients", "5000"], ["5000", "1797"]),
         (["--data.client_fraction", "1.5"], ["client_fraction", "1.5", "up to 1"]),
         (["--data.clients_per_round", "100"], ["100", "20"]),
-        (["--data.clients_per_round", "3", "--data.client_fraction", "0.3"], ["clients_per_round is 3", "0.3", "one of"]),
+        (
+            ["--data.clients_per_round", "3", "--data.client_fraction", "0.3"],
+            ["clients_per_round is 3", "0.3", "one of"],
+        ),
         (["--model.algorithm.num_components", "1000000000"], ["1000000000 initial models", "GB are free", "lower"]),
         (
             ["--model.network", "MLP", "--model.network.hidden_sizes", "[1000000000000]"],
