@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from lit_fed.callbacks.report import write_atomically
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.dataset import Normalisation
@@ -277,6 +278,7 @@ def check_program_file(path: Path, format: str) -> None:
             f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
             "it, or choose the other format"
         )
+    given_path(str(path), "--output")
     if path.exists():
         raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
     for package in ("onnx", "onnxscript") if format == "onnx" else ():

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.files import given_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,6 +58,7 @@ def check_creatable(folder: Path, option: str) -> None:
     Raises:
         ConfigError: naming the folder and the fix.
     """
+    given_path(str(folder), option)
     existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     try:
         with TemporaryFile(dir=existing):
@@ -76,6 +78,7 @@ def check_table_file(path: Path) -> None:
         raise ConfigError(
             f"--output {path}: a table is written as .csv or .parquet; end the file's name in one of them"
         )
+    given_path(str(path), "--output")
     if path.is_dir():
         raise ConfigError(f"--output {path} is a folder; give a file in it")
     check_table_format(path.suffix[1:])
@@ -116,6 +119,7 @@ def check_new_folder(path: Path) -> None:
     Raises:
         ConfigError: naming the folder and the fix.
     """
+    given_path(str(path), "--output")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"--output {path} exists and is not empty; choose a new folder")
     check_writable(path.absolute().parent, "--output")
