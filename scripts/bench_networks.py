@@ -95,8 +95,8 @@ def compare(repetitions: int, rounds: dict[str, Callable[[], None]]) -> dict[str
 def fedem_cnn() -> dict[str, float]:
     """FedEM with FedEMCNN, 10 clients × 480 images of 1×28×28, M = 3, batch 128: CPU seconds of one round.
 
-    Once as the C library allocates by default, and once as README advises (`tuned malloc`), each in a process of its
-    own with its own yardstick.
+    Once as the C library allocates by default, and once as the guide to large runs advises (`tuned malloc`), each in a
+    process of its own with its own yardstick.
     """
     row = in_process("bench_networks", "fedem_cnn_child()")
     tuned = in_process("bench_networks", "fedem_cnn_child(contiguous=False)", environment=TUNED_MALLOC)

@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # one run, one core; before torch is import
 try:
     import optuna  # noqa: F401
 except ImportError:
-    raise SystemExit('sweep.py: points are searched by the package optuna; pip install "lit-fed[sweep]"') from None
+    raise SystemExit('sweep.py: points are searched by the package optuna; pip install -e ".[sweep]"') from None
 
 from sweeping.execution import Execution, run_all
 from sweeping.folder import SweepFolder

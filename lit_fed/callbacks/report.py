@@ -184,4 +184,5 @@ def print_table(results: dict[str, float], split: str, regression: bool) -> None
         cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
         if cells[0] is not None:
             table.add_row(population, *("" if cell is None else f"{cell:.4f}" for cell in cells))
-    Console(width=None if sys.stdout.isatty() else 100).print(table)
+    nothing = f"{split}: no client has samples in this split, so nothing was measured"
+    Console(width=None if sys.stdout.isatty() else 100).print(table if table.row_count else nothing)

@@ -17,6 +17,7 @@ from lit_fed.callbacks.picture_style import (
     legend_above,
     look,
 )
+from lit_fed.core.errors import ConfigError
 
 __all__ = ["draw_graph", "weight_figures"]
 
@@ -33,12 +34,18 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
     Args:
         folder: the run's folder.
         new_figure: makes a figure of a size.
+
+    Raises:
+        ConfigError: naming that file if it cannot be read.
     """
     place = folder / "weights.npz"
     if not place.is_file():
         return []
-    with np.load(place) as file:
-        weights = dict(file)
+    try:
+        with np.load(place) as file:
+            weights = dict(file)
+    except Exception as error:  # whatever a file of somebody else makes the reader raise
+        raise ConfigError(f"{place} cannot be read ({error}); it is not this run's, so move it away") from error
     figures = []
     if "mixture" in weights and len(weights["rounds"]) > 1:
         figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))

@@ -44,7 +44,7 @@ class LocalSolver:
         weight_decay: λ of the L2 penalty λ/2·‖θ‖².
         betas: decay of the two moments of `adam`.
         eps: added to the root of the second moment of `adam`.
-        local_epochs: passes over the local samples per round.
+        local_epochs: passes over the local samples per round; 0: no steps, only what an algorithm does without them.
         local_steps: optimizer steps per round instead of epochs.
         straggler_fraction: share of the clients, drawn anew in every round, that take only a part of their local
             steps: a number from one to all of them, each as likely (FedProx, https://arxiv.org/abs/1812.06127, 5.2).

@@ -58,9 +58,11 @@ class FederatedDataModule(LightningDataModule):
         num_clients: clients of a partition (default 20); an error where the data set has natural clients.
         batch_size: samples in a local batch; 0 takes a client's whole training split.
         val_fraction: share of each client's samples kept for validation.
-        test_fraction: share of each client's samples kept for testing, where the data set has no test split.
-        unseen_fraction: share of the clients kept out of training, to be served as newcomers.
-        client_fraction: share of the clients sampled in each round.
+        test_fraction: share of each client's samples kept for testing, where the data set has no test split; 0 tests
+            nothing.
+        unseen_fraction: share of the clients kept out of training, to be served as newcomers; above 0 at least one,
+            and at least one is left to train.
+        client_fraction: share of the clients sampled in each round, at least one.
         clients_per_round: number of clients sampled in each round, instead of a share.
         client_sampling: `uniform` without replacement, or `size`: with replacement, in proportion to the samples;
             refused by algorithms in which each client has to count once.

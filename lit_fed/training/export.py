@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.files import write_atomically
+from lit_fed.core.given_paths import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.dataset import Normalisation
@@ -279,6 +280,7 @@ def check_program_file(path: Path, format: str) -> None:
             f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
             "it, or choose the other format"
         )
+    given_path(str(path), "--output")
     if path.exists():
         raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
     for package in ("onnx", "onnxscript") if format == "onnx" else ():
@@ -286,7 +288,7 @@ def check_program_file(path: Path, format: str) -> None:
             importlib.import_module(package)
         except ImportError as error:
             raise ConfigError(
-                f'--format onnx needs the package {package}; pip install "lit-fed[onnx]", or choose pt'
+                f'--format onnx needs the package {package}; pip install "onnx>=1.17" "onnxscript>=0.5", or choose pt'
             ) from error
     check_writable(path.parent, "--output")
 

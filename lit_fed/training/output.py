@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.files import whole_file
-from lit_fed.core.given_paths import reason, shown
+from lit_fed.core.given_paths import given_path, reason, shown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,6 +62,7 @@ def check_creatable(folder: Path, option: str) -> None:
     Raises:
         ConfigError: naming the folder and the fix.
     """
+    given_path(str(folder), option)
     try:
         existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
         with TemporaryFile(dir=existing):
@@ -109,6 +110,7 @@ def check_table_file(path: Path) -> None:
         raise ConfigError(
             f"--output {path}: a table is written as .csv or .parquet; end the file's name in one of them"
         )
+    given_path(str(path), "--output")
     if path.is_dir():
         raise ConfigError(f"--output {path} is a folder; give a file in it")
     check_table_format(path.suffix[1:])
@@ -126,7 +128,7 @@ def check_table_format(name: str) -> None:
             importlib.import_module("pyarrow")
         except ImportError as error:
             raise ConfigError(
-                'parquet files need the package pyarrow; pip install "lit-fed[parquet]", or choose csv'
+                'parquet files need the package pyarrow; pip install "pyarrow>=15", or choose csv'
             ) from error
 
 
@@ -145,6 +147,7 @@ def check_new_folder(path: Path) -> None:
     Raises:
         ConfigError: naming the folder and the fix.
     """
+    given_path(str(path), "--output")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"--output {path} exists and is not empty; choose a new folder")
     check_writable(path.absolute().parent, "--output")

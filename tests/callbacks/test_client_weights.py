@@ -125,3 +125,9 @@ def test_mixtures_over_rounds_stand_in_the_order_of_the_last(tmp_path):
     assert (np.diff(panels[-1].argmax(0)) >= 0).all()
     order = np.lexsort((-mixture[-1].max(1), mixture[-1].argmax(1)))
     assert np.allclose(panels[0], mixture[0][order].T)
+
+
+def test_a_file_of_somebody_else_is_named(tmp_path):
+    np.savez(tmp_path / "weights.npz", rounds=np.array([{}, None], dtype=object))
+    with pytest.raises(ConfigError, match=r"weights\.npz cannot be read \(Object arrays .*move it away"):
+        weight_figures(tmp_path, Figure)

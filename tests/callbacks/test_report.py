@@ -8,6 +8,7 @@ import yaml
 from fed_runs import run_cli
 
 from lit_fed.callbacks.progress import time_left
+from lit_fed.callbacks.report import print_table
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +114,10 @@ def test_a_checkpoint_file_opens_a_new_version(left_behind):
     assert json.loads((second / "summary.json").read_text())["rounds"] == 5
     assert pd.read_csv(second / "metrics.csv")["step"].tolist() == [3, 4, 5]
     assert pd.read_csv(folder / "metrics.csv")["step"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_split_without_samples_is_said_instead_of_an_empty_table(capsys):
+    print_table({"test/seen/loss": 1.0, "val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "test", False)
+    assert capsys.readouterr().out == "test: no client has samples in this split, so nothing was measured\n"
+    print_table({"val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "val", False)
+    assert "0.5000" in capsys.readouterr().out

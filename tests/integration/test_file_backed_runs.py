@@ -181,6 +181,12 @@ def test_the_command_line_serves_and_refuses(tmp_path, capsys):
         said = capsys.readouterr().err
         assert all(part in said for part in (f"client {gone.name.split('.')[0]}", str(gone), "put the run's folder"))
     assert not folder(tmp_path, "Local", 1).exists()
+    gone.write_bytes(b"half a file")
+    with pytest.raises(SystemExit) as stopped:
+        main(["test", *base, "--ckpt_path", str(last)])
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert f"lit_fed: client {gone.name.split('.')[0]}, its kept state: cannot be read from {gone}" in said
 
 
 def test_negative_memory_is_refused(capsys):

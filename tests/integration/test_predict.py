@@ -151,7 +151,7 @@ def test_a_missing_package_is_named(out, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     last = folder(out, "FedEM") / "checkpoints/last.ckpt"
     said = refused(capsys, ["predict", *CPU, "--ckpt_path", str(last), "--output", str(tmp_path / "p.parquet")])
-    assert 'pip install "lit-fed[parquet]"' in said
+    assert 'pip install "pyarrow>=15"' in said
 
 
 def test_no_unseen_clients(tmp_path, capsys):
