@@ -18,8 +18,8 @@ MEANING = {
     "seed_everything": "seed of the training: initial models, cohorts, batches. `--data.seed` is that of the data.",
     "trainer.accelerator": "`cpu`, `gpu` or `auto`.",
     "trainer.strategy": "`fed_ddp` shares the clients of a round out over `devices`; `auto` takes one device.",
-    "trainer.devices": "number of processes on this machine, each with a GPU of its own where there is one; on a GPU "
-    "also a list of indices.",
+    "trainer.devices": "number of processes on this machine, each with a GPU of its own where there is one, else at "
+    "most one for each core; on a GPU also a list of indices.",
     "trainer.num_nodes": "number of machines.",
     "trainer.precision": "`32-true`, or `bf16-mixed` to compute networks in bfloat16.",
     "trainer.logger": "loggers beside the run's own metrics.csv, such as FederatedWandb; `false`: keep no folder.",
@@ -28,9 +28,8 @@ MEANING = {
     "trainer.min_epochs": "rounds before a callback may stop the run.",
     "trainer.max_steps": "the same as `max_epochs`: a round is a step; -1: no other limit.",
     "trainer.min_steps": "the same as `min_epochs`.",
-    "trainer.max_time": "stop after this time, DD:HH:MM:SS.",
-    "trainer.limit_val_batches": "blocks of clients to be measured in validation; 0: do not measure.",
-    "trainer.limit_test_batches": "blocks of clients to be measured in the test.",
+    "trainer.max_time": "stop behind the round that passes this time, DD:HH:MM:SS.",
+    "trainer.limit_val_batches": "0: do not measure in validation; `--data.eval_clients` measures fewer clients.",
     "trainer.check_val_every_n_epoch": "measure the clients after every so many rounds.",
     "trainer.log_every_n_steps": "write metrics after every so many rounds.",
     "trainer.enable_checkpointing": "write last.ckpt after every round; by default, do.",
@@ -40,7 +39,6 @@ MEANING = {
     "trainer.benchmark": "let cuDNN choose the fastest algorithm by trying; null leaves it to PyTorch.",
     "trainer.profiler": "`simple` or `advanced`: print how long each part of the run took.",
     "trainer.detect_anomaly": "look for NaN in gradients, slowly.",
-    "trainer.barebones": "run without loggers, checkpoints and progress, to measure Lightning's own costs.",
     "trainer.plugins": "plugins of Lightning: precision, cluster environment, reading and writing of checkpoints.",
     "trainer.default_root_dir": "folder of all runs; a run's own is `<name>/version_<n>` in it.",
 }
@@ -50,6 +48,7 @@ REFUSED_OR_FIXED = {
     "trainer.fast_dev_run", "trainer.limit_train_batches", "trainer.limit_predict_batches", "trainer.overfit_batches",
     "trainer.val_check_interval", "trainer.num_sanity_val_steps", "trainer.accumulate_grad_batches",
     "trainer.gradient_clip_val", "trainer.gradient_clip_algorithm", "trainer.inference_mode",
+    "trainer.limit_test_batches", "trainer.barebones",
     "trainer.use_distributed_sampler", "trainer.sync_batchnorm", "trainer.reload_dataloaders_every_n_epochs",
     "trainer.enable_autolog_hparams", "trainer.model_registry",
 }  # fmt: skip

@@ -187,3 +187,14 @@ def test_different_metrics_are_refused_unless_one_is_shared(runs, tmp_path, caps
 def test_the_same_run_twice_is_refused(runs, tmp_path, capsys):
     again = write_run(tmp_path / "runs/em/version_7", config(seed=0, name="other"))
     assert "have the same configuration and seeds; give one" in refused(capsys, runs[0], again)
+
+
+def test_an_earlier_comparison_is_not_overwritten(runs, tmp_path, capsys):
+    output = tmp_path / "out"
+    compare.main([str(runs[0]), "--output", str(output)])
+    before = {path.name: path.read_bytes() for path in output.iterdir()}
+    capsys.readouterr()
+    assert f"--output {output} exists and is not empty; choose a new folder" in refused(
+        capsys, runs[1], "--output", output
+    )
+    assert {path.name: path.read_bytes() for path in output.iterdir()} == before

@@ -29,7 +29,7 @@ LAST = "the last finished round is in last.ckpt, --ckpt_path last goes on from i
 
 def fit(out, *arguments, pictures=False):
     report = [] if pictures else NO_PICTURES
-    main(["fit", *TINY, *report, "--trainer.default_root_dir", str(out), *arguments])
+    main(["fit", *TINY, "--trainer.default_root_dir", str(out), *arguments, *report])
 
 
 def ended(capsys, out, *arguments, pictures=False):

@@ -1,16 +1,20 @@
 """Every private name of Lightning and torch that lit_fed uses exists and behaves as it relies on."""
 
 import inspect
+from datetime import timedelta
 
 import torch
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint, RichModelSummary, Timer
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch import nn
 
 from lit_fed.training.loop import ClientLoop, FederatedLoop, RoundLoop
+from lit_fed.training.stopping import StopRequests
 from lit_fed.training.trainer import FederatedTrainer
 
 
@@ -24,10 +28,24 @@ def test_overridden_private_names_exist():
     assert {"min_epochs", "max_epochs", "epoch_loop"} <= set(dir(loop))
     assert {"min_steps", "max_steps", "batch_progress", "manual_optimization"} <= set(dir(loop.epoch_loop))
     assert callable(loop.epoch_loop.batch_progress.reset_on_run)
+    assert "_broadcast_sigterm_tensor" in dir(_TrainingEpochLoop)
     assert {"_parse_ckpt_path", "_parser", "parse_arguments", "instantiate_trainer"} <= set(dir(LightningCLI))
+    assert {"_run_subcommand", "_set_seed"} <= set(dir(LightningCLI))
     assert hasattr(nn.modules.batchnorm, "_BatchNorm")
     assert hasattr(nn.modules.dropout, "_DropoutNd")
     assert hasattr(nn.modules.conv, "_ConvNd")
+
+
+def test_private_names_of_callbacks_and_signals_exist():
+    assert Timer(duration={"seconds": 3})._duration == 3
+    assert ModelCheckpoint(train_time_interval=timedelta(1))._train_time_interval == timedelta(1)
+    assert RichModelSummary(max_depth=3)._max_depth == 3
+    assert list(inspect.signature(RichModelSummary._summary).parameters) == ["self", "trainer", "pl_module"]
+    assert {"register_signal_handlers", "_sigterm_notifier_fn"} <= set(dir(_SignalConnector))
+    trainer = Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    assert type(trainer._signal_connector) is _SignalConnector
+    assert hasattr(trainer._accelerator_connector, "cluster_environment")
+    assert "_signal_connector.register_signal_handlers()" in inspect.getsource(Trainer._run)
 
 
 def test_the_server_steps_inside_manual_optimisation():
@@ -42,6 +60,7 @@ def test_the_trainer_installs_the_loops():
     assert isinstance(trainer.fit_loop, FederatedLoop)
     assert isinstance(trainer.fit_loop.epoch_loop, RoundLoop)
     assert isinstance(trainer.fit_loop.epoch_loop.manual_optimization, ClientLoop)
+    assert isinstance(trainer._signal_connector, StopRequests)
     assert (trainer.max_epochs, trainer.max_steps) == (7, 5)
     assert trainer.reload_dataloaders_every_n_epochs == 1
     assert trainer.num_sanity_val_steps == 0
