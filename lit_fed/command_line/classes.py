@@ -36,7 +36,9 @@ NO_CLASS = re.compile(
 )
 """How a message speaks of a class that cannot be found."""
 
-ABSTRACT = re.compile(r"Expected an instantiatable class, but (\w+) is abstract")
+ABSTRACT = re.compile(
+    r"Expected an instantiatable class, but (?:(\w+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
+)
 """How it speaks of a class that is only a base of others."""
 
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
@@ -78,7 +80,7 @@ def _explain(option: str, base: type, message: str) -> list[str]:
         return [f"{option} is null; leave it out, or give a class", takes]
     abstract = ABSTRACT.search(message)
     if abstract:
-        return [f"{option} {abstract[1]}: a base of other classes, which cannot be run itself", takes]
+        return [f"{option} {abstract[1] or abstract[2]}: a base of other classes, which cannot be run itself", takes]
     other = OTHER_KIND.search(message)
     if other:
         return [

@@ -41,15 +41,16 @@ def _check(name: str) -> None:
         path = Path(name)
         if name.lstrip().startswith("{") or not path.is_file():
             return
-        if path.stat().st_size > MOST_BYTES:
-            raise ConfigError(f"--config {name} has {path.stat().st_size:,} bytes; give a configuration, YAML or JSON")
-        text = path.read_text(encoding="utf-8")
+        size = path.stat().st_size
+        text = path.read_text(encoding="utf-8") if size <= MOST_BYTES else ""
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"--config {name} is not text in UTF-8 (byte {error.start}); give a YAML or JSON file, saved as UTF-8"
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
         raise ConfigError(f"--config {shown(name)}: {reason(error)}; give another file") from error
+    if size > MOST_BYTES:
+        raise ConfigError(f"--config {name} has {size:,} bytes; give a configuration, YAML or JSON")
     try:
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, RecursionError):

@@ -96,7 +96,10 @@ class FederatedParser(LightningArgumentParser):
             return [CLASS_OPTIONS] if refused else []
         below = self._subcommands_action._name_parser_map.values() if self._subcommands_action else ()
         known = [option for parser in (self, *below) for option in parser._option_string_actions]
-        near = _near_options("--" + found[1].lstrip("-"), known)
+        meant = "--" + found[1].lstrip("-")
+        if meant in known:  # it stands before the command
+            return [f"options stand behind a command, as in `fit {meant} …`"]
+        near = _near_options(meant, known)
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Namespace:

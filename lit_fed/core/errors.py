@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,5 +71,7 @@ def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], pla
         ConfigError: naming the first wrong field, its value and what to give instead.
     """
     for name, (holds, wanted) in checks.items():
-        if not holds:
-            raise ConfigError(f"{place}.{name} is {getattr(settings, name)}; give {wanted}")
+        value = getattr(settings, name)
+        infinite = isinstance(value, float) and not math.isfinite(value)  # 1e400 is a number to parsers
+        if not holds or infinite:
+            raise ConfigError(f"{place}.{name} is {value}; give {wanted}")

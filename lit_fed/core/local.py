@@ -18,6 +18,10 @@ from lit_fed.core.types import Batch, LocalWork, ModelState
 __all__ = ["LocalSolver", "OptimizerState"]
 
 
+MOST_STEPS = 10**6
+"""Local epochs or steps of one round; a plan of more would not fit into memory."""
+
+
 class OptimizerState(NamedTuple):
     """State of the local optimizer; empty dicts where the method keeps none."""
 
@@ -82,8 +86,11 @@ class LocalSolver:
             "nesterov": (not self.nesterov or self.momentum > 0, "false, or momentum > 0"),
             "weight_decay": (self.weight_decay >= 0, "a number >= 0"),
             "betas": (all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
-            "local_epochs": (self.local_epochs >= 0, "a whole number >= 0"),
-            "local_steps": (self.local_steps is None or self.local_steps >= 1, "a whole number >= 1, or null"),
+            "local_epochs": (0 <= self.local_epochs <= MOST_STEPS, f"a whole number from 0 to {MOST_STEPS}"),
+            "local_steps": (
+                self.local_steps is None or 1 <= self.local_steps <= MOST_STEPS,
+                f"a whole number from 1 to {MOST_STEPS}, or null",
+            ),
             "straggler_fraction": (0 <= self.straggler_fraction <= 1, "a number in [0, 1]"),
             "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0, or null"),
         }

@@ -20,8 +20,8 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 
 def available_memory() -> int | None:
-    """Bytes that can still be allocated, with swap, and within a container's limit; None where nobody says."""
-    known = [size for size in (_free(), *map(_limit, LIMITS)) if size is not None]
+    """Bytes that can still be allocated, with swap, and within limits of container and process; None: nobody says."""
+    known = [size for size in (_free(), *map(_limit, LIMITS), _limit_of_process()) if size is not None]
     return min(known, default=None)
 
 
@@ -102,6 +102,16 @@ def _limit(path: Path) -> int | None:
         return int(path.read_text(encoding="ascii"))  # "max" is no number
     except (OSError, ValueError):
         return None
+
+
+def _limit_of_process() -> int | None:
+    """What `ulimit` leaves to this process, where the system knows such limits."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS)]
+    return min((size for size in soft if size != resource.RLIM_INFINITY), default=None)
 
 
 def _in_words(num_bytes: int) -> str:

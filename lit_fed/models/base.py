@@ -169,5 +169,6 @@ def _samples(input_shape: tuple[int, ...], input_type: torch.dtype) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What was raised; the type says nothing where PyTorch refuses shapes and types, which is the common case."""
-    return str(error) if isinstance(error, RuntimeError) else f"{type(error).__name__}: {error}"
+    """What was raised, in one line; the type says nothing where PyTorch refuses shapes, which is the common case."""
+    said = str(error).replace("\\n", "\n").partition("\n")[0]  # PyTorch adds frames, also of errors that it quotes
+    return said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"

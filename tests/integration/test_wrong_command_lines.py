@@ -44,6 +44,7 @@ CONFIGS = {
     "null_algorithm.yaml": "model:\n  algorithm: null\n",
     "null_argument.yaml": "model:\n  algorithm:\n    class_path: FedEM\n    init_args:\n      em_steps: null\n",
     "null_lr.yaml": "model:\n  solver:\n    lr: null\n",
+    "null_seed.yaml": "data:\n  seed: null\n",
     "nan.json": '{"model": {"solver": {"lr": NaN}}}',
     "junk.ckpt": b"\x80\xa9" * 50,
     "empty.ckpt": "",
