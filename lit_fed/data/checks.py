@@ -54,8 +54,14 @@ def check_classes(dataset: DataSet, target: Target, seen: Population, unseen: Po
     sequences are left alone: of a vocabulary most words may be missing.
 
     Raises:
-        ConfigError: naming the client with the largest label, that label and the first missing class.
+        ConfigError: naming the client with the largest label, that label and the first missing class; or if there are
+            classes, and labels that are none.
     """
+    if target.kind == "regression" and dataset.num_classes is not None:
+        raise ConfigError(
+            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
+            "whole numbers from 0, or leave num_classes out for a regression"
+        )
     if dataset.num_classes is not None or target.kind == "regression" or target.positions:
         return
     row = int(seen.train.y.argmax())

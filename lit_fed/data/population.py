@@ -160,7 +160,11 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
     shape = list(y_train.shape)
     require(y_train.ndim in (1, 2), f"training labels have shape {shape}; store them as [n], or [n, L] for sequences")
     if y_train.is_floating_point():
-        require(y_train.ndim == 1, f"floating training labels have shape {shape}; regression takes one number each")
+        require(
+            y_train.ndim == 1,
+            f"floating training labels have shape {shape}; regression takes one number each: store [n, 1] as [n], and "
+            "one-hot labels as the whole numbers y.argmax(1)",
+        )
         return Target("regression", 1)
     positions = y_train.ndim == 2
     require(

@@ -205,6 +205,14 @@ def clients_in_the_root(root):
     save(root / "ann.npz", **GOOD)
 
 
+def regression(root):
+    save(root / "seen/ann.npz", **GOOD | {"y_train": Y / 1, "y_test": Y[:2] / 1})
+
+
+def one_hot(root):
+    save(root / "seen/ann.npz", **GOOD | {"y_train": np.eye(3)[Y], "y_test": np.eye(3)[Y[:2]]})
+
+
 def one_half_of_leaf(root):
     (root / "train").mkdir()
     (root / "train/a.json").write_text('{"users": ["u"], "user_data": {"u": {"x": [[1.0]], "y": [1]}}}')
@@ -234,6 +242,12 @@ FOLDERS = {
     "LEAF without test": (one_half_of_leaf, lambda root: ClientFolder(str(root)), ("test: no .json file",)),
     "LEAF without files": (touch("train/", "test/"), lambda root: ClientFolder(str(root)), ("train: no .json file",)),
     "one class": (touch(), lambda root: ClientFolder(str(root), num_classes=1), ("num_classes is 1", ">= 2")),
+    "classes that are floats": (
+        regression, lambda root: ClientFolder(str(root), num_classes=3), ("num_classes", "is 3", "floating", "leave"),
+    ),
+    "one-hot floats": (
+        one_hot, lambda root: ClientFolder(str(root)), ("labels have shape [4, 3]", "y.argmax(1)"),
+    ),
     "parties": (touch("labels.npz/", "parties/"), lambda root: FeatureBlocks(root=str(root)), ("labels.npz",)),
     "parties, path": (touch(), lambda root: FeatureBlocks(root="x" * 5000), ("too long",)),
     "MNIST": (touch("MNIST/raw/train-images-idx3-ubyte"), lambda root: MNIST(str(root)), ("--data.dataset.root",)),

@@ -134,13 +134,16 @@ def test_second_command_is_that_of_ci():
     assert in_ci[-1].endswith("pytest")
 
 
-def test_extras_that_are_named_exist():
+def test_what_pip_is_told_to_install_is_there():
+    """The package is in no index, so its extras work from a checkout alone, and elsewhere what they consist of."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = {
-        name for page in pages() for name in re.findall(r"pip install \S+\[(\w+)\]", (ROOT / page).read_text("utf-8"))
-    }
-    assert named
-    assert named <= set(extras)
+    places = [*(ROOT / page for page in pages()), *(ROOT / "lit_fed").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
+    texts = "\n".join(place.read_text("utf-8") for place in places)
+    named = set(re.findall(r"pip install -e \S+\[(\w+)\]", texts))
+    assert {"dev", "docs", "onnx", "sweep"} <= named <= set(extras)
+    required = {one for command in re.findall(r'pip install((?: "[\w>=.]+")+)', texts) for one in command.split()}
+    assert {'"pyarrow>=15"', '"onnx>=1.17"'} <= required <= {f'"{one}"' for parts in extras.values() for one in parts}
+    assert not re.findall(r"pip install \S*lit.fed\S*", texts)
 
 
 def test_added_algorithm_trains(tmp_path):
