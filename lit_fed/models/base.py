@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +109,10 @@ def build_network(
 
 
 def _name(network: object) -> str:
-    return str(getattr(network, "__name__", type(network).__name__))
+    """The class, where the options of the command line are bound to it or not."""
+    while isinstance(network, partial):
+        network = next((one for one in (*network.args, network.func) if isinstance(one, type)), network.func)
+    return network.__name__ if isinstance(network, type) else "as it is given"
 
 
 def _lazy_leaves(network: nn.Module) -> list[str]:
