@@ -1,6 +1,7 @@
 """Newcomers served from a checkpoint alone: the states and numbers of the run's own unseen clients."""
 
 import shutil
+import stat
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -99,6 +100,7 @@ def test_local_batch_norm(tmp_path, clients):
 def test_kept_states_give_the_predictions(tmp_path, clients, last):
     """FedEM keeps mixture weights, FedAvg+ the tuned model, FedAvg nothing."""
     table = personalize(last, clients, tmp_path / "fedem", "--format", "parquet")
+    assert stat.S_IMODE((tmp_path / "fedem/states/client_1.pt").stat().st_mode) == 0o600
     state = torch.load(tmp_path / "fedem/states/client_1.pt", weights_only=True)
     assert list(state) == ["mixture"]
     np.testing.assert_allclose(state["mixture"], table.loc[1, ["pi_0", "pi_1", "pi_2"]].astype(float), rtol=1e-6)

@@ -101,6 +101,7 @@ def test_sigterm_to_one_rank_ends_both_behind_the_round(tmp_path):
     assert rounds_in(folder(tmp_path, "FedEM")) == 2
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 def test_a_rank_whose_parent_died_ends():
     """Forked: this process starts a parent, which starts a rank and dies; the rank holds a pipe open while it lives."""
     reader, writer = os.pipe()
