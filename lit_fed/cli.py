@@ -61,6 +61,9 @@ class SaveConfig(SaveConfigCallback):
         """Write, on rank zero, and tell other loggers."""
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
+        module: Any = pl_module
+        if module.solver.has_horizon and module.schedule_rounds not in (None, module.num_rounds):
+            config["model.solver.schedule_rounds"] = module.solver.schedule_rounds or module.schedule_rounds
         plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
         for logger in trainer.loggers:
             logger.log_hyperparams(plain)
@@ -69,7 +72,7 @@ class SaveConfig(SaveConfigCallback):
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / self.config_filename
             self.parser.save(config, path, skip_unset=False, overwrite=True, multifile=False)
-            path.write_text(_as_comments(pl_module) + path.read_text())
+            path.write_text(_as_comments(module) + path.read_text())
 
 
 def _as_comments(module: Any) -> str:
