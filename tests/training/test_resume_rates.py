@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import yaml
+from comparison.runs import read_run
 from running import folder, history, numbers
 
 from lit_fed.algorithms import FedAvg, Local
@@ -198,6 +199,7 @@ def test_a_run_with_changes_says_so_and_serves(tmp_path, capsys, monkeypatch):
         (2, "model.solver.lr", 0.1, 0.02), (2, "trainer.max_epochs", 2, 3),
         (3, "model.solver.schedule", "constant", "linear"), (3, "trainer.max_epochs", 3, 4),
     ]  # fmt: skip
+    assert read_run(run).config["changes_on_resume"] == found  # so it is not compared with a run that had none
     text = (run / "config.yaml").read_text()
     assert "# changed on resume, after 2 rounds: model.solver.lr from 0.1 to 0.02\n" in text
     config = yaml.safe_load(text)
