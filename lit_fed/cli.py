@@ -67,13 +67,16 @@ class SaveConfig(SaveConfigCallback):
         """Write, on rank zero, and tell other loggers."""
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
+        module: Any = pl_module
+        if module.solver.has_horizon and module.schedule_rounds not in (None, module.num_rounds):
+            config["model.solver.schedule_rounds"] = module.solver.schedule_rounds or module.schedule_rounds
         plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
         for logger in trainer.loggers:
             logger.log_hyperparams(plain)
         if trainer.is_global_zero and trainer.log_dir is not None:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            text = _as_comments(pl_module) + self.parser.dump(config, skip_unset=False)
+            text = _as_comments(module) + self.parser.dump(config, skip_unset=False)
             write_atomically(folder / self.config_filename, text)
 
 

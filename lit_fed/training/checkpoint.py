@@ -24,6 +24,7 @@ __all__ = [
     "load_checkpoint",
     "refuse_differences",
     "refuse_other_run",
+    "schedule_rounds",
 ]
 
 CHECKPOINT_KEY = "lit_fed"
@@ -133,14 +134,28 @@ def refuse_other_run(
     """
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
-    given = compare_arguments(stored["arguments"], arguments)
-    inside = compare_identities(stored["identity"], identity)
+    given, inside = (
+        [one for one in found if not _is_the_same_end(one, stored)]
+        for found in (
+            compare_arguments(stored["arguments"], arguments), compare_identities(stored["identity"], identity),
+        )
+    )  # fmt: skip
     refused = [one for one in given + inside if not one.may_change]
     if goes_on and with_changes:
         refuse_differences(refused)
     else:
         refuse_differences(given or inside, may_change=goes_on and not refused)
     return given or inside
+
+
+def schedule_rounds(stored: dict[str, Any]) -> int:
+    """The rounds that a checkpoint's schedule was laid out for; one that does not say it, for those of its run."""
+    return int(stored.get("schedule_rounds", stored["num_rounds"]))
+
+
+def _is_the_same_end(found: Difference, stored: dict[str, Any]) -> bool:
+    """Whether a schedule ends where it did: there it is said, here it is left to the checkpoint, or the reverse."""
+    return found.setting.endswith("solver.schedule_rounds") and found.now in (None, schedule_rounds(stored))
 
 
 def refuse_differences(differences: list[Difference], *, may_change: bool = False) -> None:

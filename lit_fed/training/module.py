@@ -28,10 +28,10 @@ from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced,
 from lit_fed.metrics import ClientTable
 from lit_fed.models import Linear, Network
 from lit_fed.models.base import build_network, check_outputs
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedule_rounds
 from lit_fed.training.client_store import ClientStore
 from lit_fed.training.demands import check_aggregation, check_cohort, check_division, check_init_seeds, check_sampling
-from lit_fed.training.resume import changes_on_resume, note_after_schedule, schedule_rounds
+from lit_fed.training.resume import changes_on_resume, note_after_schedule
 from lit_fed.training.server_step import Assign, register_leaves
 from lit_fed.training.serving import ClientServing, ServingFacts
 

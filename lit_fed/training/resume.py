@@ -8,12 +8,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local import LocalSolver
 from lit_fed.training.checkpoint import Difference
 
-__all__ = ["changes_on_resume", "note_after_schedule", "schedule_rounds"]
-
-
-def schedule_rounds(stored: dict[str, Any]) -> int:
-    """The rounds that a checkpoint's schedule was laid out for; one that does not say it, for those of its run."""
-    return int(stored.get("schedule_rounds", stored["num_rounds"]))
+__all__ = ["changes_on_resume", "note_after_schedule"]
 
 
 def note_after_schedule(solver: LocalSolver, horizon: int, done: int, num_rounds: int) -> str:

@@ -16,8 +16,13 @@ from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.data.dataset import Normalisation
 from lit_fed.metrics import ClientTable
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, compare_arguments, compare_identities, refuse_differences
-from lit_fed.training.resume import schedule_rounds
+from lit_fed.training.checkpoint import (
+    CHECKPOINT_KEY,
+    compare_arguments,
+    compare_identities,
+    refuse_differences,
+    schedule_rounds,
+)
 
 __all__ = ["BlockPredictions", "ClientServing", "ServingFacts", "predict_block", "restore_for_newcomers"]
 

@@ -81,6 +81,8 @@ def read_run(folder: Path) -> FinishedRun:
         raise ConfigError(f"{folder} has no {missing[0]}; give a folder that a fit of lit_fed has written")
     config = yaml.safe_load((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
     summary = json.loads((folder / "summary.json").read_text())
+    if config and "changes_on_resume" in summary:
+        config["changes_on_resume"] = summary["changes_on_resume"]
     return FinishedRun(folder, config, summary, read_history(folder), pd.read_csv(folder / "clients.csv"))
 
 

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import yaml
+from comparison.runs import read_run
 from running import folder, history, numbers
 
 from lit_fed.algorithms import FedAvg, Local
@@ -54,6 +55,19 @@ def fit(
 
 def last(out):
     return str(folder(out, "run") / "checkpoints/last.ckpt")
+
+
+CPU = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+DIGITS = [*CPU, "--data.dataset", "Digits", "--data.num_clients", "5", "--data.unseen_fraction", "0.2"]
+
+
+def command(capsys, *arguments):
+    """Status and what was said on standard error."""
+    try:
+        main(list(arguments))
+    except SystemExit as stopped:
+        return stopped.code, capsys.readouterr().err
+    return 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -111,6 +125,20 @@ def test_fewer_rounds_are_the_beginning_of_the_same_schedule(tmp_path):
     assert rest == whole[3:5]
 
 
+def test_the_configuration_of_a_continued_run_runs_again_as_it_is(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = ["fit", *DIGITS, "--name", "run", "--model.algorithm", "FedAvg", "--model.solver.schedule", "cosine"]
+    assert command(capsys, *plain, "--trainer.max_epochs", "2")[0] == 0
+    assert command(capsys, *plain, "--trainer.max_epochs", "3", "--ckpt_path", "last")[0] == 0
+    config = folder("runs", "run") / "config.yaml"
+    assert yaml.safe_load(config.read_text())["model"]["solver"]["schedule_rounds"] == 2
+    status, said = command(capsys, "fit", "--config", str(config), "--ckpt_path", "last", "--trainer.max_epochs", "4")
+    assert (status, len(said.splitlines())) == (0, 1)
+    assert command(capsys, "fit", "--config", str(config), "--trainer.max_epochs", "4", "--name", "again") == (0, "")
+    assert numbers(folder("runs", "run")) == numbers(folder("runs", "again"))
+    assert command(capsys, *plain, "--ckpt_path", "last", "--model.solver.schedule_rounds", "9")[0] == 2
+
+
 def as_older_versions_wrote_it(path):
     """Take from a checkpoint what was added to it since."""
     checkpoint = torch.load(path, weights_only=True)
@@ -157,19 +185,6 @@ def test_a_changed_schedule_goes_on_from_the_round(tmp_path):
     assert rates == pytest.approx([0.25 * (1 + math.cos(math.pi * t / 8)) for t in (4, 5)])
 
 
-CPU = ["--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
-DIGITS = [*CPU, "--data.dataset", "Digits", "--data.num_clients", "5", "--data.unseen_fraction", "0.2"]
-
-
-def command(capsys, *arguments):
-    """Status and what was said on standard error."""
-    try:
-        main(list(arguments))
-    except SystemExit as stopped:
-        return stopped.code, capsys.readouterr().err
-    return 0, capsys.readouterr().err
-
-
 def test_a_run_with_changes_says_so_and_serves(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plain = ["fit", *DIGITS, "--name", "run", "--model.algorithm", "FedAvg"]
@@ -184,6 +199,7 @@ def test_a_run_with_changes_says_so_and_serves(tmp_path, capsys, monkeypatch):
         (2, "model.solver.lr", 0.1, 0.02), (2, "trainer.max_epochs", 2, 3),
         (3, "model.solver.schedule", "constant", "linear"), (3, "trainer.max_epochs", 3, 4),
     ]  # fmt: skip
+    assert read_run(run).config["changes_on_resume"] == found  # so it is not compared with a run that had none
     text = (run / "config.yaml").read_text()
     assert "# changed on resume, after 2 rounds: model.solver.lr from 0.1 to 0.02\n" in text
     config = yaml.safe_load(text)
