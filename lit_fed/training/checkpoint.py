@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import warnings
 from pathlib import Path
@@ -113,6 +114,7 @@ def refuse_other_run(
     stored: dict[str, Any] | None,
     arguments: dict[str, Any],
     identity: dict[str, Any],
+    settings: dict[str, Any],
     *,
     goes_on: bool = False,
     with_changes: bool = False,
@@ -123,6 +125,7 @@ def refuse_other_run(
         stored: what the checkpoint keeps under `CHECKPOINT_KEY`.
         arguments: this run's arguments, as the command line gave them; {} without one.
         identity: what this run must share with the checkpoint in any case.
+        settings: algorithm and solver, whose `repr` the identity holds.
         goes_on: the run is a fit, which may be told to go on with changes.
         with_changes: it was told so.
 
@@ -134,12 +137,11 @@ def refuse_other_run(
     """
     if stored is None:
         raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
-    given, inside = (
-        [one for one in found if not _is_the_same_end(one, stored)]
-        for found in (
-            compare_arguments(stored["arguments"], arguments), compare_identities(stored["identity"], identity),
-        )
-    )  # fmt: skip
+    found = (
+        compare_arguments(stored["arguments"], arguments),
+        compare_identities(stored["identity"], identity, settings),
+    )
+    given, inside = ([one for one in each if not _is_the_same_end(one, stored)] for each in found)
     refused = [one for one in given + inside if not one.may_change]
     if goes_on and with_changes:
         refuse_differences(refused)
@@ -183,8 +185,8 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str 
     if not stored or not given:
         return []
     found = []
-    for key in dict.fromkeys([*stored, *given]):
-        before, now = stored.get(key), given.get(key)
+    for key, before in stored.items():  # what is only given came later; identities tell whether it matters
+        now = given.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
             found += compare_arguments(before, now, f"{place}{key}.")
         elif before != now and not (key == "class_path" and _same_class(before, now)):
@@ -192,19 +194,40 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str 
     return [one._replace(setting=one.setting.replace(".init_args.", ".").replace(".class_path", "")) for one in found]
 
 
-def compare_identities(stored: dict[str, Any], given: dict[str, Any]) -> list[Difference]:
-    """What differs between the identities of two runs, of their solvers field by field."""
-    return compare_arguments(*(one | {"solver": _fields(one["solver"])} for one in (stored, given)))
+def compare_identities(stored: dict[str, Any], given: dict[str, Any], settings: dict[str, Any]) -> list[Difference]:
+    """What differs between the identities of two runs, of algorithm and solver field by field.
+
+    Args:
+        stored: the identity in a checkpoint.
+        given: that of the run which wants it.
+        settings: the dataclasses of this run whose `repr` is in its identity, by their names there. A field that the
+            stored one lacks came later, and counts with its default.
+    """
+    known = {name: one for name, one in settings.items() if dataclasses.is_dataclass(one)}
+    before, now = (
+        identity | {name: _value(ast.parse(identity[name], mode="eval").body, one) for name, one in known.items()}
+        for identity in (stored, given)
+    )
+    return compare_arguments(before, now)
 
 
-def _fields(shown: str) -> dict[str, Any]:
-    """The fields in a dataclass's `repr`, without those that are None: a field that an older version lacked may be."""
-    call: Any = ast.parse(shown, mode="eval").body
-    fields = {one.arg: _value(one.value) for one in call.keywords}
-    return {"class": ast.unparse(call.func)} | {name: value for name, value in fields.items() if value is not None}
+def _fields(call: Any, settings: Any) -> dict[str, Any]:
+    """The fields in a dataclass's `repr`, with the defaults of those that it lacks."""
+    fields = {"class_path": ast.unparse(call.func)}
+    if type(settings).__name__ != fields["class_path"]:
+        return fields
+    written = {one.arg: one.value for one in call.keywords}
+    for field in dataclasses.fields(settings):
+        shown = written.get(field.name)
+        if shown is None and field.default is not dataclasses.MISSING:
+            shown = ast.parse(repr(field.default), mode="eval").body
+        fields[field.name] = None if shown is None else _value(shown, getattr(settings, field.name))
+    return fields
 
 
-def _value(shown: ast.expr) -> Any:
+def _value(shown: ast.expr, settings: Any) -> Any:
+    if isinstance(shown, ast.Call) and dataclasses.is_dataclass(settings):
+        return _fields(shown, settings)
     try:
         return ast.literal_eval(shown)
     except ValueError:  # infinity, which has no literal

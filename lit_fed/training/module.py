@@ -422,8 +422,9 @@ class FederatedModule(ClientServing):
         stored = checkpoint.get(CHECKPOINT_KEY)
         goes_on = self._trainer is not None and bool(self.trainer.training)
         differences = refuse_other_run(
-            stored, self.arguments, self.identity(), goes_on=goes_on, with_changes=self.resume_with_changes
-        )
+            stored, self.arguments, self.identity(), {"algorithm": self.algorithm, "solver": self.solver},
+            goes_on=goes_on, with_changes=self.resume_with_changes,
+        )  # fmt: skip
         assert stored is not None
         path = None if self._trainer is None else self.trainer.ckpt_path
         self.store.find(checkpoint["state_dict"], path, stored.get("client_files"))

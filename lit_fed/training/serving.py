@@ -204,9 +204,12 @@ def restore_for_newcomers(module: Any, checkpoint: dict[str, Any], place: str) -
     stored = checkpoint.get(CHECKPOINT_KEY)
     if stored is None or "serving" not in stored:
         raise ConfigError(f"--ckpt_path {place} says nothing of how clients are served; give a checkpoint of a fit")
-    own = {"algorithm": repr(module.algorithm), "solver": repr(module.solver)}
+    settings = {"algorithm": module.algorithm, "solver": module.solver}
+    own = {name: repr(one) for name, one in settings.items()}
     kept = {name: stored["identity"][name] for name in own}
-    refuse_differences(compare_arguments(stored["arguments"], module.arguments) or compare_identities(kept, own))
+    refuse_differences(
+        compare_arguments(stored["arguments"], module.arguments) or compare_identities(kept, own, settings)
+    )
     facts = ServingFacts.from_plain(stored["serving"])
     module.seed, module.num_rounds, module.weighting = facts.seed, facts.num_rounds, facts.weighting
     module.schedule_rounds = schedule_rounds(stored)

@@ -2,7 +2,10 @@
 
 import pytest
 
-from lit_fed.training.checkpoint import compare_arguments
+from lit_fed.algorithms import DFedEM, FedAvg, FedEM
+from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_norm import LocalNorm
+from lit_fed.training.checkpoint import compare_arguments, compare_identities
 
 
 @pytest.mark.parametrize(
@@ -19,3 +22,50 @@ def test_a_class_is_the_same_wherever_the_package_has_it(before, now, differs):
     stored, given = ({"dataset": {"class_path": path, "init_args": {"n": 1}}} for path in (before, now))
     expected = [f"data.dataset is {now}, in the checkpoint {before}"] if differs else []
     assert [str(one) for one in compare_arguments(stored, given, "data.")] == expected
+
+
+def differences(stored, algorithm, solver=LocalSolver()):  # noqa: B008 - frozen
+    settings = {"algorithm": algorithm, "solver": solver}
+    found = compare_identities(stored, {name: repr(one) for name, one in settings.items()}, settings)
+    return [str(one) for one in found]
+
+
+def older(settings, *options):
+    """How a version without these options, all at their defaults, wrote the settings."""
+    shown = repr(settings)
+    for option in options:
+        assert option in shown
+        shown = shown.replace(f", {option}", "")
+    return shown
+
+
+def test_an_option_that_came_later_counts_with_its_default():
+    stored = {
+        "algorithm": older(FedEM(num_components=2), "position_loss='mean'"),
+        "solver": older(LocalSolver(), "schedule_rounds=None", "adapt_lr=None"),
+    }
+    assert differences(stored, FedEM(num_components=2)) == []
+    assert differences(stored, FedEM(num_components=2, position_loss="sum")) == [
+        "algorithm.position_loss is sum, in the checkpoint mean"
+    ]
+    assert differences(stored, FedEM(), LocalSolver(adapt_lr=0.5)) == [
+        "algorithm.num_components is 3, in the checkpoint 2", "solver.adapt_lr is 0.5, in the checkpoint None",
+    ]  # fmt: skip
+
+
+def test_of_another_algorithm_the_class_alone_is_named():
+    stored = {"algorithm": repr(FedEM()), "solver": repr(LocalSolver())}
+    assert differences(stored, FedAvg()) == ["algorithm is FedAvg, in the checkpoint FedEM"]
+
+
+def test_settings_inside_settings():
+    inner = {"algorithm": older(LocalNorm(FedEM()), "position_loss='mean'"), "solver": repr(LocalSolver())}
+    assert differences(inner, LocalNorm(FedEM())) == []
+    assert differences(inner, LocalNorm(FedEM(em_steps=2)))
+    graph = {"algorithm": repr(DFedEM()), "solver": repr(LocalSolver())}
+    assert differences(graph, DFedEM()) == []
+
+
+def test_arguments_that_are_only_given_came_later():
+    assert compare_arguments({"lr": 0.1}, {"lr": 0.1, "adapt_lr": None}) == []
+    assert compare_arguments({"lr": 0.1, "clip_norm": 1.0}, {"lr": 0.1}) != []
