@@ -127,14 +127,16 @@ def _history(history: pd.DataFrame, x: pd.Series, label: str, hit: str, new_figu
 
 
 def _histogram(clients: pd.DataFrame, hit: str, new_figure: Any) -> Any:
-    """Clients by their results; those of the seen clients' worst decile are hatched."""
+    """Clients by their results; those of the seen clients' worst decile are hatched, infinite ones are counted."""
     figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
     axes = figure.subplots()
     factor, unit = percent(hit)
-    values = {
+    found = {
         population: factor * clients.loc[clients["population"] == population, hit].dropna()
         for population in ("seen", "unseen")
     }
+    values = {population: held[np.isfinite(held)] for population, held in found.items()}
+    infinite = {population: len(found[population]) - len(held) for population, held in values.items()}
     scale = scale_of(clients[hit]) if hit == "mse" else "linear"
     edges = _bins(np.concatenate(list(values.values())), scale)
     look = {
@@ -143,7 +145,8 @@ def _histogram(clients: pd.DataFrame, hit: str, new_figure: Any) -> Any:
     }
     for population, held in values.items():
         if len(held):
-            axes.hist(held, bins=edges, label=f"{population} clients", **look[population])
+            beside = f", and {infinite[population]} infinite" if infinite[population] else ""
+            axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look[population])
     if len(values["seen"]):
         _mark_worst_decile(axes, values["seen"], hit, edges, unit)
     axes.set(xlabel=f"test {hit} of a client{unit}", ylabel="clients", xscale=scale)

@@ -86,6 +86,14 @@ def test_squared_errors_over_orders_of_magnitude_have_a_logarithmic_axis(tmp_pat
     assert figures["client_mse.png"].axes[0].get_xscale() == "log"
 
 
+@pytest.mark.parametrize("errors", [[1.0, 2.0, np.inf], [np.inf]])
+def test_infinite_results_are_counted_beside_the_histogram(tmp_path, errors):
+    write_history(tmp_path, 4, "mse")
+    shown = drawn(tmp_path, clients_of(errors, "mse"))["client_mse.png"].axes[0]
+    labels = [text.get_text() for text in shown.get_figure().legends[0].get_texts()] if len(errors) > 1 else []
+    assert ("seen clients, and 1 infinite" in labels) == (len(errors) > 1)
+
+
 def test_one_round_has_one_tick():
     assert few_ticks(whole=True).tick_values(1, 1) == pytest.approx([1], abs=1)
 
