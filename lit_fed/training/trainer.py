@@ -9,13 +9,10 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-import torch.distributed as dist
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 
 from lit_fed.callbacks import NetworkSummary, with_defaults
 from lit_fed.callbacks.monitors import MonitorCheck
@@ -39,35 +36,12 @@ from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds
 from lit_fed.training.round_logger import RoundLogger
 from lit_fed.training.serving import restore_for_newcomers
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
+from lit_fed.training.strategy import FederatedStrategy
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
-
-
-class FederatedStrategy(DDPStrategy):
-    """Process group and launcher of DDP without its wrapper: clients train whole models of their own, rank by rank.
-
-    On CPUs every rank takes one thread: more ranks use more cores better than more threads do.
-    """
-
-    def setup_environment(self) -> None:
-        """Join the process group; keep the ranks of one machine out of each other's cores."""
-        super().setup_environment()
-        if self.root_device.type == "cpu":
-            torch.set_num_threads(1)
-
-    def configure_ddp(self) -> None:
-        """Start all ranks from rank 0's shared state and client table."""
-        assert self.model is not None
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            dist.broadcast(tensor.data, 0)
-
-
-StrategyRegistry.register(
-    "fed_ddp", FederatedStrategy, description="cohort sharded over ranks, no gradient hooks", start_method="popen"
-)
 
 
 class FederatedTrainer(Trainer):
