@@ -19,7 +19,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
-from lit_fed.command_line.classes import check_classes
+from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, refuse_nulls
@@ -149,6 +149,7 @@ class FederatedCLI(LightningCLI):
         given = find_configs(_with_nulls(_given(args)))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
+        refuse_files(given)
         check_configs(given)
         self.config = parser.parse_args(given)
         command = self.config.subcommand

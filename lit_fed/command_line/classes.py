@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lit_fed.core.topology import Topology
 from lit_fed.data import DataSet, Partition
 from lit_fed.models import Network
 
-__all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "subclasses"]
+__all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
 
 CLASSES: dict[str, tuple[str, type]] = {
     "--model.algorithm": ("model.algorithm", Algorithm),
@@ -44,8 +45,8 @@ ABSTRACT = re.compile(
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
 """How it speaks of a module that is no network of lit_fed."""
 
-FILES = {".py", ".csv", ".parquet", ".npz", ".npy", ".json", ".yaml", ".yml", ".pt", ".ckpt", ".txt", ".zip"}
-"""Endings of what is a file and no class."""
+FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip"}
+"""Endings of what is a file and neither a class nor a configuration of one."""
 
 
 def subclasses(base: type) -> list[type]:
@@ -92,7 +93,7 @@ def _explain(option: str, base: type, message: str) -> list[str]:
         return []
     given = next(part for part in found.groups() if part is not None).strip()
     if Path(given).suffix in FILES:
-        return [f"{option} {given}: that is a file, and a class is wanted; {_instead_of_a_file(option, given)}"]
+        return [_file_for_class(option, given)]
     near = _near(given, class_names(base))
     missing = re.search(r"No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'", message)
     why = f" ({missing[0]})" if missing and "." in given else ""
@@ -106,12 +107,30 @@ def _near(given: str, names: list[str]) -> str | None:
     return close[0] if close else None
 
 
-def _instead_of_a_file(option: str, given: str) -> str:
+def refuse_files(given: list[str]) -> None:
+    """Refuse files in the place of classes, before the parser reads them as configurations.
+
+    Args:
+        given: arguments of a command.
+
+    Raises:
+        ConfigError: naming option and file, and what to give instead.
+    """
+    for before, argument in pairwise(["", *given]):
+        option, _, value = argument.partition("=") if "=" in argument else (before, "", argument)
+        if option in CLASSES and Path(value).suffix in FILES:
+            raise ConfigError(_file_for_class(option, value))
+
+
+def _file_for_class(option: str, given: str) -> str:
+    """What to give instead of a file."""
     if given.endswith(".py"):
-        return f"give its name behind the file's, as in {Path(given).stem}.MyClass, from the folder of the file"
-    if option == "--data.dataset":
-        return "give ClientFolder, and by --data.dataset.root a folder with one .npz file for each client"
-    return f"`fit {option}.help NAME` describes a class"
+        instead = f"give its name behind the file's, as in {Path(given).stem}.MyClass, from the folder of the file"
+    elif option == "--data.dataset":
+        instead = "give ClientFolder, and by --data.dataset.root a folder with one .npz file for each client"
+    else:
+        instead = f"`fit {option}.help NAME` describes a class"
+    return f"{option} {given}: that is a file, and a class is wanted; {instead}"
 
 
 def check_classes(config: Namespace, place: str = "--") -> None:

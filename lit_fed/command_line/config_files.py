@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -27,7 +28,7 @@ def check_configs(given: list[str]) -> None:
     Raises:
         ConfigError: naming the file, the line where there is one, and the fix.
     """
-    for before, argument in zip(["", *given], given, strict=False):
+    for before, argument in pairwise(["", *given]):
         option, equals, value = argument.partition("=")
         if before in ("-c", "--config"):
             _check(argument)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jsonargparse import ActionConfigFile
 
-from lit_fed.command_line.classes import check_classes
+from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, refuse_nulls
@@ -58,6 +58,7 @@ def show_partition(arguments: list[str]) -> None:
         ConfigError: if the arguments, the data or the folder will not do; nothing has been written then.
     """
     parser = partition_parser()
+    refuse_files(arguments)
     check_configs(arguments)
     config = parser.parse_args(arguments)
     refuse_nulls(parser, config)

@@ -46,6 +46,8 @@ CONFIGS = {
     "null_lr.yaml": "model:\n  solver:\n    lr: null\n",
     "null_seed.yaml": "data:\n  seed: null\n",
     "nan.json": '{"model": {"solver": {"lr": NaN}}}',
+    "patients.csv": "a,b,label\n1,2,0\n",
+    "nets.py": "import torch\n\n\nclass Net(torch.nn.Module):\n    pass\n",
     "junk.ckpt": b"\x80\xa9" * 50,
     "empty.ckpt": "",
     "big.yaml": "# " + "x" * 2**21,
