@@ -317,6 +317,8 @@ def main(args: ArgsType = None) -> None:
         sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client, or could not write
         raise SystemExit(2 if isinstance(error, ClientError) else 1) from None
     except Exception as error:
+        if str(error).startswith("Early stopping conditioned on metric"):  # with callbacks that may log any key
+            _stop(f"lit_fed: {error}", 2)
         if not type(error).__module__.startswith("wandb"):
             raise
         _stop(f"lit_fed: W&B: {error}", 2)  # a missing key, say; imported lazily, so its errors are known by name

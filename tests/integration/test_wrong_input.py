@@ -269,6 +269,18 @@ def test_interrupt_leaves_the_last_good_checkpoint(tmp_path):
     assert "seen" in tested.stdout
 
 
+def test_a_key_that_nobody_logs_where_any_callback_may_log_one(capsys, tmp_path, monkeypatch):
+    (tmp_path / "own_callback.py").write_text(
+        "from lightning.pytorch import Callback\n\n\nclass Own(Callback):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    arguments = [*BASE, "--data.num_clients", "4", "--trainer.default_root_dir", str(tmp_path / "out")]
+    arguments += ["--trainer.callbacks+=own_callback.Own", "--trainer.callbacks+=EarlyStopping"]
+    said = message(capsys, [*arguments, "--trainer.callbacks.monitor", "test/seen/nope"])
+    assert "test/seen/nope" in said
+    assert "test/seen/accuracy" in said
+
+
 def test_debug_shows_the_traceback():
     refused = run(["fit", "--model.algorithm", "FedEmm"], LIT_FED_DEBUG="1")
     assert refused.returncode != 0
