@@ -79,7 +79,7 @@ ROWS = rows()
 
 def arguments_of(line, files):
     """The arguments of a line of the table; ×N behind a letter repeats it."""
-    given = [os.path.expandvars(part).replace("FILES", str(files)) for part in shlex.split(line)]
+    given = [part.replace("FILES", str(files)) for part in shlex.split(line)]
     given = [part.partition("×")[0] * int(part.partition("×")[2]) if "×" in part else part for part in given]
     given = [part.encode().decode("unicode_escape") if "\\" in part else part for part in given]
     return [*FIT, *given[1:]] if given[:1] == ["fit…"] else given
