@@ -16,10 +16,10 @@ _ROOMS = (
     "lit_fed.data.module",
     "lit_fed.models",
     "lit_fed.callbacks",
-    "lit_fed.core.local",
-    "lit_fed.core.topology",
-    "lit_fed.core.mixing",
-    "lit_fed.core.surrogate",
+    "lit_fed.core.local_solver",
+    "lit_fed.core.graphs.topology",
+    "lit_fed.core.graphs.mixing",
+    "lit_fed.core.mixtures.surrogate",
     "lit_fed.core.errors",
 )
 

@@ -27,8 +27,8 @@ from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ClientError, ConfigError, WriteError
-from lit_fed.core.files import write_atomically
-from lit_fed.core.given_paths import shown
+from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.machine.given_paths import shown
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.module import FederatedModule

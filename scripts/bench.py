@@ -32,10 +32,10 @@ from textbook import Textbook, index_batches
 from torch import nn
 
 from lit_fed.algorithms import FedEM
-from lit_fed.core.fmmc import certified
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.mixing import second_eigenvalue, weights_of
-from lit_fed.core.topology import ErdosRenyi, adjacency
+from lit_fed.core.graphs.fastest_mixing import certified
+from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
+from lit_fed.core.graphs.topology import ErdosRenyi, adjacency
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule

@@ -20,10 +20,10 @@ from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook
 
 from lit_fed.algorithms import FedEM
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import ClientDataSet
-from lit_fed.data.dataset import empty_split, make_split
+from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP, CharLSTM, FedEMCNN, LeNet5, Linear, MobileNetV2, Network
 from lit_fed.training import FederatedModule, FederatedTrainer

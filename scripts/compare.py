@@ -19,9 +19,9 @@ from comparison.naming import named
 from comparison.pictures import draw_comparison
 from comparison.runs import METRICS, FinishedRun, Group, find_run, grouped, metric_of, read_run
 
-from lit_fed.callbacks.picture_style import byte_unit, percent
 from lit_fed.core.errors import ConfigError, WriteError
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
+from lit_fed.pictures.style import byte_unit, percent
 from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from reproduction.registry import TABLES
 from reproduction.runs import ROOT, Kept, Run, make_missing
 from reproduction.tables import SCALES, Scale, Table, grid, page, wrap
 
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
 
 __all__ = ["index", "kept_of", "main", "write"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lit_fed.algorithms import Algorithm
-    from lit_fed.core.local import LocalSolver
+    from lit_fed.core.local_solver import LocalSolver
 
 __all__ = ["ENTRIES", "INIT_SEEDS", "LEARNING_RATES", "NOT_RUN", "ROUNDS", "SEED", "SOLVER", "Entry"]
 
@@ -50,7 +50,7 @@ class Entry:
     def algorithm(self, value: float) -> Algorithm:
         """The algorithm with this value of what is tuned."""
         from lit_fed import algorithms
-        from lit_fed.core import topology
+        from lit_fed.core.graphs import topology
 
         options = self.options_at(value)
         if "topology" in options:
@@ -67,7 +67,7 @@ class Entry:
 
     def solver(self, value: float) -> LocalSolver:
         """The local solver."""
-        from lit_fed.core.local import LocalSolver
+        from lit_fed.core.local_solver import LocalSolver
 
         return LocalSolver(**self.solver_options_at(value))
 

@@ -90,7 +90,7 @@ def run(entry: Entry) -> None:
     import torch
 
     from lit_fed.core.errors import ClientError
-    from lit_fed.core.files import write_atomically
+    from lit_fed.core.machine.files import write_atomically
 
     torch.set_num_threads(1)
     place = KEPT / f"{entry.name}.json"

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import ClientTrainer, PredictJob, SequentialTrainer, TrainJob, evaluate
 from lit_fed.core import tree
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.task import Target, Task
-from lit_fed.core.types import ClientBlock, Context, LocalWork, Phase, Split, Tree
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, Split, Tree
 from lit_fed.models import Linear, Network
 
 BINARY = Target("binary", 2)

@@ -29,11 +29,12 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.simplex import project_to_simplex
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate"]
 

@@ -7,20 +7,10 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from lit_fed.core.local import OptimizerState
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import (
-    Batch,
-    ClientData,
-    ClientResult,
-    Context,
-    LocalWork,
-    Message,
-    ModelState,
-    Phase,
-    Reduced,
-    Tree,
-)
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
 __all__ = ["Algorithm", "GlobalModels", "LocalRun"]
 

@@ -26,11 +26,20 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
-from lit_fed.core.clusters import ClusterChoice, ClusterRun, Member, Newcomer, best_fit, cluster_averages, one_hot
+from lit_fed.core.context import Context
 from lit_fed.core.division import DivisionRule, divide
 from lit_fed.core.errors import check_settings
+from lit_fed.core.mixtures.clusters import (
+    ClusterChoice,
+    ClusterRun,
+    Member,
+    Newcomer,
+    best_fit,
+    cluster_averages,
+    one_hot,
+)
 from lit_fed.core.split_memory import Clusters, descend, one_cluster
-from lit_fed.core.types import ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 
 __all__ = ["ClusteredFL"]
 

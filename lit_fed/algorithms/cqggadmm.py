@@ -29,15 +29,17 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.core import group_admm, tree
+from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.group_admm import CostedNetwork
-from lit_fed.core.newton import solvable_start
-from lit_fed.core.peers import own_models, place
-from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_step
+from lit_fed.core.graphs import group_admm
+from lit_fed.core.graphs.group_admm import CostedNetwork
+from lit_fed.core.graphs.peers import own_models, place
+from lit_fed.core.graphs.topology import Bipartite, TimeVarying, Topology
 from lit_fed.core.quantise import MOST_BITS, Grid, in_full, quantised
-from lit_fed.core.topology import Bipartite, TimeVarying, Topology
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.solvers.newton import solvable_start
+from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["CQGGADMM", "QuantisedClient"]
 

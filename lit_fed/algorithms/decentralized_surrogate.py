@@ -25,15 +25,16 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.gossip import gossip, start, traffic
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixing import MixingRule, check_agreement, mixing_matrix
-from lit_fed.core.peers import Peers, own_models
-from lit_fed.core.surrogate import Surrogate
-from lit_fed.core.surrogates import MixtureSurrogate
-from lit_fed.core.topology import ErdosRenyi, Topology
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced, Tree
+from lit_fed.core.graphs.gossip import gossip, start, traffic
+from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
+from lit_fed.core.graphs.peers import Peers, own_models
+from lit_fed.core.graphs.topology import ErdosRenyi, Topology
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
+from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced, Tree
 
 __all__ = ["DecentralizedSurrogate", "PeerLocal", "PeerRun"]
 
@@ -62,7 +63,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
 
     Args:
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (D-FedEM), `MoreauSurrogate`
-            (pFedMe), `IdentitySurrogate` (decentralised SGD), or a subclass of `lit_fed.core.surrogate.Surrogate`.
+            (pFedMe), `IdentitySurrogate` (decentralised SGD), or a subclass of `lit_fed.Surrogate`.
         topology: the graph between clients.
         mixing: how the weights of neighbours follow from the graph; `fmmc` agrees fastest.
         unseen_steps: fits of the local variable of a client that was not in training, before it is served.

@@ -27,10 +27,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.penalty import Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState
 
 __all__ = ["Ditto", "DittoWork"]
 

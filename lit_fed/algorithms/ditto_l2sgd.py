@@ -27,10 +27,11 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
 
 __all__ = ["DittoL2SGD", "OwnModel"]
 

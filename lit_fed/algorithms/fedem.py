@@ -33,9 +33,10 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixture import (
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.mixtures.e_step import (
     PositionLoss,
     average_chosen,
     batch_weights,
@@ -44,7 +45,7 @@ from lit_fed.core.mixture import (
     largest,
     num_factors,
 )
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FedEM", "MixtureState", "MixtureWork"]
 

@@ -26,9 +26,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, ModelState
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 
 __all__ = ["EnsembleRun", "FedEMAPFL", "LocalModel"]
 

@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
+from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.loans import Borrowed, Exchange, Owned, borrow, give_back, loan_work, owners, take_back, work_on
-from lit_fed.core.mixture import PositionLoss, num_factors
-from lit_fed.core.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Phase, Reduced
+from lit_fed.core.mixtures.e_step import PositionLoss, num_factors
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Reduced
 
 __all__ = ["FedeRiCo"]
 

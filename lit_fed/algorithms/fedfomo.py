@@ -27,12 +27,13 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.first_order import Mixed, first_order_step, held_out
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.neighbours import greedy_neighbours
-from lit_fed.core.peers import Peers, own_models, place, same_start
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.graphs.neighbours import greedy_neighbours
+from lit_fed.core.graphs.peers import Peers, own_models, place, same_start
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FedFOMO"]
 

@@ -30,9 +30,10 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, LocalRun
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.reduce import cast_like, exact_average
-from lit_fed.core.types import Context, ModelState, Reduced
+from lit_fed.core.types import ModelState, Reduced
 
 __all__ = ["FedAdagrad", "FedAdam", "FedOpt", "FedYogi", "Moments"]
 

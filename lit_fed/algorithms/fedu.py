@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, local_run
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.gossip import start, traffic
+from lit_fed.core.graphs.gossip import start, traffic
+from lit_fed.core.graphs.peers import Peers, own_models, place
+from lit_fed.core.graphs.topology import Complete, Topology, adjacency
 from lit_fed.core.laplacian import check_descent, descent
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.peers import Peers, own_models, place
-from lit_fed.core.topology import Complete, Topology, adjacency
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FedU", "TaskRun", "TaskState"]
 

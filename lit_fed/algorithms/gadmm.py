@@ -34,12 +34,20 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.chain import Chain, chain
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.group_admm import GroupNetwork, augmented, dual_step, group_phases, initial_network, neighbours_of
-from lit_fed.core.newton import solvable_start
-from lit_fed.core.peers import own_models, place
-from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.graphs.group_admm import (
+    GroupNetwork,
+    augmented,
+    dual_step,
+    group_phases,
+    initial_network,
+    neighbours_of,
+)
+from lit_fed.core.graphs.peers import own_models, place
+from lit_fed.core.solvers.newton import solvable_start
+from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["GADMM", "ChainClient"]
 

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.types import ClientData, ClientResult, Context, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 
 __all__ = ["Local", "OwnModel"]
 

@@ -31,11 +31,12 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["ColumnRun", "MeanRegularizedMTL", "OwnColumn"]
 

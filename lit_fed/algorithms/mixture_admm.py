@@ -30,12 +30,13 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import sharing, tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.newton import solvable_start
-from lit_fed.core.penalised import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.sharing import SharingClient, SharingServer, SharingWeights
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.solvers.newton import solvable_start
+from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["MixtureADMM"]
 

@@ -33,13 +33,14 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
-from lit_fed.core.affine import check_linear_task, from_columns, to_columns
+from lit_fed.core.context import Context
 from lit_fed.core.dual_ascent import DualRun, coordinate_step, dual_run, resized
 from lit_fed.core.errors import check_settings
-from lit_fed.core.margin import MarginLoss
-from lit_fed.core.peers import own_models
+from lit_fed.core.graphs.peers import own_models
 from lit_fed.core.relations import Related, add_changes, reach_of, unrelated
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns
+from lit_fed.core.solvers.margin_losses import MarginLoss
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["MOCHA", "DualState"]
 

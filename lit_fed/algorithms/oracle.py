@@ -24,10 +24,11 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
-from lit_fed.core.clusters import ClusterRun, best_fit
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.mixture import average_chosen, choose
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, Reduced
+from lit_fed.core.mixtures.clusters import ClusterRun, best_fit
+from lit_fed.core.mixtures.e_step import average_chosen, choose
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Reduced
 
 __all__ = ["GroupState", "Oracle"]
 

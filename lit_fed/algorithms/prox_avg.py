@@ -28,11 +28,12 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.newton import minimise, solvable_start
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.penalty import Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase
+from lit_fed.core.solvers.newton import minimise, solvable_start
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase
 
 __all__ = ["OwnModel", "ProxAvg", "ProxRun"]
 

@@ -31,14 +31,15 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
-from lit_fed.core.affine import from_columns
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.margin import MarginLoss
-from lit_fed.core.precision import full_precision
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.networks.precision import full_precision
 from lit_fed.core.quadratic import Regulariser, regularised_solution
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.solvers.affine_networks import from_columns
+from lit_fed.core.solvers.margin_losses import MarginLoss
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.core.vertical import check_parties, holds_labels, label_loss, label_prox, labels_of, party_features
 
 __all__ = ["JointFit", "PartFit", "PartWork", "SharingADMM"]

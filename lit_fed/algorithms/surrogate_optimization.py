@@ -26,11 +26,12 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.surrogate import Surrogate
-from lit_fed.core.surrogates import MixtureSurrogate
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, LocalWork, Message, ModelState, Tree
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
+from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
 
 __all__ = ["SurrogateOptimization", "SurrogateWork"]
 
@@ -51,7 +52,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
 
     Args:
         surrogate: the clients' objectives and their surrogates: `MixtureSurrogate` (FedEM), `MoreauSurrogate` (pFedMe),
-            `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.core.surrogate.Surrogate`, which
+            `IdentitySurrogate` (FedAvg), or a subclass of `lit_fed.Surrogate`, which
             `check_surrogate` there examines.
         unseen_steps: fits of the local variable of a client that was not in training, before it is served.
         refresh_at_eval: let a client of the training fit its local variable once more before it is served, since that

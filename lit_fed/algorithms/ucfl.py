@@ -30,10 +30,11 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, LocalRun, local_run
 from lit_fed.core import streams, tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.peers import Peers, own_models, same_start
+from lit_fed.core.graphs.peers import Peers, own_models, same_start
 from lit_fed.core.streams import Similarity, Statistics
-from lit_fed.core.types import ClientData, ClientResult, Context, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["UCFL", "Served", "UserCentric"]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from lit_fed.callbacks.base import log_round
 from lit_fed.core.errors import notice
-from lit_fed.core.outliers import outlier
 from lit_fed.metrics import ClientTable, summarise
+from lit_fed.metrics.outliers import outlier
 
 if TYPE_CHECKING:
     from lit_fed.training.module import FederatedModule

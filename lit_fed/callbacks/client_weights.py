@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import whole_file
+from lit_fed.core.machine.files import whole_file
 
 __all__ = ["ClientWeights"]
 

@@ -10,8 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.clients import PredictJob, evaluate
-from lit_fed.core.files import write_atomically
 from lit_fed.core.local_norm import NormState
+from lit_fed.core.machine.files import write_atomically
 from lit_fed.metrics import ClientTable
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,7 +124,7 @@ class RunReport(Callback):
         table = client_table(trainer.datamodule, module)  # type: ignore[attr-defined]
         write_atomically(folder / "clients.csv", table.to_csv(index=False))
         if self.pictures:
-            from lit_fed.callbacks.pictures import draw
+            from lit_fed.pictures.run import draw
 
             draw(folder, table, self.formats)
         summary = {**module.results, **self._facts(module)}

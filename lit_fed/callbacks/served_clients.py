@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
-from lit_fed.core.files import whole_file
+from lit_fed.core.machine.files import whole_file
 from lit_fed.metrics import summarise
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lit_fed.core.task import Target
     from lit_fed.core.types import Tree
-    from lit_fed.data.newcomers import NewcomerData
+    from lit_fed.data.populations.unseen_folder import NewcomerData
 
 __all__ = ["ServedClients", "newcomer_tables", "prediction_table"]
 

@@ -9,8 +9,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lit_fed.callbacks.base import log_round
 from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
-from lit_fed.core.round_time import RoundTime
 from lit_fed.core.seeds import generator
+from lit_fed.metrics.round_time import RoundTime
 
 __all__ = ["SimulatedTime"]
 

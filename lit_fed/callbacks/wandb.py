@@ -141,8 +141,8 @@ def _mixture_image(trainer: Trainer, module: Any) -> Any:
     import wandb
     from matplotlib.figure import Figure
 
-    from lit_fed.callbacks.picture_style import COLUMN
-    from lit_fed.callbacks.pictures import mixture_heat_map
+    from lit_fed.pictures.run import mixture_heat_map
+    from lit_fed.pictures.style import COLUMN
 
     population = trainer.datamodule.seen  # type: ignore[attr-defined]
     places = slice(None) if population.measured is None else population.measured

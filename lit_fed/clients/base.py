@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, ClientResult, Context, Message, Split, Tree
+from lit_fed.core.types import ClientBlock, ClientResult, Message, Split, Tree
 
 __all__ = [
     "ClientTrainer",

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
-from lit_fed.core.forward_memory import ForwardMemory
+from lit_fed.core.networks.forward_memory import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
-from lit_fed.core.types import Batch, ClientData, ClientResult, Context, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Tree
 
 __all__ = ["SequentialTrainer"]
 

@@ -14,8 +14,8 @@ from jsonargparse.typing import import_object
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.surrogate import Surrogate
-from lit_fed.core.topology import Topology
+from lit_fed.core.graphs.topology import Topology
+from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data import DataSet, Partition
 from lit_fed.models import Network
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.given_paths import reason, shown
+from lit_fed.core.machine.given_paths import reason, shown
 
 __all__ = ["check_configs"]
 

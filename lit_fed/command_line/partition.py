@@ -18,7 +18,7 @@ from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.partition import Natural
+from lit_fed.data.partitions.base import Natural
 from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def show_partition(arguments: list[str]) -> None:
 
 
 def _write(table: pd.DataFrame, folder: Path) -> None:
-    from lit_fed.command_line.partition_picture import draw_partition
+    from lit_fed.pictures.partition import draw_partition
 
     with new_folder(folder, owner=True) as partial:
         partial.mkdir()

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.affine import with_constant
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.margin import MarginLoss, dual_step, margin_loss
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.solvers.affine_networks import with_constant
+from lit_fed.core.solvers.margin_losses import MarginLoss, dual_step, margin_loss
 from lit_fed.core.task import Target
 from lit_fed.core.types import Batch
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.peers import Peers, draws, models_of, own_models
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ClientData, Context, ModelState
+from lit_fed.core.types import ClientData, ModelState
 
 __all__ = ["Mixed", "first_order_step", "first_order_weights", "held_out"]
 

@@ -7,10 +7,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.graphs.topology import TimeVarying, Topology, adjacency
 from lit_fed.core.plan import most_steps
-from lit_fed.core.topology import TimeVarying, Topology, adjacency
-from lit_fed.core.types import Context
 
 __all__ = ["check_descent", "descent", "laplacian", "largest_eigenvalue", "step_length"]
 

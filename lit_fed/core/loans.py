@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.peers import Peers, models_of, place, same_start
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import Peers, models_of, place, same_start
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, ClientData, Context, Message, ModelState, Tree
+from lit_fed.core.types import Batch, ClientData, Message, ModelState, Tree
 
 __all__ = [
     "Borrowed",

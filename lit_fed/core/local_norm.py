@@ -21,20 +21,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.mixture import Chosen
-from lit_fed.core.types import (
-    Batch,
-    ClientData,
-    ClientResult,
-    Context,
-    LocalWork,
-    ModelState,
-    Phase,
-    Reduced,
-    Tree,
-)
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.mixtures.e_step import Chosen
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced, Tree
 
 __all__ = ["LocalNorm", "NormState", "NormWork"]
 

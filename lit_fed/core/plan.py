@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Context, LocalWork
+from lit_fed.core.types import LocalWork
 
 __all__ = ["Plan", "make_plan", "most_steps", "num_steps"]
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.types import Context, Tree
+from lit_fed.core.types import Tree
 
 __all__ = ["MOST_BITS", "Grid", "Sent", "in_full", "next_grid", "quantise", "quantised"]
 

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.types import Context, Message, ModelState, Reduced, Tree
+from lit_fed.core.context import Context
+from lit_fed.core.types import Message, ModelState, Reduced, Tree
 
 __all__ = ["Accumulator", "RunningMeans", "all_reduce", "cast_like", "exact_average", "gather_rows", "server_average"]
 

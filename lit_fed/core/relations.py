@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.affine import from_columns, to_columns
-from lit_fed.core.peers import Peers, place, same_start
+from lit_fed.core.graphs.peers import Peers, place, same_start
+from lit_fed.core.solvers.affine_networks import from_columns, to_columns
 from lit_fed.core.types import ModelState
 
 __all__ = ["Related", "add_changes", "learned_relations", "overlap", "reach_of", "related_columns", "unrelated"]

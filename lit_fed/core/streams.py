@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.local import OptimizerState
-from lit_fed.core.peers import Peers, draws, place
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import Peers, draws, place
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ClientData, Context, ModelState, Reduced, Tree
+from lit_fed.core.types import ClientData, ModelState, Reduced, Tree
 
 __all__ = [
     "Similarity",

@@ -17,10 +17,10 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.forward_memory import ForwardMemory, Pass
-from lit_fed.core.fresh import check_trained, fresh_network, initial_seeds
-from lit_fed.core.layers import drops_units, normalises_batches
-from lit_fed.core.memory import check_models, check_network
+from lit_fed.core.machine.memory import check_models, check_network
+from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
+from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
+from lit_fed.core.networks.layers import drops_units, normalises_batches
 from lit_fed.core.target import Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 

@@ -6,21 +6,16 @@ trained together, T clients in all. Leaves of a `ModelState` always carry the le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from lit_fed.core.local import LocalSolver
-    from lit_fed.core.task import Task
 
 __all__ = [
     "Batch",
     "ClientBlock",
     "ClientData",
     "ClientResult",
-    "Context",
     "LocalWork",
     "Message",
     "ModelState",
@@ -126,45 +121,6 @@ class ClientResult(NamedTuple):
     message: Message
     state: Tree
     metrics: dict[str, Tensor]
-
-
-class Context(NamedTuple):
-    """What every client of a phase knows."""
-
-    task: Task
-    solver: LocalSolver
-    lr: Tensor  # [] float64, the local learning rate of this round; in the phase `adapt` that of adaptation
-    round_idx: int  # from 0
-    phase: str
-    num_clients: int  # T
-    total_samples: int  # training samples of all T clients
-    seed: int
-    groups: Tensor | None = None  # [T] true group of each client, where known
-    aggregation: Literal["renormalised", "stale_fill"] = "renormalised"
-    weighting: Literal["samples", "uniform"] = "samples"
-    num_rounds: int = 1
-    most_samples: int = 0  # training samples of the largest of the T clients
-    present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
-    private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
-    batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
-
-    @property
-    def total_weight(self) -> int:
-        """Weight of all T clients together: their number of samples, or T."""
-        return self.total_samples if self.weighting == "samples" else self.num_clients
-
-    def client_weight(self, data: ClientData) -> Tensor:
-        """Weight of a client's message, [] float64: its number of samples, or 1."""
-        return data.num_samples if self.weighting == "samples" else torch.ones_like(data.num_samples)
-
-    def client_share(self, data: ClientData) -> Tensor:
-        """Weight of a client's mean loss in a sum over all clients, [] float64: T·n_t/n, or 1; 1 on average.
-
-        A client without samples has no loss to weigh, and gets the share of one sample so that shares can divide.
-        """
-        if self.weighting == "uniform":
-            return torch.ones_like(data.num_samples)
-        return data.num_samples.clamp(min=1) * self.num_clients / self.total_samples
 
 
 class Split:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_fed.core.affine import check_linear_task, with_constant
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.margin import MarginLoss, margin_loss, margin_prox
-from lit_fed.core.types import ClientData, Context
+from lit_fed.core.solvers.affine_networks import check_linear_task, with_constant
+from lit_fed.core.solvers.margin_losses import MarginLoss, margin_loss, margin_prox
+from lit_fed.core.types import ClientData
 
 __all__ = ["check_parties", "holds_labels", "label_loss", "label_prox", "labels_of", "party_features"]
 

@@ -1,21 +1,24 @@
 """Data sets, and how their samples become clients, splits and blocks."""
 
 from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
-from lit_fed.data.checks import check_labels
-from lit_fed.data.cifar import CIFAR10, CIFAR100
-from lit_fed.data.client_folder import ClientFolder
-from lit_fed.data.client_groups import LabelGroups, LabelPermutations, Rotations
-from lit_fed.data.dataset import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
-from lit_fed.data.digits import Digits
-from lit_fed.data.drawn import DrawnSplit
-from lit_fed.data.emnist import EMNIST
-from lit_fed.data.feature_blocks import FeatureBlocks
-from lit_fed.data.femnist import FEMNIST
-from lit_fed.data.mnist import MNIST
-from lit_fed.data.office_home import OfficeHome
-from lit_fed.data.pachinko import Pachinko
-from lit_fed.data.partition import IID, Dirichlet, Natural, Partition
-from lit_fed.data.population import (
+from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
+from lit_fed.data.data_sets.cifar import CIFAR10, CIFAR100
+from lit_fed.data.data_sets.client_folder import ClientFolder
+from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.emnist import EMNIST
+from lit_fed.data.data_sets.feature_blocks import FeatureBlocks
+from lit_fed.data.data_sets.femnist import FEMNIST
+from lit_fed.data.data_sets.mnist import MNIST
+from lit_fed.data.data_sets.office_home import OfficeHome
+from lit_fed.data.data_sets.shakespeare import Shakespeare
+from lit_fed.data.data_sets.sine import Sine
+from lit_fed.data.data_sets.synthetic import Synthetic, synthetic_clients, synthetic_parameters
+from lit_fed.data.partitions.base import IID, Dirichlet, Natural, Partition
+from lit_fed.data.partitions.client_groups import LabelGroups, LabelPermutations, Rotations
+from lit_fed.data.partitions.pachinko import Pachinko
+from lit_fed.data.partitions.quantity_skew import QuantitySkew
+from lit_fed.data.partitions.shards import Shards
+from lit_fed.data.populations.build import (
     Target,
     build_populations,
     fingerprint,
@@ -23,11 +26,8 @@ from lit_fed.data.population import (
     select_clients,
     split_counts,
 )
-from lit_fed.data.quantity_skew import QuantitySkew
-from lit_fed.data.shakespeare import Shakespeare
-from lit_fed.data.shards import Shards
-from lit_fed.data.sine import Sine
-from lit_fed.data.synthetic import Synthetic, synthetic_clients, synthetic_parameters
+from lit_fed.data.populations.checks import check_labels
+from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
     "CIFAR10",

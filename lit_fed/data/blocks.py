@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from lit_fed.core.seeds import generator
-from lit_fed.data.dataset import require
+from lit_fed.data.data_sets.base import require
 
 __all__ = ["cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "split_by_work", "whole_part"]
 

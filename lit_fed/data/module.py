@@ -16,12 +16,12 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, Population, ServingBlock, Split
 from lit_fed.data.blocks import cut_blocks, draw_cohort, make_blocks, split_by_work
-from lit_fed.data.checks import check_classes, check_labels, find_client_name, outlying_inputs
-from lit_fed.data.dataset import DataSet
-from lit_fed.data.digits import Digits
-from lit_fed.data.one_client import find_client
-from lit_fed.data.partition import Partition
-from lit_fed.data.population import build_populations, fingerprint, infer_target
+from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.partitions.base import Partition
+from lit_fed.data.populations.build import build_populations, fingerprint, infer_target
+from lit_fed.data.populations.checks import check_classes, check_labels, find_client_name, outlying_inputs
+from lit_fed.data.populations.find_client import find_client
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted", "round_blocks", "serving_blocks"]
 

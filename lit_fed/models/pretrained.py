@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvision.models import WeightsEnum
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.given_paths import given_path
+from lit_fed.core.machine.given_paths import given_path
 
 __all__ = ["load_weights"]
 

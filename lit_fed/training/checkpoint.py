@@ -14,7 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import whole_file
+from lit_fed.core.machine.files import whole_file
 
 __all__ = [
     "CHECKPOINT_KEY",

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
 
 __all__ = ["INDEX_KEY", "CheckpointIndex"]
 

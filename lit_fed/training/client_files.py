@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.files import whole_file
+from lit_fed.core.machine.files import whole_file
 from lit_fed.training.checkpoint_index import CheckpointIndex
 
 __all__ = ["ClientFiles", "choose_leaves", "clients_folder", "folder_beside"]

@@ -18,14 +18,15 @@ from lit_fed.algorithms.fedem import FedEM
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.clients import ClientTrainer, MemoryFormat, SequentialTrainer, TrainJob, choose_trainer
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
 from lit_fed.core.local_norm import LocalNorm
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator, RunningMeans
-from lit_fed.core.round_time import PhaseTraffic
 from lit_fed.core.task import Target, Task
-from lit_fed.core.types import ClientBlock, Context, Phase, Population, Reduced, Split, Tree
+from lit_fed.core.types import ClientBlock, Phase, Population, Reduced, Split, Tree
 from lit_fed.metrics import ClientTable
+from lit_fed.metrics.round_time import PhaseTraffic
 from lit_fed.models import Linear, Network
 from lit_fed.models.base import build_network, check_outputs
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedule_rounds

@@ -12,8 +12,8 @@ from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import whole_file
-from lit_fed.core.given_paths import given_path, reason, shown
+from lit_fed.core.machine.files import whole_file
+from lit_fed.core.machine.given_paths import given_path, reason, shown
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_fed.core.errors import WriteError
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
 
 __all__ = ["RoundLogger", "newest_version"]
 

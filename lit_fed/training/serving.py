@@ -14,7 +14,7 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Target
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
-from lit_fed.data.dataset import Normalisation
+from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.metrics import ClientTable
 from lit_fed.training.checkpoint import (
     CHECKPOINT_KEY,

@@ -21,7 +21,7 @@ from lit_fed.callbacks.served_clients import ServedClients, newcomer_tables, pre
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule, Predicted
-from lit_fed.data.newcomers import NewcomerData
+from lit_fed.data.populations.unseen_folder import NewcomerData
 from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.loop import FederatedLoop

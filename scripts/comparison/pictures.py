@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from comparison.runs import FinishedRun, Group
-from lit_fed.callbacks.picture_style import (
+from lit_fed.pictures.run import evaluated_split
+from lit_fed.pictures.style import (
     COLOURS,
     COLUMN,
     COLUMN_WIDTH,
@@ -23,7 +24,6 @@ from lit_fed.callbacks.picture_style import (
     save,
     scale_of,
 )
-from lit_fed.callbacks.pictures import evaluated_split
 
 __all__ = ["draw_comparison"]
 

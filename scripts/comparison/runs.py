@@ -72,7 +72,7 @@ def read_run(folder: Path) -> FinishedRun:
     """
     import pandas as pd
 
-    from lit_fed.callbacks.pictures import read_history
+    from lit_fed.pictures.run import read_history
 
     if not (folder / "summary.json").is_file():
         raise ConfigError(f"{folder} is not finished, it has no summary.json; {_ending(folder)}")

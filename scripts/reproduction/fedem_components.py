@@ -118,7 +118,8 @@ def _gains(numbers: Mapping[float, list[Record]], scale: Scale) -> list[str]:
         ""
         if scale == "paper"
         else " The synthetic data were drawn from three components, and in the paper's variant a part of every "
-        "client's samples has label 0 whatever the input (lit_fed/data/synthetic.py), which a fourth can learn."
+        "client's samples has label 0 whatever the input (lit_fed/data/data_sets/synthetic.py), which a fourth can "
+        "learn."
     )
     return wrap(f"Gain in points from {', '.join(gains)}.{truth}") if gains else []
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from lit_fed.callbacks.base import log_round
 from lit_fed.core import tree
-from lit_fed.core.newton import minimise
 from lit_fed.core.penalty import Penalty
+from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 

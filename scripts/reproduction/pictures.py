@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.callbacks import picture_style
-from lit_fed.callbacks.picture_style import DASHES, MARKERS, draw_curve, look
+from lit_fed.pictures import style
+from lit_fed.pictures.style import DASHES, MARKERS, draw_curve, look
 
 __all__ = ["DASHES", "MARKERS", "Share", "Shares", "bars", "curves", "panels", "save", "shares"]
 
@@ -115,4 +115,4 @@ def shares(groups: Mapping[str, Shares], label: str, place: Path, columns: int =
 
 def save(figure: Any, place: Path) -> None:
     """Write a figure of a page beside its place and move it there."""
-    picture_style.save(figure, place, dpi=110)
+    style.save(figure, place, dpi=110)

@@ -66,7 +66,7 @@ class Kept:
 
     def write(self, run: Run, record: Record) -> None:
         """Keep a record: written beside its place and moved there."""
-        from lit_fed.core.files import write_atomically
+        from lit_fed.core.machine.files import write_atomically
 
         self.path(run).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(run), json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
 from lit_fed.training.output import check_writable
 from sweeping.sweep_file import Sweep
 

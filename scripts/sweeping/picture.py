@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from optuna.distributions import CategoricalDistribution
 
-from lit_fed.callbacks.picture_style import STYLE, save, scale_of
+from lit_fed.pictures.style import STYLE, save, scale_of
 from sweeping.results import Result, short_names
 from sweeping.sweep_file import Sweep
 

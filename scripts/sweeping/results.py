@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.core.files import write_atomically
+from lit_fed.core.machine.files import write_atomically
 from sweeping.sweep_file import Point, Sweep
 
 __all__ = ["Result", "measure", "print_results", "short_names", "spread", "write_results"]

@@ -11,8 +11,8 @@ from references.mixture_admm_numpy import mixture_solution
 
 from lit_fed.algorithms import EASGD, L2GD, FedU, MixtureADMM, PFedMe, ProxAvg
 from lit_fed.clients import VectorizedTrainer
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.newton import minimise
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.solvers.newton import minimise
 
 N, PULL = 6, 0.7
 

@@ -12,9 +12,9 @@ from references.objectives_numpy import half_square, loss, losses, slope
 
 from lit_fed.algorithms import DFedEM, FedU
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.graphs.topology import ErdosRenyi, GraphFile, Ring, TimeVarying
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
-from lit_fed.core.topology import ErdosRenyi, GraphFile, Ring, TimeVarying
 
 SIZES = [5, 2, 8, 3, 6]
 COHORTS = [[0, 1, 2, 3, 4], [4, 1, 2], [0, 1, 3, 4], [3], [1, 2, 0], [0, 1, 2, 3, 4]]

@@ -21,10 +21,20 @@ from lit_fed.algorithms import CQGGADMM, GADMM
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.newton import minimise
+from lit_fed.core.graphs.topology import (
+    Bipartite,
+    Complete,
+    GraphFile,
+    Grid,
+    PathGraph,
+    Ring,
+    Star,
+    TimeVarying,
+    adjacency,
+)
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.topology import Bipartite, Complete, GraphFile, Grid, PathGraph, Ring, Star, TimeVarying, adjacency
+from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Split
 
 SIZES = [5, 2, 8, 3, 4]

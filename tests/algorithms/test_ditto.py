@@ -22,7 +22,7 @@ from references.ditto_numpy import ditto_round, predict, train
 from lit_fed.algorithms import Ditto, FedAvg, Local
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.models import MLP
 

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from lit_fed.algorithms import FedAvg
 from lit_fed.core import tree
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import Linear
 

@@ -27,8 +27,8 @@ from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.mixture import expectation
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.models import MLP, Linear
 

@@ -21,8 +21,8 @@ from references.federico_numpy import Client, Owner, federico_round, losses, pre
 from lit_fed.algorithms import FedeRiCo, FedSGD, Local
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.peers import draws, place
+from lit_fed.core.graphs.peers import draws, place
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Split
 
 EVERYBODY = {"num_neighbours": 9, "explore_probability": 0.0}

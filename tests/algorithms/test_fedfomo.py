@@ -20,8 +20,8 @@ from lit_fed.algorithms import FedFOMO, Local
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.first_order import held_out
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.peers import draws, own_models
+from lit_fed.core.graphs.peers import draws, own_models
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ModelState, Split
 
 SIZES = [5, 10, 4, 12, 6]

@@ -21,7 +21,7 @@ from torch import nn
 from lit_fed.algorithms import FedAdagrad, FedAdam, FedAvg, FedYogi
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Reduced
 from lit_fed.models import Network
 

@@ -20,7 +20,7 @@ from references.fedprox_numpy import exact_solve, fedprox_round, gradient, inexa
 
 from lit_fed.algorithms import FedAvg, FedProx, FedSGD
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8]

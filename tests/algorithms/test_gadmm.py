@@ -23,8 +23,8 @@ from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.chain import Chain, chain
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.newton import minimise
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Split
 
 SIZES = [5, 2, 8, 3, 4]

@@ -22,7 +22,7 @@ from lit_fed.algorithms import IFCA, FedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.models import MLP
 

@@ -26,7 +26,7 @@ from references.local_numpy import predict
 from lit_fed.algorithms import L2GD, FedAvg, Local
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import LocalWork
 

@@ -8,7 +8,7 @@ from references.objectives_numpy import argmin, descend, half_square, loss, slop
 
 from lit_fed.algorithms import GADMM, MixtureADMM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
 
 SIZES = [5, 2, 8, 3]

@@ -20,7 +20,7 @@ from references.mean_regularized_mtl_numpy import mtl_round, newcomer, probabili
 from lit_fed.algorithms import Local, MeanRegularizedMTL, ProxAvg
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 
 SIZES = [5, 2, 8]

@@ -21,9 +21,9 @@ from lit_fed.algorithms import MixtureADMM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.newton import minimise
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.penalty import Penalty
+from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import LocalWork
 
 SIZES = [5, 2, 8]

@@ -10,9 +10,9 @@ from references.mixture_of_texts_numpy import expectation
 
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, SurrogateOptimization
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.surrogate import check_surrogate
-from lit_fed.core.surrogates import MixtureSurrogate
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
+from lit_fed.core.mixtures.surrogate import check_surrogate
 from lit_fed.core.types import Split
 
 STILL = LocalSolver(lr=0.0)

@@ -12,7 +12,7 @@ from references.objectives_numpy import argmin, descend, half_square, loss, loss
 
 from lit_fed.algorithms import APFL, DittoL2SGD, FedEMAPFL, MeanRegularizedMTL, Oracle, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 
 SIZES = [5, 2, 8, 3]

@@ -28,10 +28,10 @@ from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimiza
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
 from lit_fed.core.local_norm import LocalNorm
-from lit_fed.core.surrogate import check_surrogate
-from lit_fed.core.surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
+from lit_fed.core.mixtures.surrogate import check_surrogate
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear
 

@@ -7,8 +7,8 @@ from fed_runs import run_cli
 from matplotlib.figure import Figure
 
 from lit_fed.callbacks import ClientWeights
-from lit_fed.callbacks.weight_pictures import weight_figures
 from lit_fed.core.errors import ConfigError
+from lit_fed.pictures.client_weights import weight_figures
 
 
 def fit(out, *arguments):

@@ -10,7 +10,7 @@ from running import folder
 
 from lit_fed.callbacks import SimulatedTime
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.round_time import RoundTime
+from lit_fed.metrics.round_time import RoundTime
 
 SMALL = [
     "--data.num_clients", "6", "--trainer.accelerator", "cpu", "--trainer.callbacks+=SimulatedTime",

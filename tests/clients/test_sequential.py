@@ -21,7 +21,7 @@ from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, evaluate
 from lit_fed.clients.base import check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Phase, Split
 from lit_fed.models import MLP, LeafCNN
 

@@ -7,7 +7,7 @@ from federated_round import MULTICLASS, Federation, batch_orders, distance, make
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.models import MLP, Linear
 
 RAGGED = [30, 1, 17, 2, 12, 4, 5, 33]

@@ -10,8 +10,8 @@ from test_algorithms import SMALL, all_algorithms
 from torch import nn
 
 from lit_fed.algorithms import DecentralizedSurrogate, FedProx, SurrogateOptimization
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.surrogates import IdentitySurrogate, MoreauSurrogate
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MoreauSurrogate
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.models import Network

@@ -6,14 +6,14 @@ import pytest
 from jsonargparse import ArgumentParser
 
 import lit_fed.algorithms
-import lit_fed.core.surrogate
+import lit_fed.core.mixtures.surrogate
 import lit_fed.data
 import lit_fed.models
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 
 BASES = (
     lit_fed.algorithms.Algorithm,
-    lit_fed.core.surrogate.Surrogate,
+    lit_fed.core.mixtures.surrogate.Surrogate,
     lit_fed.data.DataSet,
     lit_fed.data.Partition,
     lit_fed.models.Network,

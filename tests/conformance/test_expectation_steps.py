@@ -8,7 +8,7 @@ from test_algorithms import all_algorithms
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, SurrogateOptimization
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 
 STILL = LocalSolver(lr=0.0)

@@ -7,7 +7,7 @@ from federated_round import BINARY, MULTICLASS, Federation, distance, make_clien
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear
 

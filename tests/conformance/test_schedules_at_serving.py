@@ -11,7 +11,7 @@ import pytest
 from federated_round import distance, make_clients, same_bits
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, unseen_clients
 
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 
 ROUNDS = 5
 SOLVER = LocalSolver(lr=0.2, momentum=0.5)

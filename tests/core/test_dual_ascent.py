@@ -3,7 +3,7 @@ import torch
 from federated_round import BINARY, MULTICLASS, distance
 
 from lit_fed.core.dual_ascent import coordinate_step, dual_run, resized, signs
-from lit_fed.core.local import OptimizerState
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch
 
 

@@ -3,7 +3,7 @@ import torch
 from federated_round import REGRESSION, Scale, distance, make_clients, make_context, make_task
 
 from lit_fed.core.first_order import first_order_step, first_order_weights, held_out
-from lit_fed.core.peers import Peers
+from lit_fed.core.graphs.peers import Peers
 from lit_fed.core.types import ClientData, ModelState
 
 

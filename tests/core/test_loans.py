@@ -4,9 +4,9 @@ from federated_round import distance, make_clients, make_context, make_task, per
 from normalised import NormalisedMLP
 
 from lit_fed.core import tree
+from lit_fed.core.graphs.peers import Peers
 from lit_fed.core.loans import Owned, Returned, borrow, give_back, loan_work, owners, take_back, work_on
-from lit_fed.core.local import LocalSolver
-from lit_fed.core.peers import Peers
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState
 
 SOLVER = LocalSolver(lr=0.5, momentum=0.9)

@@ -9,8 +9,8 @@ from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
 from lit_fed.core.local_norm import LocalNorm
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.training import FederatedModule
 
 SIZES = [6, 9, 3]

@@ -3,8 +3,8 @@ import pytest
 import torch
 from federated_round import MULTICLASS, flat, make_task
 
-from lit_fed.core.affine import to_columns
 from lit_fed.core.relations import add_changes, learned_relations, overlap, reach_of, related_columns, unrelated
+from lit_fed.core.solvers.affine_networks import to_columns
 
 
 def random_tasks(num_tasks=4):

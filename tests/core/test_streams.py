@@ -8,7 +8,7 @@ from sklearn.metrics import silhouette_score
 from torch import nn
 from torch.func import vmap
 
-from lit_fed.core.peers import same_start
+from lit_fed.core.graphs.peers import same_start
 from lit_fed.core.streams import (
     Similarity,
     aggregate,

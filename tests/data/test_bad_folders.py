@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from bad_files import EXECUTED, GOOD, X, Y, npy, raw, refused, save, set_up, text, zipped
 
-from lit_fed.core import memory
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine import memory
 from lit_fed.core.task import Target
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.newcomers import NewcomerData
+from lit_fed.data.populations.unseen_folder import NewcomerData
 from lit_fed.training.serving import ServingFacts
 
 

@@ -91,7 +91,7 @@ def test_links_out_of_the_documents_lead_to_pages(site):
     page = Document(site[0] / "paper_index/index.html")
     assert "../reference/algorithms/fedem/" in page.links
     assert "../reference/configurations/experiment/#quickstart" in page.links
-    assert "../reference/topologies/#lit_fed.core.mixing" in page.links
+    assert "../reference/topologies/#lit_fed.core.graphs.mixing" in page.links
 
 
 FILES = sorted((ROOT / "lit_fed/algorithms").glob("[!_]*.py"))

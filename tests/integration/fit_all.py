@@ -12,7 +12,7 @@ from lit_fed import algorithms
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.core import tree
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger

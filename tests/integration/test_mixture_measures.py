@@ -11,7 +11,7 @@ from reproduction.mixtures import first_samples, mixture_entropy, recovery
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Split
-from lit_fed.data.synthetic import Synthetic, synthetic_parameters
+from lit_fed.data.data_sets.synthetic import Synthetic, synthetic_parameters
 
 
 def split(*sizes, first_id=7):

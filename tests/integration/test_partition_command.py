@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 import lit_fed.cli
 from lit_fed.cli import main
 from lit_fed.command_line.partition import partition_parser, partition_table, print_partition
-from lit_fed.command_line.partition_picture import _figure
 from lit_fed.data import Digits, Dirichlet, LabelGroups, Sine, Synthetic
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.pictures.partition import _figure
 
 SPLITS = ["num_train", "num_val", "num_test"]
 LABELS = [f"label_{label}" for label in range(10)]

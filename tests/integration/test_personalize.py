@@ -15,10 +15,10 @@ from test_predict import CPU, P, digits, refused
 from lit_fed.algorithms import FedAvg
 from lit_fed.cli import main
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import ClientDataSet, Normalisation, PooledDataSet, Samples
-from lit_fed.data.dataset import make_split
+from lit_fed.data.data_sets.base import make_split
 from lit_fed.training import FederatedModule, FederatedTrainer
 
 

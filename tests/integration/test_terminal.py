@@ -19,7 +19,7 @@ from lit_fed.cli import FederatedCLI, main
 from lit_fed.command_line.classes import CLASSES, subclasses
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, start_page
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 
 OWN = [
     (option[2:], one)

@@ -14,7 +14,7 @@ from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Target, Task
 from lit_fed.core.types import Batch, Split
 from lit_fed.models import CNN2, MLP, CharLSTM, FedEMCNN, LeafCNN, LeNet5, Linear, MobileNetV2, ResNet18, ResNet34

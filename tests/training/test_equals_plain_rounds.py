@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 
 from lit_fed import algorithms
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
 from lit_fed.data.blocks import draw_cohort

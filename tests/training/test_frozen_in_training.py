@@ -12,7 +12,7 @@ from torch import nn
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import Network

@@ -13,11 +13,11 @@ from running import history, numbers
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data import Synthetic
-from lit_fed.data import synthetic as synthetic_module
-from lit_fed.data.dataset import ClientDataSet, make_split
+from lit_fed.data.data_sets import synthetic as synthetic_module
+from lit_fed.data.data_sets.base import ClientDataSet, make_split
 from lit_fed.data.module import FederatedDataModule, serving_blocks
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 

@@ -13,7 +13,7 @@ from lit_fed.algorithms import FedAvg, Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local import LocalSolver
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger

@@ -1,0 +1,149 @@
+"""The fastest mixing Markov chain on a graph.
+
+Boyd, Diaconis, Xiao. "Fastest Mixing Markov Chain on a Graph". SIAM Review 46(4), 2004.
+https://doi.org/10.1137/S0036144503423264
+
+Minimise ‖P − J‖ over symmetric P >= 0 with P1 = 1 and P_ij = 0 off the graph; J = 11ᵀ/N, the norm is the spectral one.
+Its dual, Section 4, is to maximise 1ᵀz over Y and z with ‖Y‖_* <= 1, Y1 = 0 and (z_i + z_j)/2 <= Y_ij on the graph.
+
+Operator splitting (Douglas-Rachford, that is ADMM) needs two closed forms: the nearest matrix on the graph, a clip of
+entries, and the one with P1 = 1 that trades ‖P − J‖ against distance, a clip of eigenvalues. What the second takes off
+is a dual Y, so each iterate comes with a bound.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import networkx as nx
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from lit_fed.core.solvers.anderson import Jumps
+
+__all__ = ["Certified", "certified", "fastest_mixing", "lower_bound"]
+
+SMALL = 100
+"""Nodes up to which a step is cheap enough to go on until the certificate is tight."""
+
+GAP, STEPS = {"small": 1e-6, "large": 1e-3}, {"small": 2000, "large": 1000}
+"""The gap to stop at, relative to the smaller of SLEM and 1 − SLEM, and the steps after which to stop anyway."""
+ROUNDING, CHECK_EVERY, BALANCE_EVERY, LAST_BALANCE = 1e-10, 10, 50, 1000
+RELAXATION, FIRST_WEIGHT, IMBALANCE = 1.6, 0.3, 3.0
+
+
+class Certified(NamedTuple):
+    """A mixing matrix and a proof of how good it is."""
+
+    matrix: Tensor  # [N, N] float64
+    dual: Tensor  # Y, [N, N]; lower_bound(dual, edges) is `lower`
+    lower: float  # no mixing matrix of the graph has a smaller SLEM
+    upper: float  # SLEM of the matrix
+
+
+def fastest_mixing(edges: Tensor) -> Tensor:
+    """The mixing matrix of a graph with the smallest second-largest eigenvalue modulus (SLEM), [N, N] float64.
+
+    The SLEM of a graph in several parts is 1 whatever its weights, so each part is a problem of its own.
+
+    Args:
+        edges: adjacency, [N, N] float64.
+    """
+    matrix = torch.eye(len(edges), dtype=torch.float64)
+    for part in nx.connected_components(nx.from_numpy_array(edges.numpy())):
+        nodes = torch.tensor(sorted(part))
+        if len(nodes) > 1:
+            matrix[nodes[:, None], nodes] = certified(edges[nodes[:, None], nodes]).matrix
+    return matrix
+
+
+def certified(edges: Tensor) -> Certified:
+    """The fastest mixing matrix of a connected graph with its certificate; never worse than simple weights.
+
+    Args:
+        edges: adjacency, [N, N] float64, N >= 2.
+    """
+    size = "small" if len(edges) <= SMALL else "large"
+    on_graph = edges + torch.eye(len(edges), dtype=torch.float64) > 0
+    upper, point = min(((_slem(one), one) for one in _simple_weights(edges)), key=lambda one: one[0])
+    best = Certified(point, torch.zeros_like(edges), 0.0, upper)
+    weight, jumps, before = FIRST_WEIGHT, Jumps(), point
+    for step in range(1, STEPS[size] + 1):
+        if best.upper - best.lower <= max(GAP[size] * min(best.upper, 1 - best.upper), ROUNDING):
+            break
+        sparse = torch.where(on_graph, point, 0).clamp(min=0)
+        dense, dual = _clip_eigenvalues(2 * sparse - point, weight)
+        if step % CHECK_EVERY == 0:
+            best = _better(best, _repaired(sparse), dual, edges)
+        if step % BALANCE_EVERY == 0 and step <= LAST_BALANCE:
+            apart, moved = (dense - sparse).norm() / _centred(sparse).norm(), (sparse - before).norm()
+            factor = _balance(float(apart * (sparse - point).norm() / moved))
+            if factor != 1:  # the multiplier, weight * (sparse - point), stays what it is
+                weight, point, jumps = weight * factor, sparse - (sparse - point) / factor, Jumps()
+                continue
+        before, point = sparse, jumps.next(point, RELAXATION * (dense - sparse))
+    return best
+
+
+def lower_bound(dual: Tensor, edges: Tensor) -> float:
+    """A number that no mixing matrix of the graph has a smaller SLEM than; any symmetric matrix gives one.
+
+    With Y made admissible, ‖P − J‖ >= ⟨Y, P − J⟩ = ⟨Y, P⟩, and that is smallest at a permutation along edges and loops,
+    as doubly stochastic matrices are means of permutations. Finding it finds the best z as well.
+
+    Args:
+        dual: Y, [N, N].
+        edges: adjacency, [N, N].
+    """
+    dual = _centred(dual)
+    dual = dual / torch.linalg.eigvalsh(dual).abs().sum().clamp(min=1)
+    on_graph = edges + torch.eye(len(edges), dtype=torch.float64) > 0
+    cost = dual.masked_fill(~on_graph, torch.inf).numpy()
+    return max(0.0, float(cost[linear_sum_assignment(cost)].sum()))
+
+
+def _slem(matrix: Tensor) -> float:
+    return float(torch.linalg.eigvalsh(matrix - 1 / len(matrix)).abs().max())
+
+
+def _simple_weights(edges: Tensor) -> list[Tensor]:
+    """Metropolis weights, lazy ones and those of the largest degree: the last two are the best for some graphs."""
+    degree = edges.sum(1)
+    larger = torch.maximum(degree[:, None], degree)
+    return [_repaired(edges / one) for one in (larger, larger + 1, degree.max())]
+
+
+def _repaired(matrix: Tensor) -> Tensor:
+    """A mixing matrix close to one whose rows may miss 1: edges of nodes that give away more than 1 shrink."""
+    weight = (matrix + matrix.T).fill_diagonal_(0) / 2
+    total = weight.sum(1).clamp(min=1)
+    weight = weight / torch.maximum(total[:, None], total)
+    return weight + torch.diag(1 - weight.sum(1))
+
+
+def _centred(matrix: Tensor) -> Tensor:
+    """C M C with C = I − J."""
+    matrix = matrix - matrix.mean(0)
+    return matrix - matrix.mean(1, keepdim=True)
+
+
+def _clip_eigenvalues(matrix: Tensor, weight: float) -> tuple[Tensor, Tensor]:
+    """The P with P1 = 1 that minimises ‖P − J‖ + weight/2 ‖P − M‖_F², and Y = weight (M − P) off 1, ‖Y‖_* <= 1."""
+    centred = _centred(matrix)
+    values, vectors = torch.linalg.eigh(centred)
+    summed = values.abs().sort(descending=True).values.cumsum(0)
+    largest = ((summed - 1 / weight) / torch.arange(1, len(values) + 1)).max().clamp(min=0)
+    clipped = (vectors * torch.minimum(torch.maximum(values, -largest), largest)) @ vectors.T
+    return clipped + 1 / len(matrix), weight * (centred - clipped)
+
+
+def _better(best: Certified, matrix: Tensor, dual: Tensor, edges: Tensor) -> Certified:
+    upper, lower = _slem(matrix), lower_bound(dual, edges)
+    best = best._replace(matrix=matrix, upper=upper) if upper < best.upper else best
+    return best._replace(dual=dual, lower=lower) if lower > best.lower else best
+
+
+def _balance(ratio: float) -> float:
+    """Both sides should settle equally fast: a larger weight pulls the two matrices together, a smaller one moves Y."""
+    return 2.0 if ratio > IMBALANCE else 0.5 if ratio < 1 / IMBALANCE else 1.0

@@ -1,0 +1,120 @@
+"""ADMM on a graph whose clients fall into two groups, heads and tails, with neighbours in the other group alone.
+
+It minimises Σ_i f_i(x_i) with x_i = x_j for neighbours. A client needs what its neighbours have sent, and of the
+multipliers of its edges only the signed sum α_i, which it can add up from what has been sent.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import Peers, combine, same_start
+from lit_fed.core.graphs.topology import Topology, adjacency, two_colours
+from lit_fed.core.solvers.penalised_solve import PenalisedRun, penalised_run
+from lit_fed.core.types import ClientData, LocalWork, ModelState, Phase, Tree
+
+__all__ = [
+    "CostedNetwork",
+    "GroupNetwork",
+    "augmented",
+    "costed_network",
+    "dual_step",
+    "group_phases",
+    "initial_network",
+    "neighbours_of",
+    "two_groups",
+]
+
+
+class GroupNetwork(NamedTuple):
+    """What has been sent, and what clients make of it."""
+
+    peers: Peers  # what each client has sent last, leaves [T, 1, ...]
+    dual: dict[str, Tensor]  # α_i, leaves [T, 1, ...]; they sum to 0
+
+
+class CostedNetwork(NamedTuple):
+    """The same where messages differ in size."""
+
+    network: GroupNetwork
+    cost: Tensor  # [T] float64, bits of what each client has sent last to all its neighbours
+
+
+def initial_network(models: ModelState, num_clients: int) -> GroupNetwork:
+    """All clients have sent these models, leaves [1, ...], and α = 0."""
+    peers = same_start(models, num_clients)
+    return GroupNetwork(peers, tree.zeros_like(peers.parameters))
+
+
+def costed_network(models: ModelState, num_clients: int) -> CostedNetwork:
+    """The same; nothing has been sent in rounds yet."""
+    device = next(iter(models.parameters.values())).device
+    return CostedNetwork(
+        initial_network(models, num_clients), torch.zeros(num_clients, dtype=torch.float64, device=device)
+    )
+
+
+@lru_cache(maxsize=4)
+def two_groups(topology: Topology, num_clients: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Heads, [T] bool, and the adjacency [T, T] of a graph that stays.
+
+    Raises:
+        ConfigError: if the graph has no two such groups.
+    """
+    edges = adjacency(topology, num_clients, seed, 0)
+    return two_colours(edges), edges
+
+
+def group_phases(client_ids: Tensor, heads: Tensor, work: LocalWork) -> tuple[Phase, ...]:
+    """Phases `heads` and `tails`, without one that nobody would be in; a client drawn twice counts once."""
+    ids = torch.unique(client_ids)
+    groups = ("heads", ids[heads[ids]]), ("tails", ids[~heads[ids]])
+    return tuple(Phase(name, chosen, work) for name, chosen in groups if len(chosen))
+
+
+def neighbours_of(edges: Tensor, client_id: Tensor) -> Tensor:
+    """A client's row of the adjacency [R, T], R >= T, as a vector [T]; a newcomer has the last row."""
+    return edges.to(client_id.device).index_select(0, client_id.clamp(max=len(edges) - 1).view(1))[0]
+
+
+def augmented(
+    ctx: Context, network: GroupNetwork, state: Tree, data: ClientData, edges: Tensor, penalty: float
+) -> PenalisedRun:
+    """Work on f_i(x) + ⟨x, α_i − ρ·Σ_j x_j⟩ + ρ·d_i/2·‖x‖², over the d_i neighbours j; a newcomer has no α_i.
+
+    Args:
+        ctx: what every client knows.
+        network: what has been sent.
+        state: what the client keeps; it starts from `state.models`.
+        data: its samples.
+        edges: adjacency, [T, T]; [T + 1, T] with a row for newcomers.
+        penalty: ρ.
+    """
+    known, row = data.client_id < ctx.num_clients, neighbours_of(edges, data.client_id)
+    place = data.client_id.clamp(max=ctx.num_clients - 1)
+
+    def pull(dual: Tensor, sent: Tensor) -> Tensor:
+        own = dual.index_select(0, place.view(1))[0]
+        others = (row.to(sent.dtype) @ sent.reshape(len(sent), -1)).view(own.shape)
+        return torch.where(known, own, 0.0) - penalty * others
+
+    linear = tree.map_leaves(pull, network.dual, network.peers.parameters)
+    return penalised_run(ctx, state, penalty * row.sum(), linear, ctx.client_share(data))
+
+
+def dual_step(network: GroupNetwork, edges: Tensor, penalty: float) -> GroupNetwork:
+    """α_i <- α_i + ρ·Σ_j (x_i − x_j) over the neighbours j, with what both have sent.
+
+    Args:
+        network: what has been sent.
+        edges: adjacency, [T, T].
+        penalty: ρ.
+    """
+    laplacian = torch.diag(edges.sum(1)) - edges
+    return network._replace(dual=tree.add(network.dual, combine(penalty * laplacian, network.peers.parameters)))

@@ -1,0 +1,181 @@
+"""Mixing matrices: with which weight a client takes in the models of its neighbours.
+
+A mixing matrix W [T, T] is symmetric, has no negative entries, none but zeros off the graph and the diagonal, and rows
+that sum to 1. X ← WX then keeps the mean of the clients, and the second-largest modulus of its eigenvalues (SLEM) says
+how fast they agree.
+
+Boyd, Diaconis, Xiao. "Fastest Mixing Markov Chain on a Graph". SIAM Review 46(4), 2004.
+https://doi.org/10.1137/S0036144503423264
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.graphs.fastest_mixing import fastest_mixing
+from lit_fed.core.graphs.topology import TimeVarying, Topology, adjacency
+
+__all__ = [
+    "MixingRule",
+    "check_agreement",
+    "check_mixing",
+    "mixing_matrix",
+    "restrict",
+    "second_eigenvalue",
+    "weights_of",
+]
+
+MixingRule = Literal["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "uniform", "identity"]
+
+TOLERANCE = 1e-8
+"""By how much a mixing matrix may miss its conditions."""
+
+DRAWS = 64
+"""Draws of a changing graph that are looked at to see whether clients agree."""
+
+
+@lru_cache(maxsize=8)
+def mixing_matrix(topology: Topology, rule: MixingRule, num_clients: int, seed: int, round_idx: int) -> Tensor:
+    """The mixing matrix of a round, [T, T] float64, checked.
+
+    Args:
+        topology: the graph.
+        rule: how weights follow from it.
+        num_clients: number of clients T.
+        seed: seed of the training.
+        round_idx: round, from 0; a graph that does not change has one matrix for all.
+
+    Raises:
+        ConfigError: if the graph and the rule do not go together.
+    """
+    if not isinstance(topology, TimeVarying) and round_idx:
+        return mixing_matrix(topology, rule, num_clients, seed, 0)
+    edges = adjacency(topology, num_clients, seed, round_idx)
+    matrix = weights_of(edges, rule)
+    check_mixing(matrix, edges)
+    return matrix
+
+
+def weights_of(edges: Tensor, rule: MixingRule) -> Tensor:
+    """The mixing matrix of a graph.
+
+    Args:
+        edges: adjacency, [T, T] float64.
+        rule: `fmmc` has the smallest SLEM; `metropolis` gives an edge min(1/d_i, 1/d_j), `lazy_metropolis`
+            1/(1 + max(d_i, d_j)), `max_degree` 1/max_i d_i, `best_constant` 2/(λ_1 + λ_{T−1}) of the graph's Laplacian;
+            the diagonal takes the rest. `uniform` is 11ᵀ/T and needs a complete graph; `identity` mixes nothing.
+
+    Raises:
+        ConfigError: `uniform` for a graph that is not complete; `best_constant` where it makes a diagonal negative.
+    """
+    degree = edges.sum(1)
+    if rule == "identity" or len(edges) == 1:
+        return torch.eye(len(edges), dtype=torch.float64)
+    if rule == "uniform":
+        if int((edges == 0).sum()) > len(edges):
+            raise ConfigError("--model.algorithm.mixing is uniform, which needs the topology Complete; give fmmc")
+        return torch.full_like(edges, 1 / len(edges))
+    if rule == "fmmc":
+        return fastest_mixing(edges)
+    larger = torch.maximum(degree[:, None], degree).clamp(min=1)
+    weight = {
+        "metropolis": lambda: edges / larger,
+        "lazy_metropolis": lambda: edges / (1 + larger),
+        "max_degree": lambda: edges / degree.max().clamp(min=1),
+        "best_constant": lambda: edges * _best_constant(edges),
+    }[rule]()
+    return weight + torch.diag(1 - weight.sum(1))
+
+
+def _best_constant(edges: Tensor) -> float:
+    laplacian = torch.linalg.eigvalsh(torch.diag(edges.sum(1)) - edges)
+    constant = 2 / float(laplacian[-1] + laplacian[1])
+    if constant * float(edges.sum(1).max()) > 1 + TOLERANCE:
+        raise ConfigError("--model.algorithm.mixing best_constant gives this graph negative weights; give fmmc")
+    return constant
+
+
+def second_eigenvalue(matrix: Tensor) -> float:
+    """SLEM: the second-largest modulus of the eigenvalues of a mixing matrix; 0 for a single client."""
+    num_clients = len(matrix)
+    return float(torch.linalg.eigvalsh(matrix - 1 / num_clients).abs().max())
+
+
+def check_mixing(matrix: Tensor, edges: Tensor) -> None:
+    """Refuse a matrix that is no mixing matrix of the graph.
+
+    Args:
+        matrix: W, [T, T].
+        edges: adjacency, [T, T].
+
+    Raises:
+        ConfigError: naming the condition and by how much it is missed.
+    """
+    off_graph = (edges == 0) & ~torch.eye(len(edges), dtype=torch.bool)
+    misses = {
+        "rows that do not sum to 1": (matrix.sum(1) - 1).abs().max(),
+        "entries that differ from their mirror images": (matrix - matrix.T).abs().max(),
+        "negative entries": (-matrix).max(),
+        "weights between clients that are no neighbours": matrix.masked_fill(~off_graph, 0).abs().max(),
+    }
+    for name, miss in misses.items():
+        if miss > TOLERANCE:
+            raise ConfigError(
+                f"a mixing matrix has {name}, by {float(miss):.2g}; give another --model.algorithm.mixing"
+            )
+
+
+def check_agreement(topology: Topology, rule: MixingRule, num_clients: int, seed: int) -> None:
+    """Refuse a connected graph on which models that are mixed by the rule never come closer to each other.
+
+    They come closer where the SLEM is below 1, which most rules have on every connected graph: `lazy_metropolis` has a
+    positive diagonal, `fmmc` and `best_constant` take the smallest SLEM of a family with a lazy member, and `identity`
+    is not meant to mix. `metropolis` and `max_degree` leave a diagonal of 0 where all degrees are equal; if such a
+    graph is bipartite (an even ring, two clients, equal halves that are joined completely), one eigenvalue is −1: the
+    halves swap their models for ever.
+
+    For a graph that changes, a difference v of the clients lasts if W_k²·v = v in every round k, so the mean of W_k²
+    over draws takes the place of W². Where the draws together fall into parts, nothing is said.
+
+    Args:
+        topology: the graph.
+        rule: how weights follow from it.
+        num_clients: number of clients T.
+        seed: seed of the training.
+
+    Raises:
+        ConfigError: naming rule, graph and rules that agree.
+    """
+    if rule not in ("metropolis", "max_degree"):
+        return
+    every = topology.every if isinstance(topology, TimeVarying) else 0
+    rounds = range(0, DRAWS * every, every) if every else [0]
+    drawn = [mixing_matrix(topology, rule, num_clients, seed, round_idx) for round_idx in rounds]
+    lazy = (torch.stack(drawn).mean(0) + torch.eye(num_clients, dtype=torch.float64)) / 2
+    squares = torch.stack([one @ one for one in drawn]).mean(0)
+    connected = second_eigenvalue(lazy) < 1 - TOLERANCE
+    if connected and second_eigenvalue(squares) > 1 - TOLERANCE:
+        raise ConfigError(
+            f"--model.algorithm.mixing is {rule}, which on --model.algorithm.topology {topology} makes {num_clients} "
+            "clients swap models and never agree (an eigenvalue of its matrix is -1); give lazy_metropolis or fmmc"
+        )
+
+
+def restrict(matrix: Tensor, active: Tensor) -> Tensor:
+    """The matrix of a round in which some clients are absent: what they would have got or given goes to the diagonal.
+
+    Args:
+        matrix: W, [T, T].
+        active: True for those that take part, [T].
+
+    Example:
+        >>> restrict(torch.full((3, 3), 1 / 3, dtype=torch.float64), torch.tensor([True, True, False]))[0].tolist()
+        [0.6666666666666667, 0.3333333333333333, 0.0]
+    """
+    kept = matrix * (active[:, None] & active) * (1 - torch.eye(len(matrix), dtype=matrix.dtype))
+    return kept + torch.diag(1 - kept.sum(1))

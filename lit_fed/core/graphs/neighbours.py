@@ -1,0 +1,112 @@
+"""Choosing whom to ask: tracked losses of other clients' models, their softmax, and ε-greedy neighbours."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.context import Context
+from lit_fed.core.graphs.peers import draws
+
+__all__ = ["Acquaintance", "Tracking", "closest", "greedy_neighbours", "remember", "stranger"]
+
+Tracking = Literal["ema", "corrected_ema", "accumulated"]
+"""How losses of several rounds become one: a moving average from 0, the same without the bias of its start for models
+that are seen for the first time, or the sum."""
+
+
+class Acquaintance(NamedTuple):
+    """What a client remembers of the losses of all clients' models on its own samples."""
+
+    last: Tensor  # the last loss seen, [T] float64; 0 for a model that it never saw
+    total: Tensor  # moving average or sum of `last` over rounds, [T] float64; 0 for a model that it never saw
+    known: Tensor  # what `total` would be for losses of 1 since the first look, [T] float64; 0: never seen
+    tracked: Tensor  # the losses behind the weights, [T] float64; 0 for a model that it never saw
+    weights: Tensor  # softmax of −tracked over the models that it saw, [T] float64
+    client_id: Tensor  # whose memory it is, [] int64
+
+
+def stranger(num_clients: int, client_id: Tensor) -> Acquaintance:
+    """A client that saw no model yet: its weights are all alike."""
+    zeros = torch.zeros(num_clients, dtype=torch.float64, device=client_id.device)
+    return Acquaintance(
+        zeros, zeros.clone(), zeros.clone(), zeros.clone(), torch.full_like(zeros, 1 / num_clients), client_id
+    )
+
+
+def remember(
+    memory: Acquaintance, ids: Tensor, losses: Tensor, seen: Tensor, tracking: Tracking, momentum: float
+) -> Acquaintance:
+    """Take in new losses of some models; of the others the last one counts once more.
+
+    Args:
+        memory: as it was.
+        ids: whose models, each once, [k].
+        losses: their losses, [k] float64.
+        seen: True for those whose loss is known, [k].
+        tracking: how losses of several rounds become one.
+        momentum: share of the new loss in a moving average.
+
+    Example:
+        >>> ids, losses = torch.tensor([0, 2]), torch.tensor([2.0, 3.0]).double()
+        >>> new = remember(stranger(3, torch.tensor(0)), ids, losses, torch.ones(2) > 0, "ema", 0.6)
+        >>> [round(value, 6) for value in new.tracked.tolist()]
+        [1.2, 0.0, 1.8]
+    """
+    keep, take = (1.0, 1.0) if tracking == "accumulated" else (1 - momentum, momentum)
+    last = memory.last.scatter(0, ids, torch.where(seen, losses, memory.last.gather(0, ids)))
+    ever = memory.known > 0
+    ever = ever.scatter(0, ids, ever.gather(0, ids) | seen)
+    total, known = keep * memory.total + take * last, keep * memory.known + take * ever.double()
+    tracked = torch.where(ever, total / known, 0.0) if tracking == "corrected_ema" else total
+    weights = torch.softmax((-tracked).masked_fill(~ever, -torch.inf), 0)
+    weights = torch.where(ever.any(), weights, memory.weights)
+    return Acquaintance(last, total, known, tracked, weights, memory.client_id)
+
+
+def greedy_neighbours(
+    ctx: Context, client_id: Tensor, rank: Tensor, count: int, explore_probability: float, *, include_self: bool
+) -> tuple[Tensor, Tensor]:
+    """ε-greedy choice: the clients of lowest rank, or any with `explore_probability` (one coin for all).
+
+    Args:
+        ctx: what every client knows; its round and seed give the coin and decide between equal ranks.
+        client_id: who chooses.
+        rank: of each client, [T]; infinite for one that cannot be chosen.
+        count: how many at most, without the client itself if it always is one of them.
+        explore_probability: ε.
+        include_self: whether the client always is the first of them; else it is one like the others.
+
+    Returns:
+        Their ids [min(count (+ 1), T)], each once, and True for those that can be chosen.
+    """
+    num_clients = len(rank)
+    drawn = draws(ctx, "neighbours", num_clients + 1, client_id)
+    coin, ties = drawn[:1], drawn[1:]
+    anybody = torch.where(rank < torch.inf, torch.zeros_like(rank), rank)
+    rank = torch.where(coin < explore_probability, anybody, rank)
+    if include_self:
+        rank = rank.scatter(0, client_id.clamp(max=num_clients - 1).view(1), torch.full_like(coin, -torch.inf))
+    return closest(rank, ties, min(count + include_self, num_clients))
+
+
+def closest(rank: Tensor, ties: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The clients of lowest rank.
+
+    Args:
+        rank: [T]; infinite for a client that cannot be chosen.
+        ties: random numbers that decide between equal ranks, [T].
+        count: how many, at most T.
+
+    Returns:
+        Their ids [count], and True for those that can be chosen [count].
+
+    Example:
+        >>> closest(torch.tensor([2.0, 0.0, 0.0]), torch.tensor([0.1, 0.5, 0.3]), 2)[0].tolist()
+        [2, 1]
+    """
+    shuffled = torch.argsort(ties)
+    ids = shuffled[torch.argsort(rank[shuffled], stable=True)][:count]
+    return ids, rank.index_select(0, ids) < torch.inf

@@ -1,0 +1,121 @@
+"""Clients that hear of each other's models: the models of all of them, as the network between them holds them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.reduce import cast_like
+from lit_fed.core.seeds import generator
+from lit_fed.core.types import ModelState, Tree
+
+__all__ = [
+    "Peers",
+    "combine",
+    "draws",
+    "links",
+    "models_of",
+    "own_models",
+    "place",
+    "same_start",
+]
+
+
+class Peers(NamedTuple):
+    """The models of all clients.
+
+    `parameters` and `buffers` are those of the clients, and no `ModelState`: what one client holds or sends is one row.
+    """
+
+    parameters: dict[str, Tensor]  # leaves [T, M, ...]
+    buffers: dict[str, Tensor]  # leaves [T, M, ...]
+    mean: ModelState  # the mean over clients, which a newcomer starts from, leaves [M, ...]
+
+    @property
+    def each(self) -> ModelState:
+        """The clients' models, leaves [T, M, ...]."""
+        return ModelState(self.parameters, self.buffers)
+
+
+def same_start(models: ModelState, num_clients: int) -> Peers:
+    """Peers that all hold these models, leaves [M, ...]."""
+    each = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape).contiguous(), models)
+    return Peers(each.parameters, each.buffers, models)
+
+
+def own_models(peers: Peers, client_id: Tensor, newcomer: ModelState | None = None) -> ModelState:
+    """A client's models, leaves [M, ...]; a newcomer, whose id is T or more, has those of `newcomer` or the mean."""
+    known = client_id < len(next(iter(peers.parameters.values())))
+    own = tree.index(models_of(peers, client_id.view(1)), 0)
+    other = peers.mean if newcomer is None else newcomer
+    return tree.map_leaves(lambda one, new: torch.where(known, one, new), own, other)  # type: ignore[no-any-return]
+
+
+def models_of(peers: Peers, client_ids: Tensor) -> ModelState:
+    """The models of some clients [k], leaves [k, M, ...]; ids of newcomers stand for the last client."""
+    last = len(next(iter(peers.parameters.values()))) - 1
+    return tree.map_leaves(lambda leaf: leaf.index_select(0, client_ids.clamp(max=last)), peers.each)  # type: ignore[no-any-return]
+
+
+def combine(matrix: Tensor, stacked: Tree) -> Tree:
+    """X ← WX: row i of the result is Σ_j W_ij x_j, in float64 and then in the leaves' own types.
+
+    Args:
+        matrix: W, [R, T] float64.
+        stacked: leaves [T, ...].
+    """
+    return cast_like(tree.map_leaves(lambda leaf: _product(matrix, leaf), stacked), stacked)
+
+
+def _product(matrix: Tensor, leaf: Tensor) -> Tensor:
+    rows = leaf.reshape(len(leaf), -1).double()
+    return (matrix.to(leaf.device) @ rows).view(len(matrix), *leaf.shape[1:])
+
+
+def place(
+    peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None, *, mix_buffers: bool = True
+) -> Peers:
+    """The peers with new models of some clients, then mixed.
+
+    Args:
+        peers: as they were.
+        client_ids: whose models are new, [C].
+        models: leaves [C, M, ...].
+        matrix: W, [T, T]; None: nothing is mixed.
+        mix_buffers: mix running statistics, too; negative entries of W would make variances negative.
+    """
+    each = tree.map_leaves(lambda leaf, new: leaf.index_copy(0, client_ids, new), peers.each, models)
+    if matrix is not None:
+        mixed = combine(matrix, each if mix_buffers else each._replace(buffers={}))
+        each = mixed if mix_buffers else each._replace(parameters=mixed.parameters)
+    num_clients = len(next(iter(each.parameters.values())))
+    average = torch.full((1, num_clients), 1 / num_clients, dtype=torch.float64)
+    return Peers(each.parameters, each.buffers, tree.index(combine(average, each), 0))
+
+
+def links(ctx: Context, edges: Tensor, client_id: Tensor) -> Tensor:
+    """Number of a client's neighbours that take part in the phase, [] float64.
+
+    Args:
+        ctx: what every client knows.
+        edges: adjacency, [T, T] float64.
+        client_id: the client; of a newcomer the number means nothing.
+    """
+    row = edges.to(client_id.device).index_select(0, client_id.clamp(max=len(edges) - 1).view(1))[0]
+    return (row if ctx.present is None else row * ctx.present).sum()
+
+
+def draws(ctx: Context, purpose: str, count: int, client_id: Tensor) -> Tensor:
+    """Random numbers in [0, 1) of a client in this round, [count] float64; newcomers share those of one more client."""
+    table = _table(ctx.seed, ctx.round_idx, purpose, ctx.num_clients + 1, count).to(client_id.device)
+    return table.index_select(0, client_id.clamp(max=ctx.num_clients).view(1))[0]
+
+
+@lru_cache(maxsize=4)
+def _table(seed: int, round_idx: int, purpose: str, rows: int, count: int) -> Tensor:
+    return torch.from_numpy(generator(seed, round_idx, 0, purpose).random((rows, count)))

@@ -1,0 +1,1 @@
+"""The machine around a run: whole files, paths that people give, memory."""

@@ -1,0 +1,88 @@
+"""Clusters of clients, each with a model of its own: which of them fits a client, what a member trains and keeps."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.reduce import cast_like
+from lit_fed.core.types import ModelState
+
+__all__ = ["ClusterChoice", "ClusterRun", "Member", "Newcomer", "best_fit", "cluster_averages", "one_hot"]
+
+
+class ClusterChoice(NamedTuple):
+    """What a client keeps, for reports: the algorithm finds its cluster anew whenever it trains or is served."""
+
+    mixture: Tensor  # [C], one-hot; uniform before the first choice
+
+
+class Newcomer(NamedTuple):
+    """A client that was not in training, before it has found its cluster."""
+
+    mixture: Tensor  # [C]
+
+
+Member = ClusterChoice | Newcomer
+
+
+class ClusterRun(NamedTuple):
+    """Work of a client that trains a copy of its cluster's model."""
+
+    models: ModelState  # leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] steps taken
+    cluster: Tensor  # [] int64
+
+
+def best_fit(losses: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
+    """The cluster whose model has the lowest mean loss on a client's samples, [] int64; of equals the first.
+
+    Args:
+        losses: of each sample under the model of each cluster, [N, C].
+        mask: 1 for a sample, 0 for padding, [N].
+        count: of the C clusters the first `count` [] exist; None: all of them.
+
+    Example:
+        >>> int(best_fit(torch.tensor([[3.0, 1.0, 2.0], [0.0, 1.0, 0.0], [0.0, 9.0, 0.0]]), torch.tensor([1, 1, 0])))
+        1
+    """
+    total = (losses * mask.unsqueeze(1)).sum(0, dtype=torch.float64)  # as good as the mean, and without a division
+    if count is not None:
+        total = total.masked_fill(torch.arange(len(total), device=total.device) >= count, torch.inf)
+    return total.argmin()
+
+
+def one_hot(cluster: Tensor, num_clusters: int, dtype: torch.dtype) -> Tensor:
+    """The encoding of a cluster [] as a mixture, [C].
+
+    Example:
+        >>> one_hot(torch.tensor(1), 3, torch.float32).tolist()
+        [0.0, 1.0, 0.0]
+    """
+    return (torch.arange(num_clusters, device=cluster.device) == cluster).to(dtype)
+
+
+def cluster_averages(models: ModelState, sent: ModelState, cluster: Tensor, weight: Tensor) -> ModelState:
+    """The average of each cluster over its members; a cluster without members keeps its model.
+
+    Args:
+        models: the clusters' models, leaves [C, ...].
+        sent: the clients' models, leaves [T, ...].
+        cluster: of each client, [T] int64.
+        weight: of each client, [T] float64.
+    """
+    numbers = torch.arange(len(tree.leaves(models)[0]), device=cluster.device)
+    weight = (cluster == numbers[:, None]) * weight  # [C, T]
+    total = weight.sum(1, keepdim=True)
+
+    def average(rows: Tensor, old: Tensor) -> Tensor:
+        mean = weight @ rows.reshape(len(rows), -1).double() / total.clamp(min=1)
+        return torch.where(total > 0, mean, old.reshape(len(old), -1).double()).view(old.shape)
+
+    return cast_like(tree.map_leaves(average, sent, models), models)  # type: ignore[no-any-return]

@@ -1,0 +1,264 @@
+"""Surrogates of known methods: the mixture of FedEM, the Moreau envelope of pFedMe, and FedAvg's, which is f_i itself.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal. "Federated Multi-Task Learning under a Mixture of Distributions". NeurIPS 2021.
+https://arxiv.org/abs/2108.10252, Section 3.4 and Appendices F and F.3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
+from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.penalty import Penalty
+from lit_fed.core.solvers.newton import check_solvable, minimise
+from lit_fed.core.task import Task
+from lit_fed.core.types import Batch, ClientData, ModelState
+
+__all__ = ["IdentitySurrogate", "MixtureSurrogate", "MoreauSurrogate"]
+
+
+class Mixture(NamedTuple):
+    """v_i of a mixture."""
+
+    mixture: Tensor  # π_i, [M]
+
+
+class MixtureBound(NamedTuple):
+    """g(Θ, π) = (1/n_i) Σ_s Σ_m q_sm (ℓ(θ_m; s) + (log q_sm − log π_m)/F), F times it the negative evidence bound."""
+
+    responsibility: Tensor  # q, [N, M]; 0 in padded rows
+    mixture: Tensor  # the mean of q over the samples, [M]
+    value: Tensor  # []
+
+
+@dataclass(frozen=True)
+class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
+    """FedEM: u are M component models, v_i is the client's mixture of them, and g fixes the posterior q.
+
+    f_i(Θ, π) = −(1/(n_i·F)) Σ_s log Σ_m π_m exp(−F·ℓ(θ_m; s)), with F = 1, or the positions of a text.
+
+    Args:
+        num_components: M.
+        position_loss: what the posterior of a sequence takes: the `mean` of the losses of its positions, or their
+            `sum`, the likelihood of the whole text.
+    """
+
+    num_components: int = 3
+    position_loss: PositionLoss = "mean"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        if self.position_loss not in get_args(PositionLoss):
+            raise ConfigError(f"--model.algorithm.surrogate.position_loss is {self.position_loss}; give mean or sum")
+        if self.num_components < 1:
+            raise ConfigError(
+                f"--model.algorithm.surrogate.num_components is {self.num_components}; give a whole number >= 1"
+            )
+
+    @property
+    def num_models(self) -> int:  # type: ignore[override]
+        """M."""
+        return self.num_components
+
+    def local_init(self, task: Task, models: ModelState, data: ClientData) -> Mixture:
+        """π_i starts uniform."""
+        return Mixture(torch.full((self.num_components,), 1 / self.num_components, dtype=task.dtype))
+
+    def losses(self, task: Task, models: ModelState, batch: Batch) -> Tensor:
+        """ℓ(θ_m; s) under each received component, [B, M]."""
+        return task.losses(task.outputs(models, batch.x), batch.y)
+
+    def build(
+        self, task: Task, models: ModelState, local: Mixture, data: ClientData, losses: Tensor | None
+    ) -> MixtureBound:
+        """The posterior q under the received components and the old π."""
+        assert losses is not None
+        mixture, q, value = expectation(local.mixture, losses, data.mask, num_factors(task, data, self.position_loss))
+        return MixtureBound(q, mixture, value)
+
+    def argmin_local(self, bound: MixtureBound) -> Mixture:
+        """The mean of q over the client's samples."""
+        return Mixture(bound.mixture)
+
+    def gradient(
+        self, task: Task, bound: MixtureBound, local: Mixture, models: ModelState, batch: Batch
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """That of the losses weighted by q."""
+        return task.grad(models, batch, batch_weights(bound.responsibility, batch))
+
+    def log_prob(self, task: Task, local: Mixture, x: Tensor, outputs: Tensor) -> Tensor:
+        """The mixed probabilities."""
+        return task.mix(local.mixture, outputs)
+
+    def objective(self, task: Task, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
+        """The mean negative log-likelihood."""
+        return self.build(task, models, local, data, self.losses(task, models, data.batch)).value
+
+    def value(self, task: Task, bound: MixtureBound, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
+        """The negative evidence lower bound."""
+        q, losses = bound.responsibility, self.losses(task, models, data.batch)
+        information = torch.xlogy(q, q) - torch.xlogy(q, local.mixture)
+        return _mean((q * losses + information / num_factors(task, data, self.position_loss)).sum(1), data.mask)
+
+    def distance(self, old: Mixture, new: Mixture) -> Tensor:
+        """KL(new ‖ old), for samples of one factor."""
+        return (torch.xlogy(new.mixture, new.mixture) - torch.xlogy(new.mixture, old.mixture)).sum()
+
+    def distance_on(self, task: Task, data: ClientData, old: Mixture, new: Mixture) -> Tensor:
+        """KL(new ‖ old) / F."""
+        return self.distance(old, new) / num_factors(task, data, self.position_loss)
+
+    def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Mixture:
+        """Weights drawn evenly from the simplex."""
+        drawn = torch.empty(self.num_components, dtype=task.dtype).exponential_(generator=rng)
+        return Mixture(drawn / drawn.sum())
+
+
+class ProxPoint(NamedTuple):
+    """What a client of pFedMe keeps to predict with; f_i and g do not depend on it."""
+
+    models: ModelState  # θ_i, leaves [1, ...]
+
+
+class MoreauBound(NamedTuple):
+    """g(w) = ℓ_i(θ_i) + λ/2·‖θ_i − w‖², with θ_i the proximal point at the received w⁰."""
+
+    point: ModelState  # θ_i, leaves [1, ...]
+    loss: Tensor  # ℓ_i(θ_i), []
+    value: Tensor  # []
+
+
+@dataclass(frozen=True)
+class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
+    """PFedMe (Appendix F.3): f_i is the Moreau envelope of the local loss, and g fixes the proximal point.
+
+    f_i(w) = min_θ ℓ_i(θ) + λ/2·‖θ − w‖², with ℓ_i the client's mean loss; there is no local variable. The minimum is
+    found by Newton's method, so the network must be small, and the local loss convex or the weight large.
+
+    Args:
+        prox_weight: λ.
+    """
+
+    weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+
+    prox_weight: float = 15.0
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        if not self.prox_weight > 0:
+            raise ConfigError(f"--model.algorithm.surrogate.prox_weight is {self.prox_weight}; give a number > 0")
+
+    def local_init(self, task: Task, models: ModelState, data: ClientData) -> ProxPoint:
+        """The initial model; networks whose proximal point cannot be found are refused."""
+        check_solvable(task, models)
+        return ProxPoint(models)
+
+    def build(
+        self, task: Task, models: ModelState, local: ProxPoint, data: ClientData, losses: Tensor | None
+    ) -> MoreauBound:
+        """The proximal point at the received w, exact."""
+        penalty = Penalty(self.prox_weight, models.parameters)
+        point = minimise(task, models, data, penalty)
+        loss = _mean(task.losses(task.outputs(point, data.x), data.y)[:, 0], data.mask)
+        return MoreauBound(point, loss, loss + penalty.value(point.parameters)[0])
+
+    def argmin_local(self, bound: MoreauBound) -> ProxPoint:
+        """The proximal point, for predictions."""
+        return ProxPoint(bound.point)
+
+    def gradient(
+        self, task: Task, bound: MoreauBound, local: ProxPoint, models: ModelState, batch: Batch
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """λ(w − θ_i), whatever the batch."""
+        return Penalty(self.prox_weight, bound.point.parameters).gradient(models.parameters), models.buffers
+
+    def outputs(self, task: Task, models: ModelState, x: Tensor) -> None:
+        """Nothing: each client predicts with its own model."""
+
+    def log_prob(self, task: Task, local: ProxPoint, x: Tensor, outputs: None) -> Tensor:
+        """That of the client's proximal point."""
+        own = task.outputs(local.models, x)
+        return task.mix(own.new_ones(1), own)
+
+    def objective(self, task: Task, models: ModelState, local: ProxPoint, data: ClientData) -> Tensor:
+        """The Moreau envelope."""
+        return self.build(task, models, local, data, None).value
+
+    def value(self, task: Task, bound: MoreauBound, models: ModelState, local: ProxPoint, data: ClientData) -> Tensor:
+        """ℓ_i(θ_i) + λ/2·‖θ_i − w‖²."""
+        return bound.loss + Penalty(self.prox_weight, bound.point.parameters).value(models.parameters)[0]
+
+    def distance(self, old: ProxPoint, new: ProxPoint) -> Tensor:
+        """0: f_i and g have no local variable."""
+        return torch.zeros((), dtype=torch.float64)
+
+    def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> ProxPoint:
+        """Nothing that matters."""
+        return ProxPoint(models)
+
+
+class IdentityBound(NamedTuple):
+    """g = f_i."""
+
+    value: Tensor  # []
+
+
+@dataclass(frozen=True)
+class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
+    """FedAvg: the client's mean loss is its own surrogate; there is no local variable."""
+
+    def local_init(self, task: Task, models: ModelState, data: ClientData) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def losses(self, task: Task, models: ModelState, batch: Batch) -> Tensor:
+        """ℓ(w; s) under the received model, [B, 1]."""
+        return task.losses(task.outputs(models, batch.x), batch.y)
+
+    def build(
+        self, task: Task, models: ModelState, local: tuple[()], data: ClientData, losses: Tensor | None
+    ) -> IdentityBound:
+        """The objective itself."""
+        assert losses is not None
+        return IdentityBound(_mean(losses[:, 0], data.mask))
+
+    def argmin_local(self, bound: IdentityBound) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+    def gradient(
+        self, task: Task, bound: IdentityBound, local: tuple[()], models: ModelState, batch: Batch
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """That of the mean loss."""
+        return task.grad(models, batch)
+
+    def log_prob(self, task: Task, local: tuple[()], x: Tensor, outputs: Tensor) -> Tensor:
+        """That of the shared model."""
+        return task.mix(outputs.new_ones(1), outputs)
+
+    def objective(self, task: Task, models: ModelState, local: tuple[()], data: ClientData) -> Tensor:
+        """The mean loss."""
+        return _mean(self.losses(task, models, data.batch)[:, 0], data.mask)
+
+    def value(self, task: Task, bound: IdentityBound, models: ModelState, local: tuple[()], data: ClientData) -> Tensor:
+        """The mean loss."""
+        return self.objective(task, models, local, data)
+
+    def distance(self, old: tuple[()], new: tuple[()]) -> Tensor:
+        """0: there is no local variable."""
+        return torch.zeros((), dtype=torch.float64)
+
+    def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean [] of the samples' values [N], 0 without samples; padded rows, which may hold anything finite, are out."""
+    return (values * mask).sum() / mask.sum(dtype=torch.float64).clamp(min=1)

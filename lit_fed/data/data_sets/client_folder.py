@@ -1,0 +1,237 @@
+"""Your own data: one .npz file per client, or LEAF's JSON layout.
+
+ROOT/seen/<client>.npz, ROOT/unseen/<client>.npz      x_train, y_train, x_test, y_test and optionally x_val, y_val
+ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samples": [...],
+                                                       "user_data": {user: {"x": [...], "y": [...]}}}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.given_paths import given_path
+from lit_fed.core.types import Population, Split
+from lit_fed.data.data_sets.base import ClientDataSet, input_array, label_array, make_split, require
+from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
+from lit_fed.data.data_sets.npz import npz_files, read_npz
+
+__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "to_population"]
+
+SPLITS = ("train", "val", "test")
+REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+OPTIONAL_ARRAYS = ("x_val", "y_val")
+
+
+class ClientArrays(NamedTuple):
+    """One client as it was read."""
+
+    name: str
+    arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
+    places: dict[str, str]  # where each split was read, for error messages
+
+
+@dataclass(frozen=True)
+class ClientFolder(ClientDataSet):
+    """Clients read from a folder; ids are the file names (or LEAF's user names), sorted.
+
+    uint8 inputs are scaled to 0..1, other integers are kept (token ids), floating inputs become float32. Integer labels
+    are classes, floating ones regression targets. Test and validation splits may be empty.
+
+    Args:
+        root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
+        num_classes: number of classes; null: one more than the largest training label, and then each class below that
+            has to be found in the data.
+    """
+
+    root: str = ""
+    num_classes: int | None = None  # type: ignore[misc]  # the base promises one number for the whole class
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_classes is None or self.num_classes >= 2,
+            f"--data.dataset.num_classes is {self.num_classes}; give a whole number >= 2, or null",
+        )
+
+    def load(self) -> tuple[Population, Population | None]:
+        """All clients of `seen` and, where that folder exists, of `unseen`."""
+        require(bool(self.root), "ClientFolder: root is not set; pass --data.dataset.root FOLDER")
+        root = given_path(self.root, "--data.dataset.root")
+        require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
+        if (root / "train").is_dir() and not (root / "seen").is_dir():
+            return to_population(_read_leaf(root)), None
+        fix = "move its .npz files there" if any(root.glob("*.npz")) else "add one"
+        require(
+            (root / "seen").is_dir(),
+            f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; {fix}",
+        )
+        seen = _read_folder(root / "seen")
+        unseen = _read_folder(root / "unseen") if (root / "unseen").is_dir() else []
+        _check_alike(seen + unseen)
+        return to_population(seen), to_population(unseen) if unseen else None
+
+
+def _read_folder(folder: Path) -> list[ClientArrays]:
+    """All clients of a folder; without both val arrays a client has no validation split."""
+    clients = read_files(folder, REQUIRED_ARRAYS, OPTIONAL_ARRAYS)
+    require(bool(clients), f"{folder}: no .npz file; save one per client, or remove the folder")
+    for client in clients:
+        for name, other in (OPTIONAL_ARRAYS, OPTIONAL_ARRAYS[::-1]):
+            require(
+                name not in client.arrays or other in client.arrays,
+                f"{client.places['val']}: array {other} is missing; save it beside {name}",
+            )
+    return [checked(client) for client in clients]
+
+
+def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> list[ClientArrays]:
+    """The arrays of each .npz file of a folder as they were stored, by the files' names.
+
+    Args:
+        folder: an existing folder.
+        required: names of the arrays that every file must hold.
+        optional: names of those that it may hold; others are not read.
+
+    Raises:
+        ConfigError: naming the file that cannot be read, or its missing array.
+    """
+    return [
+        ClientArrays(path.stem, read_npz(path, required, optional), dict.fromkeys(SPLITS, str(path)))
+        for path in npz_files(folder)
+    ]
+
+
+def _read_leaf(root: Path) -> list[ClientArrays]:
+    """LEAF's users, by name; those without test samples get an empty test split."""
+    train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
+    for name, user in test.items():
+        require(name in train, f"{user.place}: no training samples in {root / 'train'}; add some, or remove the user")
+    # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
+    floating = any(user.x.size and user.x.dtype.kind == "f" for user in (*train.values(), *test.values()))
+    clients = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
+    _check_alike(clients)
+    return clients
+
+
+def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bool) -> ClientArrays:
+    """One client from its training and test samples; `floating` turns whole inputs into fractions."""
+    arrays: dict[str, np.ndarray] = {}
+    places: dict[str, str] = {}
+    for split, user in (("train", train), ("test", test)):
+        if user is not None:
+            arrays[f"x_{split}"] = user.x.astype(np.float32) if floating and user.x.dtype.kind == "i" else user.x
+            arrays[f"y_{split}"], places[split] = user.y, user.place
+    return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, train.place) | places))
+
+
+def checked(client: ClientArrays) -> ClientArrays:
+    """The client with all six arrays in their final types, after all checks that need no other client."""
+    arrays: dict[str, np.ndarray] = {}
+    for split in SPLITS:
+        x_name, y_name = f"x_{split}", f"y_{split}"
+        if split != "train" and not any(client.arrays[name].size for name in (x_name, y_name) if name in client.arrays):
+            # An empty list has no sample shape of its own, so it takes that of the training samples.
+            arrays[x_name], arrays[y_name] = arrays["x_train"][:0], arrays["y_train"][:0]
+            continue
+        x, y = client.arrays[x_name], client.arrays[y_name]
+        _check_lengths(client.places[split], split, x, y)
+        _check_axes(client.places[split], split, x, y)
+        for name, array in ((x_name, x), (y_name, y)):
+            arrays[name] = _converted(client.places[split], name, array)
+    return client._replace(arrays=arrays)
+
+
+def _check_lengths(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """A sample axis on both arrays, equally long, and not empty in training."""
+    for key, array in (("x", x), ("y", y)):
+        require(array.ndim > 0, f"{place}: {key}_{split} is a single number; store an array with one entry per sample")
+    require(
+        len(x) == len(y),
+        f"{place}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long",
+    )
+    require(
+        split != "train" or len(x) > 0,
+        f"{place}: x_train is empty; give the client at least one training sample, or leave it out",
+    )
+
+
+def _check_axes(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Features in each sample, and labels without an axis of length 1, which would make them sequences."""
+    require(0 not in x.shape[1:], f"{place}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some")
+    tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
+    require(
+        y.shape[1:] != (1,) or (tokens and x.shape[1:] == (1,)),
+        f"{place}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them",
+    )
+
+
+def _converted(place: str, name: str, array: np.ndarray) -> np.ndarray:
+    """The array in its final type; finite, and without negative classes."""
+    try:
+        array = input_array(array) if name.startswith("x") else label_array(array)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: array {name}: {error}") from error
+    if array.dtype.kind == "f":
+        _refuse(~np.isfinite(array), f"{place}: array {name} contains NaN or infinity", "clean or drop these samples")
+    elif name.startswith("y"):
+        _refuse(array < 0, f"{place}: array {name} contains a negative label", "number the classes from 0")
+    else:
+        fix = "integers are token ids, from 0 on; store features as floats"
+        _refuse(array < 0, f"{place}: array {name} contains a negative integer", fix)
+    return array
+
+
+def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
+    """Refuse samples [n, ...] with a true element, naming the first."""
+    if wrong.any():
+        sample = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
+        raise ConfigError(f"{what} (first in sample {sample}); {fix}")
+
+
+def _check_alike(clients: list[ClientArrays]) -> None:
+    """The same type and sample shape in all splits of all clients."""
+    first = clients[0]
+    types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
+    check_types(clients, types, {name: f"{name}_train in {first.places['train']}" for name in types})
+
+
+def check_types(clients: list[ClientArrays], types: dict[str, str], places: dict[str, str]) -> None:
+    """Refuse samples of another type or shape than is expected.
+
+    Args:
+        clients: clients with arrays in their final types.
+        types: for `x` and for `y` the type and shape of a sample, such as `float32 of shape [64]`.
+        places: for both, whose type this is, for the error message.
+
+    Raises:
+        ConfigError: naming the file and the array.
+    """
+    for client in clients:
+        for name, array in client.arrays.items():
+            require(
+                _sample_type(array) == types[name[0]],
+                f"{client.places[name[2:]]}: samples of {name} are {_sample_type(array)}, but those of "
+                f"{places[name[0]]} are {types[name[0]]}; store all clients with one type and sample shape",
+            )
+
+
+def _sample_type(array: np.ndarray) -> str:
+    """Type and shape of one sample, in words."""
+    return f"{array.dtype} of shape {list(array.shape[1:])}"
+
+
+def to_population(clients: list[ClientArrays]) -> Population:
+    """All clients' arrays end to end; a client's own arrays are let go as soon as they are joined."""
+    train, val, test = (_join(clients, split) for split in SPLITS)
+    return Population(train, val, test, [client.name for client in clients])
+
+
+def _join(clients: list[ClientArrays], split: str) -> Split:
+    """One split of all clients."""
+    x = [client.arrays.pop(f"x_{split}") for client in clients]
+    y = [client.arrays.pop(f"y_{split}") for client in clients]
+    return make_split(np.concatenate(x), np.concatenate(y), np.array([len(array) for array in y]))

@@ -1,0 +1,65 @@
+"""EMNIST: handwritten digits and letters.
+
+EMNIST: an extension of MNIST to handwritten letters (Cohen, Afshar, Tapson, van Schaik; IJCNN 2017, arXiv:1702.05373).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from lit_fed.data.data_sets.base import Normalisation, require
+from lit_fed.data.data_sets.torchvision_set import Pictures, TorchvisionSet
+
+__all__ = ["EMNIST"]
+
+FOLDER = "EMNIST/raw"
+NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
+FIRST_LABEL = {"letters": 1}
+"""Where the files do not number the classes from 0."""
+
+
+@dataclass(frozen=True)
+class EMNIST(TorchvisionSet):
+    """Handwritten characters: x [n, 1, 28, 28] float32, normalised by mean 0.1307 and deviation 0.3081; y [n] from 0.
+
+    The files hold each picture with rows and columns exchanged; here the characters stand upright.
+
+    Args:
+        root: folder that holds `EMNIST/raw`.
+        download: fetch missing files by torchvision, which compares their checksums.
+        part: official parts that are pooled: `all`, `train` or `test`.
+        fraction: share of the pool that is kept, drawn at random; the FedEM paper takes 0.1.
+        seed: seed of that draw, independent of the training seed.
+        split: which selection of characters: `byclass` has 62 classes, `bymerge` and `balanced` 47, `letters` 26,
+            `digits` and `mnist` 10.
+    """
+
+    split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"] = "byclass"
+
+    normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
+    image_shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.split in NUM_CLASSES,
+            f"--data.dataset.split is {self.split!r}; choose one of {', '.join(map(repr, NUM_CLASSES))}",
+        )
+
+    @property
+    def num_classes(self) -> int:  # type: ignore[override]  # the base promises one number for the whole class
+        """Number of classes of the split."""
+        return NUM_CLASSES[self.split]
+
+    def _files(self, train: bool) -> list[str]:
+        prefix = f"{FOLDER}/emnist-{self.split}-{'train' if train else 'test'}"
+        return [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
+
+    def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
+        from torchvision.datasets import EMNIST as TORCHVISION_EMNIST
+
+        source = TORCHVISION_EMNIST(folder, self.split, train=train, download=download)
+        upright = source.data.numpy().swapaxes(1, 2)
+        return Pictures(upright[:, None], source.targets.numpy() - FIRST_LABEL.get(self.split, 0))

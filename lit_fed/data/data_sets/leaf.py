@@ -1,0 +1,99 @@
+"""LEAF's JSON layout, as its users are read from a folder of files.
+
+LEAF: A Benchmark for Federated Settings (Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar;
+arXiv:1812.01097): {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.given_paths import require_file
+from lit_fed.data.data_sets.base import input_array, require
+
+__all__ = ["LeafUser", "read_json", "read_leaf_users"]
+
+
+class LeafUser(NamedTuple):
+    """One user of one JSON file."""
+
+    x: np.ndarray  # [n, ...]
+    y: np.ndarray  # [n] or [n, L]
+    place: str  # the file, and the user within it
+
+
+def read_leaf_users(folder: Path) -> dict[str, LeafUser]:
+    """The users of all JSON files of a folder, by name; text becomes arrays of strings.
+
+    Raises:
+        ConfigError: no file, one that does not follow the layout, or a user twice.
+    """
+    paths = sorted(folder.glob("*.json"))
+    require(bool(paths), f"{folder}: no .json file; LEAF's layout has them in 'train' and in 'test'")
+    users: dict[str, LeafUser] = {}
+    for path in paths:
+        for name, user in _users_of(path):
+            require(name not in users, f"{user.place}: is also in another file or twice in this; keep one of them")
+            users[name] = user
+    return users
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; a `ConfigError` names a file that is none."""
+    require_file(path, "put a JSON file in its place")
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not valid JSON ({error}); write it again") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists lie too deep in each other; write one list for each axis") from error
+
+
+def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
+    """Names and data of the users of one JSON file."""
+    content = read_json(path)
+    known = isinstance(content, dict) and isinstance(content.get("user_data"), dict) and "users" in content
+    require(known, f"{path}: 'users' or 'user_data' is missing; follow LEAF's layout")
+    users = content["users"]
+    require(
+        isinstance(users, list),
+        f"{path}: 'users' is {_shown(users)}; give a list of names, and their data in user_data",
+    )
+    counts = content.get("num_samples", [None] * len(users))
+    require(
+        isinstance(counts, list) and len(counts) == len(users),
+        f"{path}: 'num_samples' is {_shown(counts)}, and there are {len(users)} users; give a number for each, or "
+        "leave it out",
+    )
+    for name, count in zip(map(str, users), counts, strict=True):
+        data, place = content["user_data"].get(name), f"{path}, user {name!r}"
+        complete = isinstance(data, dict) and {"x", "y"} <= data.keys()
+        require(complete, f"{place}: x or y is missing in 'user_data'; add both or remove the user")
+        user = LeafUser(_array(data, "x", place), _array(data, "y", place), place)
+        require(
+            count is None or count == len(user.y),
+            f"{place}: num_samples is {_shown(count)}, and y holds {len(user.y)}; correct it, or leave num_samples out",
+        )
+        yield name, user
+
+
+def _shown(value: Any, most: int = 40) -> str:
+    """A value of a file in an error message."""
+    text = json.dumps(value)
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _array(data: dict, key: str, place: str) -> np.ndarray:
+    """A JSON list as an array, fractions as float32: Python's own numbers take four times the memory and more."""
+    require(isinstance(data[key], list), f"{place}: {key} is {_shown(data[key])}; give a list with an entry per sample")
+    try:
+        array = np.asarray(data[key])
+    except ValueError as error:
+        raise ConfigError(f"{place}: the samples of {key} differ in shape; bring them to one shape") from error
+    return input_array(array) if array.dtype.kind == "f" else array

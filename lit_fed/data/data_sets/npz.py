@@ -1,0 +1,81 @@
+"""Arrays of a .npz file, without believing what the file says of its own size."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib import format as npy
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.given_paths import require_file
+from lit_fed.core.machine.memory import require_memory
+from lit_fed.data.data_sets.base import require
+
+__all__ = ["npz_files", "read_npz"]
+
+SAVE = "save it again with numpy.savez"
+
+
+def npz_files(folder: Path) -> list[Path]:
+    """The .npz files of a folder, by name.
+
+    Raises:
+        ConfigError: if something else has such a name, or the name of a file is no text.
+    """
+    paths = sorted(folder.glob("*.npz"))
+    for path in paths:
+        require_file(path, "remove it, or put a file of numpy.savez in its place")
+        try:
+            path.name.encode("utf-8")
+        except UnicodeEncodeError as error:  # it could not be written to any table of clients
+            raise ConfigError(f"{str(path)!r}: the name is not in UTF-8; rename the file") from error
+    return paths
+
+
+def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Some arrays of one file as they were stored.
+
+    Args:
+        path: the file.
+        required: names of the arrays that it must hold.
+        optional: names of those that it may hold; others are not read.
+
+    Raises:
+        ConfigError: naming the file if it cannot be read, or its array that is missing, holds Python objects or does
+            not fit into memory.
+    """
+    require_file(path, SAVE)
+    require(zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); {SAVE}")
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            for name in required:
+                require(name in archive, f"{path}: array {name} is missing; save {', '.join(required)} in it")
+            return {name: _array(archive, name, path) for name in (*required, *optional) if name in archive}
+    except ConfigError:  # a ValueError too, but one that already says what to do
+        raise
+    except Exception as error:  # whatever a damaged file makes zipfile, its decompressors and NumPy raise
+        raise ConfigError(f"{path}: cannot be read ({error or type(error).__name__}); {SAVE}") from error
+
+
+def _array(archive: Any, name: str, path: Path) -> np.ndarray:
+    """One array, after a look at its header: NumPy makes room for all that this announces before it reads."""
+    inside = archive.zip.getinfo(name if name in archive.zip.namelist() else f"{name}.npy")
+    with archive.zip.open(inside) as file:
+        version = npy.read_magic(file)
+        require(version in ((1, 0), (2, 0)), f"{path}: array {name} holds records with names; store numbers")
+        read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+        shape, _, dtype = read_header(file)
+        held = inside.file_size - file.tell()
+    require(not dtype.hasobject, f"{path}: array {name} holds Python objects; store numbers, with samples of one shape")
+    announced = math.prod(shape) * dtype.itemsize
+    require(
+        announced <= held,
+        f"{path}: array {name} is announced as {dtype} of shape {list(shape)}, {announced} bytes, and the file holds "
+        f"{held} of them; {SAVE}",
+    )
+    require_memory(announced, f"{path}: array {name} of shape {list(shape)}", "store fewer samples in one file")
+    return np.asarray(archive[name])

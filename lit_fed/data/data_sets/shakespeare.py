@@ -1,0 +1,217 @@
+"""Shakespeare's plays for next-character prediction; every speaking role is a client.
+
+Communication-Efficient Learning of Deep Networks from Decentralized Data (McMahan, Moore, Ramage, Hampson, Agüera y
+Arcas; AISTATS 2017, arXiv:1602.05629), and LEAF (Caldas et al., arXiv:1812.01097).
+
+ROOT/roles.json                               {"play/ROLE": "all that the role says", ...}
+ROOT/train/*.json, ROOT/test/*.json           LEAF's layout: x a list of strings, y the character after each
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from lit_fed.core.machine.given_paths import given_path
+from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.data_sets.leaf import LeafUser, read_json, read_leaf_users
+
+__all__ = ["UNKNOWN", "VOCABULARY", "Shakespeare", "encode_text"]
+
+VOCABULARY = string.printable
+"""The 100 characters in the order of their tokens, as in the code published with the FedEM paper."""
+
+UNKNOWN = VOCABULARY.index("?")
+"""Token of every character outside the vocabulary: the question mark's."""
+
+
+class _Windows(NamedTuple):
+    """Windows of one role and split."""
+
+    x: np.ndarray  # [n, L] int64
+    y: np.ndarray  # [n, L] int64, the token after each of x
+
+
+class _Role(NamedTuple):
+    """One client."""
+
+    name: str
+    train: _Windows
+    test: _Windows
+
+
+@dataclass(frozen=True)
+class Shakespeare(ClientDataSet):
+    """Text of speaking roles: x [n, L] int64 tokens, y [n, L] int64, the token that follows each; 100 characters.
+
+    The tokens are positions in Python's `string.printable`; any other character counts as a question mark. Line breaks
+    are kept. Each role's text is cut in time: the first part trains, the last part tests, and no window crosses the
+    cut. LEAF's samples are taken as they are: cut into training and test by LEAF, one character apart, each line with
+    spaces in front.
+
+    Args:
+        root: folder with `roles.json`, or else with LEAF's `train/*.json` and `test/*.json`.
+        sequence_length: tokens in a window L.
+        stride: characters from the start of a window to the start of the next; below `sequence_length` they overlap.
+            No part in LEAF's form.
+        test_fraction: part of a role's characters for testing, at least one window; 0: no test split. In LEAF's form 0
+            only means that users without test samples stay.
+        min_sequences: windows, of training and test together, below which a role is left out; one too short for a
+            window in each split always is.
+        max_clients: keep the roles with most windows, of equal ones the first by name; null keeps all.
+    """
+
+    root: str = "data/shakespeare"
+    sequence_length: int = 80
+    stride: int = 80
+    test_fraction: float = 0.2
+    min_sequences: int = 2
+    max_clients: int | None = None
+
+    num_classes: ClassVar[int | None] = len(VOCABULARY)
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "stride", "min_sequences", "max_clients"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"--data.dataset.{name} is {value}; give a whole number of at least 1")
+        require(
+            0 <= self.test_fraction < 1,
+            f"--data.dataset.test_fraction is {self.test_fraction}; give a number from 0 up to, but not including, 1",
+        )
+
+    def load(self) -> tuple[Population, None]:
+        """The roles by name; the validation split is empty."""
+        root, place = given_path(self.root, "--data.dataset.root"), f"--data.dataset.root {self.root}"
+        leaf = (root / "train").is_dir() and (root / "test").is_dir()
+        require(
+            (root / "roles.json").is_file() or leaf,
+            f"{place}: Shakespeare has neither roles.json nor LEAF's folders 'train' and 'test' there; correct the "
+            'folder, or write {"play/ROLE": text} to roles.json in it',
+        )
+        roles = self._from_roles(root / "roles.json") if (root / "roles.json").is_file() else self._from_leaf(root)
+        roles = self._selected(roles)
+        require(
+            bool(roles),
+            f"{place}: no role has the {self.min_sequences} windows of {self.sequence_length} characters that "
+            "--data.dataset.min_sequences asks for; lower it or --data.dataset.sequence_length",
+        )
+        train, test = (
+            make_split(
+                np.concatenate([one.x for one in windows]),
+                np.concatenate([one.y for one in windows]),
+                np.array([len(one.x) for one in windows]),
+            )
+            for windows in ([role.train for role in roles], [role.test for role in roles])
+        )
+        return Population(train, empty_split(train), test, [role.name for role in roles]), None
+
+    def _from_roles(self, path: Path) -> list[_Role]:
+        """All roles of `roles.json`, cut in time."""
+        content = read_json(path)
+        texts = isinstance(content, dict) and all(isinstance(text, str) for text in content.values())
+        require(texts, f'{path}: is no dictionary of texts; write {{"play/ROLE": text}} to it')
+        roles = []
+        for name in sorted(content):
+            tokens = encode_text(content[name])
+            cut = self._cut(len(tokens))
+            roles.append(_Role(name, self._windows(tokens[:cut]), self._windows(tokens[cut:])))
+        return roles
+
+    def _cut(self, num_characters: int) -> int:
+        """Characters of the training part; the test part is long enough for a window where the text allows two."""
+        if self.test_fraction == 0:
+            return num_characters
+        shortest = self.sequence_length + 1  # the last token of a window has a successor too
+        num_test = max(shortest, math.floor(self.test_fraction * num_characters + 0.5))
+        return max(shortest, num_characters - num_test)
+
+    def _windows(self, tokens: np.ndarray) -> _Windows:
+        """All windows of a text [n]; none where it is too short."""
+        if len(tokens) <= self.sequence_length:
+            return _no_windows(self.sequence_length)
+        view = np.lib.stride_tricks.sliding_window_view(tokens, self.sequence_length + 1)[:: self.stride]
+        return _Windows(view[:, :-1], view[:, 1:])
+
+    def _from_leaf(self, root: Path) -> list[_Role]:
+        """LEAF's users; the two folders are its training and test splits."""
+        train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
+        return [
+            _Role(name, self._leaf_windows(train.get(name)), self._leaf_windows(test.get(name)))
+            for name in sorted(train.keys() | test.keys())
+        ]
+
+    def _leaf_windows(self, user: LeafUser | None) -> _Windows:
+        """Windows of one user; the successor of the last token of x is y."""
+        if user is None or len(user.x) == 0:
+            return _no_windows(self.sequence_length)
+        fix = "bring them to one length, and --data.dataset.sequence_length to the same"
+        _check_strings(user.x, self.sequence_length, f"{user.place}: x", fix)
+        _check_strings(user.y, 1, f"{user.place}: y", "give the character that follows each x")
+        require(
+            len(user.x) == len(user.y),
+            f"{user.place}: {len(user.x)} samples in x, but {len(user.y)} in y; make them equal",
+        )
+        x, y = _encode_array(user.x), _encode_array(user.y)
+        return _Windows(x, np.concatenate([x[:, 1:], y], axis=1))
+
+    def _selected(self, roles: list[_Role]) -> list[_Role]:
+        """Roles with enough windows, of these the largest, in the order they came."""
+        enough = [role for role in roles if self._is_long_enough(role)]
+        by_size = sorted(enough, key=_num_windows, reverse=True)  # stable, so equal ones stay by name
+        kept = {role.name for role in by_size[: self.max_clients]}
+        return [role for role in enough if role.name in kept]
+
+    def _is_long_enough(self, role: _Role) -> bool:
+        tested = self.test_fraction == 0 or len(role.test.x) > 0
+        return tested and len(role.train.x) > 0 and _num_windows(role) >= self.min_sequences
+
+
+def encode_text(text: str) -> np.ndarray:
+    """Tokens of a text.
+
+    Args:
+        text: any text of n characters.
+
+    Returns:
+        Positions in `VOCABULARY` [n] int64; `UNKNOWN` for characters that are not in it.
+
+    Example:
+        >>> encode_text("1aé").tolist()
+        [1, 10, 82]
+    """
+    return _tokens(np.frombuffer(text.encode("utf-32-le", errors="replace"), dtype="<u4"))
+
+
+def _encode_array(strings: np.ndarray) -> np.ndarray:
+    """Tokens [n, L] of n strings that all have L characters."""
+    return _tokens(np.ascontiguousarray(strings).view(np.uint32).reshape(len(strings), -1))
+
+
+def _tokens(code_points: np.ndarray) -> np.ndarray:
+    """Tokens of Unicode code points, of the same shape."""
+    table = np.full(128, UNKNOWN, dtype=np.int64)
+    table[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
+    return table[np.minimum(code_points, 127)]  # 127 is a control character that the vocabulary lacks
+
+
+def _no_windows(sequence_length: int) -> _Windows:
+    """No window, in the right shape."""
+    empty = np.empty((0, sequence_length), dtype=np.int64)
+    return _Windows(empty, empty)
+
+
+def _num_windows(role: _Role) -> int:
+    """Windows of training and test together."""
+    return len(role.train.x) + len(role.test.x)
+
+
+def _check_strings(array: np.ndarray, length: int, place: str, fix: str) -> None:
+    """Strings, each of this length."""
+    right = array.dtype.kind == "U" and array.ndim == 1 and bool((np.char.str_len(array) == length).all())
+    require(right, f"{place} holds samples that are no strings of length {length}; {fix}")

@@ -1,0 +1,81 @@
+"""Pieces of a sine curve: every client sees a few noisy points of its own interval.
+
+Find Your Friends: Personalized Federated Learning with the Right Collaborators (Sui, Wen, Lau, Ross, Cresswell; 2022,
+arXiv:2210.06597), Figure 1: no line fits the whole curve, one for each client does, and clients next to each other have
+similar ones.
+
+Deviations: the paper gives neither numbers nor the noise, so the defaults are ours. Labels are in units of the noise,
+whose variance is then the 1 of the loss for regression: how far losses differ decides whom a client works with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lit_fed.core.machine.memory import require_memory
+from lit_fed.core.seeds import generator
+from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
+
+__all__ = ["Sine"]
+
+
+@dataclass(frozen=True)
+class Sine(ClientDataSet):
+    """y = sin(π(x + 1)) / noise + ε with ε ~ N(0, 1), x uniform in the client's part of [-1, 1].
+
+    Args:
+        num_clients: number of clients T; client i sees the i-th of T intervals of equal length.
+        samples_per_client: training samples of each client.
+        test_size: test samples of each client.
+        noise: standard deviation of the noise, in units of the sine's amplitude.
+        seed: seed of the data, independent of the training seed.
+    """
+
+    num_clients: int = 20
+    samples_per_client: int = 2
+    test_size: int = 200
+    noise: float = 0.5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_clients", "samples_per_client", "test_size"):
+            value = getattr(self, name)
+            require(value >= 1, f"Sine: {name} = {value}; choose a whole number of at least 1")
+        require(self.noise > 0, f"Sine: noise = {self.noise}; choose a number above 0, such as 0.5")
+        require(0 <= self.seed < 2**32, f"Sine: seed = {self.seed}; choose a whole number from 0 to 2**32 - 1")
+
+    def load(self) -> tuple[Population, None]:
+        """All clients, without groups; the validation split is empty."""
+        per_client = self.samples_per_client + self.test_size
+        require_memory(
+            8 * self.num_clients * per_client,
+            f"Sine: num_clients = {self.num_clients} with {per_client} samples each",
+            "choose smaller sizes",
+        )
+        train, test = (
+            make_split(*self._draw(name, size), np.full(self.num_clients, size))
+            for name, size in (("train", self.samples_per_client), ("test", self.test_size))
+        )
+        return Population(train, empty_split(train), test, [str(one) for one in range(self.num_clients)]), None
+
+    def curve(self, x: np.ndarray) -> np.ndarray:
+        """Labels without noise."""
+        return np.asarray(np.sin(np.pi * (x + 1)) / self.noise)
+
+    def interval(self, client_id: int) -> tuple[float, float]:
+        """Where the inputs of a client lie."""
+        width = 2 / self.num_clients
+        return -1 + width * client_id, -1 + width * (client_id + 1)
+
+    def _draw(self, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Samples of all clients: x [T·size, 1], y [T·size], both float32."""
+        xs, ys = [], []
+        for client_id in range(self.num_clients):
+            stream = generator(self.seed, 0, client_id, f"sine/{split}")
+            x = stream.uniform(*self.interval(client_id), size)
+            xs.append(x)
+            ys.append(self.curve(x) + stream.normal(size=size))
+        return np.concatenate(xs).astype(np.float32)[:, None], np.concatenate(ys).astype(np.float32)

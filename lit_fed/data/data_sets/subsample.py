@@ -1,0 +1,31 @@
+"""A random share of what a data set holds, such as the tenth of EMNIST that the FedEM paper trains on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lit_fed.core.seeds import generator
+from lit_fed.data.blocks import whole_part
+from lit_fed.data.data_sets.base import require
+
+__all__ = ["check_share", "kept_share"]
+
+
+def check_share(fraction: float, seed: int) -> None:
+    """Raise a `ConfigError` unless the data set's fields `fraction` and `seed` are in their ranges."""
+    require(0 < fraction <= 1, f"--data.dataset.fraction is {fraction}; give a number above 0 and up to 1")
+    require(0 <= seed < 2**32, f"--data.dataset.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+def kept_share(total: int, fraction: float, seed: int) -> np.ndarray:
+    """Which of `total` samples, or clients, are kept [total] bool: one at least; a smaller share lies in a larger one.
+
+    Example:
+        >>> int(kept_share(100, 0.29, seed=0).sum())
+        29
+    """
+    kept = np.ones(total, dtype=bool)
+    if fraction < 1:
+        order = generator(seed, 0, 0, "fraction").permutation(total)
+        kept[order[max(1, whole_part(fraction, total)) :]] = False
+    return kept

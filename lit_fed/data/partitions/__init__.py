@@ -1,0 +1,1 @@
+"""Partitions: how a pool of samples is divided among clients."""

@@ -1,0 +1,40 @@
+"""Clients with samples of all labels alike, and more or fewer of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from lit_fed.core.seeds import generator
+from lit_fed.data.partitions.base import Partition, check_at_least_one, check_enough, check_positive, deal, fill_up
+
+__all__ = ["QuantitySkew"]
+
+
+@dataclass(frozen=True)
+class QuantitySkew(Partition):
+    """The shares of the clients are drawn from a Dirichlet distribution, and shuffled samples dealt out accordingly.
+
+    Li, Diao, Chen, He. "Federated Learning on Non-IID Data Silos: An Experimental Study". ICDE 2022.
+    https://arxiv.org/abs/2102.02079, the quantity skew.
+
+    Args:
+        alpha: concentration; small: few clients hold most of the samples.
+        min_samples: samples that every client gets at least, where there are enough of them.
+    """
+
+    alpha: float = 0.5
+    min_samples: int = 2
+
+    def __post_init__(self) -> None:
+        check_positive(self, alpha=self.alpha)
+        check_at_least_one(self, min_samples=self.min_samples)
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        """Deal out without a look at the labels; see the base class."""
+        check_enough(len(labels), num_clients)
+        parts = deal(np.arange(len(labels)), num_clients, self.alpha, generator(seed, 0, 0, "partition"))
+        return [np.sort(part) for part in fill_up(parts, self.min_samples)]

@@ -1,0 +1,176 @@
+"""Checks of the samples of all clients, as they were loaded and divided."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.task import Target
+from lit_fed.core.types import Population, Split
+from lit_fed.data.data_sets.base import DataSet
+from lit_fed.metrics.outliers import outlier
+
+__all__ = [
+    "all_splits",
+    "check_classes",
+    "check_finite",
+    "check_labels",
+    "check_training",
+    "find_client_name",
+    "looked_at",
+    "outlying_inputs",
+]
+
+CLIENTS_LOOKED_AT = 8
+"""Clients whose samples are checked, of those that are drawn when they are needed."""
+
+
+def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
+    """Raise a `ConfigError` naming split, client and label where a class is negative or not below the class count.
+
+    Of a split that draws its clients, a few of them are looked at.
+    """
+    if target.kind == "regression":
+        return
+    for kind, name, population, split in all_splits(seen, unseen, samples=True):
+        wrong = (split.y < 0) | (split.y >= target.num_classes)
+        row = _first_row(wrong)
+        if row is not None:
+            label = int(split.y[wrong][0])
+            fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
+            raise ConfigError(
+                f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
+                f"label {label} is outside 0 … {target.num_classes - 1}; {fix}"
+            )
+
+
+def check_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
+    """Refuse a class that nobody has, below the largest label, unless the data set knows how many classes there are.
+
+    One wrong label would make a network of as many outputs, and labels from 1 a class too many. The positions of
+    sequences are left alone: of a vocabulary most words may be missing.
+
+    Raises:
+        ConfigError: naming the client with the largest label, that label and the first missing class; or if there are
+            classes, and labels that are none.
+    """
+    if target.kind == "regression" and dataset.num_classes is not None:
+        raise ConfigError(
+            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
+            "whole numbers from 0, or leave num_classes out for a regression"
+        )
+    if dataset.num_classes is not None or target.kind == "regression" or target.positions:
+        return
+    row = int(seen.train.y.argmax())
+    largest = int(seen.train.y[row])
+    held = torch.cat([split.y.unique() for _, _, _, split in all_splits(seen, unseen, samples=True)]).unique()
+    held = held[(held >= 0) & (held <= largest)]
+    if len(held) == largest + 1:
+        return
+    missing = _first_row(held != torch.arange(len(held)))
+    own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
+    say = "--data.dataset.num_classes" if own else f"num_classes of {type(dataset).__name__}"
+    raise ConfigError(
+        f"train split of seen client {_owner_name(seen, seen.train, row)!r}: label {largest} makes {largest + 1} "
+        f"classes, and no sample has class {len(held) if missing is None else missing}; number the classes 0, 1, 2, … "
+        f"without a gap, correct the label, or say how many classes there are by {say}"
+    )
+
+
+def outlying_inputs(seen: Population, unseen: Population | None = None) -> str | None:
+    """What there is to say of the client whose inputs dwarf those of all others; None: there is no such client.
+
+    Of a split that draws its clients, a few of them are looked at.
+    """
+    if not seen.train.x.is_floating_point():
+        return None
+    names: list[str] = []
+    largest: list[float] = []
+    for _, _, population, split in all_splits(seen, unseen, samples=True):
+        for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
+            if start < end:
+                low, high = split.x[start:end].aminmax()
+                names.append(_name_at(population, split, position))
+                largest.append(max(float(high), -float(low)))
+    found = outlier(torch.tensor(largest))
+    if found is None:
+        return None
+    place, value, median = found
+    return (
+        f"client {names[place]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they decide "
+        "every mean over clients, so clean or scale them, or leave the client out"
+    )
+
+
+def find_client_name(client_id: int, *populations: Population | None) -> str:
+    """What the data call a client of this identity; "" where they number their clients, or do not know it."""
+    for population in populations:
+        position = -1 if population is None else client_id - population.train.first_id
+        if population is not None and 0 <= position < len(population.names):
+            name = population.names[position]
+            return "" if name == str(client_id) else name
+    return ""
+
+
+def all_splits(
+    seen: Population, unseen: Population | None, *, samples: bool = False
+) -> list[tuple[str, str, Population, Split]]:
+    """(kind of clients, name of the split, population, split) for each split; with `samples` what to look at of it."""
+    return [
+        (kind, name, population, looked_at(split) if samples else split)
+        for kind, population in (("seen", seen), ("unseen", unseen))
+        if population is not None
+        for name, split in (("train", population.train), ("val", population.val), ("test", population.test))
+    ]
+
+
+def looked_at(split: Split) -> Split:
+    """The samples that checks look at: all where they are in memory, else those of a few clients, first to last."""
+    few = torch.linspace(0, split.num_clients - 1, min(split.num_clients, CLIENTS_LOOKED_AT)).long()
+    return split.select(few + split.first_id)
+
+
+def check_training(seen: Population, unseen: Population | None) -> None:
+    """Every client has training samples."""
+    for kind, name, population, split in all_splits(seen, unseen):
+        if name == "train" and int(split.sizes.min()) == 0:
+            empty = population.names[int(split.sizes.argmin())]
+            raise ConfigError(f"{kind} client {empty!r} has no training samples; give it one at least, or leave it out")
+
+
+def check_finite(seen: Population, unseen: Population | None) -> None:
+    """Raise a `ConfigError` naming split and client of the first NaN or infinity."""
+    for kind, name, population, split in all_splits(seen, unseen, samples=True):
+        for array_name, tensor in (("x", split.x), ("y", split.y)):
+            row = _first_non_finite(tensor)
+            if row is not None:
+                raise ConfigError(
+                    f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
+                    f"{array_name} contains NaN or infinity; clean or drop these samples"
+                )
+
+
+def _first_non_finite(tensor: Tensor) -> int | None:
+    """First row with a NaN or an infinity; a finite sum, which takes no memory, proves that there is none."""
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
+        return None
+    return _first_row(~torch.isfinite(tensor))
+
+
+def _first_row(wrong: Tensor) -> int | None:
+    """Index of the first row [n, ...] with a true element."""
+    rows = wrong.flatten(1).any(1).nonzero() if wrong.ndim > 1 else wrong.nonzero()
+    return int(rows[0]) if len(rows) else None
+
+
+def _owner_name(population: Population, split: Split, row: int) -> str:
+    """Name of the client whose sample this row is."""
+    return _name_at(population, split, int(torch.searchsorted(split.offsets, row, right=True)) - 1)
+
+
+def _name_at(population: Population, split: Split, position: int) -> str:
+    """Name of the client at a position of a split, which may hold some of the population's clients only."""
+    return population.names[position if split.ids is None else int(split.ids[position]) - split.first_id]

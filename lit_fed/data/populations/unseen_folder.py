@@ -1,0 +1,118 @@
+"""Clients that come after the training: one .npz file for each, read as a checkpoint wants its inputs.
+
+FOLDER/<client>.npz      x_train, y_train; optionally x_test, and with it y_test
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+
+from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.machine.given_paths import given_path
+from lit_fed.core.types import Population, ServingBlock
+from lit_fed.data.data_sets.base import require
+from lit_fed.data.data_sets.client_folder import ClientArrays, check_types, checked, read_files, to_population
+from lit_fed.data.module import Blocks, Predicted, serving_blocks
+from lit_fed.data.populations.checks import find_client_name
+from lit_fed.data.populations.find_client import find_client
+
+if TYPE_CHECKING:
+    from lit_fed.training.serving import ServingFacts
+
+__all__ = ["NewcomerData"]
+
+
+class NewcomerData(LightningDataModule):
+    """Newcomers to be served, named by their files and numbered after the clients of the training, by name.
+
+    Inputs are treated as `ClientFolder` treats them: uint8 is scaled to 0..1, other integers are token ids. Where the
+    data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
+
+    Args:
+        folder: folder with a .npz file for each client.
+        facts: what a checkpoint says of its training.
+        only: name of the one to be served; None: all.
+
+    Raises:
+        ConfigError: naming the file and the array that does not fit, or if there is no such client.
+    """
+
+    predicted = Predicted("unseen", "test")
+    seen: Population | None = None
+
+    def __init__(self, folder: str, facts: ServingFacts, only: str | None = None) -> None:
+        super().__init__()
+        require(bool(folder), "--clients is not set; pass a folder with a .npz file for each new client")
+        root = given_path(folder, "--clients")
+        require(root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each new client")
+        clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
+        require(
+            bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder"
+        )
+        for client in clients:
+            _check_test_arrays(client)
+        self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
+        clients = [checked(_with_labels(client)) for client in clients]
+        _check_fit(clients, facts)
+        if facts.normalisation is not None:
+            for client in clients:
+                for name in ("x_train", "x_val", "x_test"):
+                    client.arrays[name] = facts.normalisation.apply(client.arrays[name])
+        self.unseen = to_population(clients)
+        for split in (self.unseen.train, self.unseen.val, self.unseen.test):
+            split.first_id = facts.num_clients
+        self.clients_per_block = facts.clients_per_block
+        self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""
+        if isinstance(exception, ClientError):
+            exception.client_name = find_client_name(exception.client_id, self.unseen)
+
+    def predict_dataloader(self) -> Blocks[ServingBlock]:
+        """This rank's newcomers."""
+        assert self.trainer is not None
+        return Blocks(
+            serving_blocks(
+                self.unseen.test, self.unseen.train, self.served, clients_per_block=self.clients_per_block,
+                rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
+            )
+        )  # fmt: skip
+
+
+def _check_test_arrays(client: ClientArrays) -> None:
+    """Labels belong to inputs."""
+    if "y_test" in client.arrays and "x_test" not in client.arrays:
+        raise ConfigError(f"{client.places['test']}: array x_test is missing; save it beside y_test, or drop y_test")
+
+
+def _with_labels(client: ClientArrays) -> ClientArrays:
+    """The client with labels of some kind for its test inputs: nobody looks at those of a client without its own."""
+    x, y = client.arrays.get("x_test"), client.arrays["y_train"]
+    if x is None or "y_test" in client.arrays or not x.ndim or not y.ndim:
+        return client
+    return client._replace(arrays=client.arrays | {"y_test": np.zeros((len(x), *y.shape[1:]), y.dtype)})
+
+
+def _check_fit(clients: list[ClientArrays], facts: ServingFacts) -> None:
+    """Samples of the checkpoint's type and shape, and labels of its classes."""
+    regression = facts.target.kind == "regression"
+    types = {
+        "x": f"{facts.input_type} of shape {list(facts.input_shape)}",
+        "y": f"{'float32' if regression else 'int64'} of shape {list(facts.label_shape)}",
+    }
+    check_types(clients, types, dict.fromkeys(types, "the checkpoint's training"))
+    if regression:
+        return
+    for client in clients:
+        for name in ("y_train", "y_test"):
+            largest = int(client.arrays[name].max(initial=0))
+            require(
+                largest < facts.target.num_classes,
+                f"{client.places[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
+                f"classes 0 … {facts.target.num_classes - 1}; correct the labels, or leave such samples out",
+            )

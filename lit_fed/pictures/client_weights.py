@@ -1,0 +1,198 @@
+"""Pictures of `weights.npz`: mixtures over the rounds, and who weighs whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.pictures.style import (
+    COLOURS,
+    COLUMN_WIDTH,
+    DASHES,
+    draw_curve,
+    few_ticks,
+    frame,
+    legend_above,
+    look,
+)
+
+__all__ = ["draw_graph", "weight_figures"]
+
+PANELS = 4
+"""Rounds that are shown side by side."""
+
+MOST_CURVES = 12
+"""Clients whose weights are drawn as curves, one panel each; for more, groups are."""
+
+
+def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
+    """Figures of a run's folder, by file name; none where it has no `weights.npz`.
+
+    Args:
+        folder: the run's folder.
+        new_figure: makes a figure of a size.
+
+    Raises:
+        ConfigError: naming that file if it cannot be read.
+    """
+    place = folder / "weights.npz"
+    if not place.is_file():
+        return []
+    try:
+        with np.load(place) as file:
+            weights = dict(file)
+    except Exception as error:  # whatever a file of somebody else makes the reader raise
+        raise ConfigError(f"{place} cannot be read ({error}); it is not this run's, so move it away") from error
+    figures = []
+    if "mixture" in weights and len(weights["rounds"]) > 1:
+        figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))
+    if "collaboration" in weights:
+        figures.append(("collaboration.png", _heat_map(weights, new_figure)))
+        if len(weights["rounds"]) > 1 and not weights["on_graph"]:
+            figures.append(("collaboration_over_rounds.png", _curves(weights, new_figure)))
+        if weights["on_graph"]:
+            groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
+            figures.append(("graph.png", draw_graph(weights["collaboration"][-1], groups, new_figure)))
+    return figures
+
+
+def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
+    """Who takes in whose model: clients on a circle, those of one group side by side, darker edges for larger weights.
+
+    A client bears the number of its group.
+
+    Args:
+        matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
+        groups: the group of each client, [T].
+        new_figure: makes a figure of a size.
+    """
+    import matplotlib as mpl
+    import networkx as nx
+
+    weights = (matrix + matrix.T) / 2 * (1 - np.eye(len(matrix)))
+    order = np.argsort(groups, kind="stable")
+    graph = nx.empty_graph(order.tolist())
+    graph.add_weighted_edges_from((a, b, weights[a, b]) for a, b in np.argwhere(np.triu(weights)).tolist())
+    _, colours = np.unique(groups, return_inverse=True)
+    edges = sorted(graph.edges(data="weight"), key=lambda edge: edge[2])  # the darkest on top
+    scale = mpl.colors.Normalize(0, max((edge[2] for edge in edges), default=1.0))
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
+    axes = figure.subplots()
+    places = nx.circular_layout(graph)
+    nx.draw(
+        graph, places, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
+        edgecolors="black", linewidths=0.6, node_size=80, edgelist=[edge[:2] for edge in edges],
+        edge_color=[edge[2] for edge in edges], edge_cmap=mpl.colormaps["Greys"], edge_vmin=0, edge_vmax=scale.vmax,
+    )  # fmt: skip
+    if len(np.unique(groups)) > 1:
+        names = {client: str(int(groups[client])) for client in order.tolist()}
+        nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=6)
+    figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight")
+    return figure
+
+
+def _panels(num_rounds: int) -> list[int]:
+    return sorted(set(np.linspace(0, num_rounds - 1, min(PANELS, num_rounds)).round().astype(int).tolist()))
+
+
+def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Mixture weights of all clients in a few rounds, in the order of the last one."""
+    mixture, last = weights["mixture"], weights["mixture"][-1]
+    order = np.lexsort((-last.max(1), last.argmax(1)))
+    shown = _panels(len(mixture))
+    figure = new_figure(figsize=(0.7 + 1.55 * len(shown), 0.8 + 0.26 * mixture.shape[2]))
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for one, idx in zip(axes, shown, strict=True):
+        image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+        one.set(title=_round(weights, idx), xlabel="clients")
+        frame(one)
+    axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
+    figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
+    return figure
+
+
+def _round(weights: dict[str, Any], idx: int) -> str:
+    return f"round {int(weights['rounds'][idx])}"
+
+
+def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Clients ordered by true group, and the first place of each group but the first."""
+    num_clients = weights["collaboration"].shape[1]
+    groups = weights.get("groups", np.zeros(num_clients, dtype=int))
+    order = np.argsort(groups, kind="stable")
+    return order, np.flatnonzero(np.diff(groups[order])) + 1
+
+
+def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Weights between clients in a few rounds, ordered by true group."""
+    between = weights["collaboration"]
+    order, bounds = _group_order(weights)
+    shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
+    figure = new_figure(figsize=(0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (COLUMN_WIDTH, 2.7))
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    largest = max(float(between[shown].max()), 1e-12)
+    for one, idx in zip(axes, shown, strict=True):
+        image = one.imshow(between[idx][np.ix_(order, order)], cmap="Greys", vmin=0, vmax=largest)
+        for bound in bounds:
+            one.axhline(bound - 0.5, color="#d1701f", linewidth=0.8)
+            one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
+        one.set(title=_round(weights, idx), xlabel="whose model")
+        frame(one)
+        if len(order) <= MOST_CURVES:
+            one.set(xticks=range(len(order)), xticklabels=order, yticks=range(len(order)), yticklabels=order)
+    by_group = ",\nby true group" if "groups" in weights else ""
+    axes[0].set_ylabel(f"client served{by_group}")
+    figure.colorbar(image, ax=axes.tolist(), label="weight")
+    return figure
+
+
+def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
+    """What few clients give each other over the rounds; of many, the share that stays in each one's group."""
+    between, rounds = weights["collaboration"], weights["rounds"]
+    num_clients = between.shape[1]
+    groups = weights.get("groups", np.zeros(num_clients, dtype=int))
+    if num_clients > MOST_CURVES:
+        return _share_in_group(between, rounds, groups, new_figure)
+    columns = min(4, num_clients)
+    rows = -(-num_clients // columns)
+    figure = new_figure(figsize=(1.65 * columns + 0.4, 1.3 * rows + 0.6))
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for served, one in enumerate(axes.flat):
+        one.set_visible(served < num_clients)
+        for other in range(num_clients if served < num_clients else 0):
+            group = int(groups[other])
+            one.plot(
+                rounds, between[:, served, other], color=COLOURS[group % len(COLOURS)],
+                linestyle=DASHES[group % len(DASHES)], linewidth=2.2 if other == served else 0.9,
+            )  # fmt: skip
+        if served < num_clients:
+            one.set_title(f"client {served}, group {int(groups[served])}", fontsize=7)
+            one.xaxis.set_major_locator(few_ticks(whole=True, most=4))
+    figure.supxlabel("round")
+    figure.supylabel("weight (thick: its own model)")
+    handles = [
+        axes.flat[0].plot([], [], color=COLOURS[group % len(COLOURS)], linestyle=DASHES[group % len(DASHES)])[0]
+        for group in np.unique(groups)
+    ]
+    names = [f"models of group {group}" for group in np.unique(groups)]
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def _share_in_group(between: np.ndarray, rounds: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
+    same = groups[:, None] == groups
+    inside = (between * same).sum(2) / np.maximum(between.sum(2), 1e-12)
+    own = np.einsum("rii->ri", between) / np.maximum(between.sum(2), 1e-12)
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
+    axes = figure.subplots()
+    for position, (values, name) in enumerate(((inside, "its true group"), (own, "its own model"))):
+        label, color = f"to {name}, mean over clients", COLOURS[position]
+        draw_curve(axes, rounds, values.mean(1), label=label, color=color, **look(position))
+        axes.fill_between(rounds, *np.quantile(values, [0.1, 0.9], axis=1), color=color, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(few_ticks(whole=True))
+    axes.set(xlabel="round", ylabel="share of a client's weights", ylim=(-0.02, 1.02))
+    legend_above(figure, columns=1)
+    return figure

@@ -1,0 +1,232 @@
+"""The pictures of a run, as wide as a column of a paper and readable in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lit_fed.pictures.client_weights import weight_figures
+from lit_fed.pictures.style import (
+    COLUMN,
+    COLUMN_WIDTH,
+    FULL_WIDTH,
+    byte_unit,
+    draw_curve,
+    few_ticks,
+    frame,
+    legend_above,
+    percent,
+    save,
+    scale_of,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["draw", "evaluated_split", "read_history"]
+
+LINES = {
+    ("seen", ""): {"color": "#1b4f8a", "linestyle": "-", "marker": "o"},
+    ("seen", "_decile"): {"color": "#1b4f8a", "linestyle": ":", "marker": "o", "markerfacecolor": "white"},
+    ("unseen", ""): {"color": "#d1701f", "linestyle": "--", "marker": "s"},
+    ("unseen", "_decile"): {"color": "#d1701f", "linestyle": "-.", "marker": "s", "markerfacecolor": "white"},
+}
+
+MOST_GROUPS = 12
+"""True groups that are marked below the mixture weights; more have no room."""
+
+MOST_NUMBERS = 12
+"""Groups up to which the cells of a heat map hold their figures."""
+
+
+def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",)) -> None:
+    """Draw what the folder's files and the table of clients show, in `plots/`.
+
+    Args:
+        folder: the run's folder.
+        clients: a row per client, as in clients.csv.
+        formats: of each picture, `png`, `pdf` or `svg`.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    plots = folder / "plots"
+    plots.mkdir(exist_ok=True)
+    with mpl.rc_context(COLUMN):
+        for name, figure in _figures(folder, clients, Figure):
+            for suffix in formats:
+                save(figure, (plots / name).with_suffix(f".{suffix}"), mpl.rcParams["savefig.dpi"])
+
+
+def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple[str, Any]]:
+    hit = "accuracy" if "accuracy" in clients else "mse"
+    figures = [*_history_figures(folder, hit, new_figure), (f"client_{hit}.png", _histogram(clients, hit, new_figure))]
+    if "pi_0" in clients:
+        figures.append(("mixture_weights.png", mixture_heat_map(clients, new_figure)))
+    return [*figures, *_component_figures(folder, hit, new_figure), *weight_figures(folder, new_figure)]
+
+
+def read_history(folder: Path) -> pd.DataFrame:
+    """The rounds of a run's metrics.csv, with `sent`: bytes that clients sent and received in all rounds so far.
+
+    Args:
+        folder: the run's folder; a run without that file has no rounds.
+    """
+    import pandas as pd
+
+    place = folder / "metrics.csv"
+    history = pd.read_csv(place) if place.is_file() else pd.DataFrame()
+    if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
+        return pd.DataFrame({"step": [], "sent": []})
+    history = history[history["comm/bytes_up"].notna()]  # the row of the final test belongs to no round
+    return history.assign(sent=(history["comm/bytes_up"] + history["comm/bytes_down"]).cumsum())
+
+
+def evaluated_split(history: pd.DataFrame) -> str:
+    """The split that the periodic evaluation measured."""
+    return "val" if any(column.startswith("val/") for column in history) else "test"
+
+
+def _history_figures(folder: Path, hit: str, new_figure: Any) -> list[tuple[str, Any]]:
+    history = read_history(folder)
+    if not len(history):
+        return []
+    axis = {f"{hit}_vs_rounds.png": (history["step"] + 1, "round")}
+    most = history["sent"].max()
+    if most > 0:
+        size, unit = byte_unit(most)
+        axis[f"{hit}_vs_bytes.png"] = (history["sent"] / size, f"{unit} sent and received by all clients")
+    if "time/simulated" in history:
+        label = "simulated time, in models sent downwards"
+        axis[f"{hit}_vs_time.png"] = (history["time/simulated"], label)
+    return [(name, _history(history, x, label, hit, new_figure)) for name, (x, label) in axis.items()]
+
+
+def _history(history: pd.DataFrame, x: pd.Series, label: str, hit: str, new_figure: Any) -> Any:
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
+    axes = figure.subplots()
+    factor, unit = percent(hit)
+    split = evaluated_split(history)
+    shown = []
+    for (population, suffix), line in LINES.items():
+        values = history.get(f"{split}/{population}/{hit}{suffix}")
+        if values is not None and values.notna().any():
+            known = values.notna()
+            name = f"{population}, {'worst decile' if suffix else 'mean'}"
+            draw_curve(axes, x[known].to_numpy(), factor * values[known].to_numpy(), label=name, **line)
+            shown += values[known].tolist()
+    axes.set(
+        xlabel=label, ylabel=f"{split} {hit} of clients{unit}", yscale=scale_of(shown) if hit == "mse" else "linear"
+    )
+    axes.xaxis.set_major_locator(few_ticks(whole=label == "round"))
+    legend_above(figure)
+    return figure
+
+
+def _histogram(clients: pd.DataFrame, hit: str, new_figure: Any) -> Any:
+    """Clients by their results; those of the seen clients' worst decile are hatched, infinite ones are counted."""
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
+    axes = figure.subplots()
+    factor, unit = percent(hit)
+    found = {
+        population: factor * clients.loc[clients["population"] == population, hit].dropna()
+        for population in ("seen", "unseen")
+    }
+    values = {population: held[np.isfinite(held)] for population, held in found.items()}
+    infinite = {population: len(found[population]) - len(held) for population, held in values.items()}
+    scale = scale_of(clients[hit]) if hit == "mse" else "linear"
+    edges = _bins(np.concatenate(list(values.values())), scale)
+    look = {
+        "seen": {"color": "#1b4f8a", "histtype": "stepfilled", "alpha": 0.6},
+        "unseen": {"color": "#d1701f", "histtype": "step", "linestyle": "--", "linewidth": 1.6},
+    }
+    for population, held in values.items():
+        if len(held):
+            beside = f", and {infinite[population]} infinite" if infinite[population] else ""
+            axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look[population])
+    if len(values["seen"]):
+        _mark_worst_decile(axes, values["seen"], hit, edges, unit)
+    axes.set(xlabel=f"test {hit} of a client{unit}", ylabel="clients", xscale=scale)
+    axes.yaxis.set_major_locator(few_ticks(whole=True))
+    axes.grid(visible=False, axis="x")
+    legend_above(figure)
+    return figure
+
+
+def _bins(values: np.ndarray, scale: str) -> np.ndarray:
+    if scale == "log":
+        return np.geomspace(values.min(), values.max(), 21)
+    return np.histogram_bin_edges(values, bins=20)
+
+
+def _mark_worst_decile(axes: Any, values: pd.Series, hit: str, edges: np.ndarray, unit: str) -> None:
+    """Hatch the max(1, ⌊T/10⌋) worst clients."""
+    larger_is_better = hit == "accuracy"
+    worst = values.sort_values(ascending=larger_is_better)[: max(1, len(values) // 10)]
+    sign, sign_of_unit = "≤" if larger_is_better else "≥", "%" if unit else ""
+    label = f"worst decile of the seen: {sign} {worst.iloc[-1]:.3g}{sign_of_unit}"
+    axes.hist(worst, bins=edges, histtype="stepfilled", facecolor="0.25", edgecolor="white", hatch="////", label=label)
+
+
+def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
+    """Mixture weights of the seen clients, and below them who belongs to which true group."""
+    seen = clients[clients["population"] == "seen"]
+    weights = seen[[column for column in clients if column.startswith("pi_")]].to_numpy()
+    order = np.lexsort((-weights.max(1), weights.argmax(1)))
+    groups = seen["group"].to_numpy()[order] if "group" in clients else np.zeros(len(seen))
+    known = np.unique(groups)
+    marked = len(known) if "group" in clients and len(known) <= MOST_GROUPS else 0
+    heights = [0.26 * weights.shape[1], 0.16 * marked]
+    figure = new_figure(figsize=(COLUMN_WIDTH, 0.75 + sum(heights)))
+    panels = figure.subplots(1 + bool(marked), 1, sharex=True, squeeze=False, height_ratios=heights if marked else None)
+    image = _cells(panels[0, 0], weights[order].T, "component", range(weights.shape[1]))
+    if marked:
+        _cells(panels[1, 0], groups == known[:, None], "true\ngroup", known.astype(int))
+    panels[-1, 0].set_xlabel("seen clients, ordered by their largest component")
+    figure.colorbar(image, ax=panels.ravel().tolist(), label="mixture weight")
+    return figure
+
+
+def _cells(axes: Any, values: np.ndarray, label: str, names: Any) -> Any:
+    """Rows of values in [0, 1], darker for larger ones."""
+    image = axes.imshow(values, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+    axes.set_ylabel(label)
+    axes.set_yticks(range(len(values)), [str(name) for name in names])
+    frame(axes)
+    return image
+
+
+def _component_figures(folder: Path, hit: str, new_figure: Any) -> list[tuple[str, Any]]:
+    import pandas as pd
+
+    place = folder / "components.csv"
+    if not place.is_file():
+        return []
+    return [(f"component_{hit}.png", _components(pd.read_csv(place), hit, new_figure))]
+
+
+def _components(table: pd.DataFrame, hit: str, new_figure: Any) -> Any:
+    """Results of every component alone on the clients of each true group, darker for larger numbers."""
+    factor, unit = percent(hit)
+    values = factor * table.pivot_table(index="component", columns="group", values=hit)
+    figure = new_figure(figsize=(max(2.4, min(FULL_WIDTH, 1.4 + 0.45 * values.shape[1])), 0.9 + 0.3 * len(values)))
+    axes = figure.subplots()
+    image = axes.imshow(values, aspect="auto", cmap="Greys", interpolation="nearest")
+    axes.set(xlabel="true group", ylabel="component alone")
+    axes.set_xticks(range(values.shape[1]), [str(group) for group in values.columns])
+    axes.set_yticks(range(len(values)), [str(component) for component in values.index])
+    frame(axes)
+    if values.shape[1] <= MOST_NUMBERS:
+        _number_cells(axes, values.to_numpy(), image)
+    figure.colorbar(image, label=f"test {hit}{unit}")
+    return figure
+
+
+def _number_cells(axes: Any, values: np.ndarray, image: Any) -> None:
+    for (row, column), value in np.ndenumerate(values):
+        colour = "white" if image.norm(value) > 0.55 else "black"
+        text = f"{value:.1f}" if values.max() >= 10 else f"{value:.2g}"
+        axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)

@@ -1,0 +1,146 @@
+"""What all pictures have in common: sizes, looks that differ in grey too, units, and how a figure is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_fed.core.machine.files import whole_file
+
+__all__ = [
+    "COLOURS",
+    "COLUMN",
+    "COLUMN_WIDTH",
+    "DASHES",
+    "FULL_WIDTH",
+    "MARKERS",
+    "STYLE",
+    "byte_unit",
+    "draw_curve",
+    "few_ticks",
+    "frame",
+    "legend_above",
+    "look",
+    "percent",
+    "save",
+    "scale_of",
+]
+
+STYLE = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 150,
+}
+
+COLUMN = STYLE | {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "legend.handlelength": 2.8,  # room for a dash
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3.5,
+    "savefig.dpi": 220,
+    "pdf.fonttype": 42,  # text stays text, which publishers ask for
+    "svg.hashsalt": "lit_fed",  # the same picture is the same file
+}
+"""For figures that are printed in the size in which they are drawn."""
+
+COLUMN_WIDTH, FULL_WIDTH = 3.4, 7.0
+"""Inches of one column and of two."""
+
+MARKERS = "osD^vP*X<>"
+DASHES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
+COLOURS = ["#1b4f8a", "#d1701f", "#4f9d69", "#7a4f9d", "#8a8a8a", "#b03a48", "#c9a227", "#2a9d9d"]
+
+MOST_MARKERS = 8
+
+UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+"""Metadata without which the same figure is the same file."""
+
+
+def look(position: int) -> dict[str, Any]:
+    """Dash and marker of a line, by its place among the lines of a figure."""
+    return {"linestyle": DASHES[position % len(DASHES)], "marker": MARKERS[position % len(MARKERS)]}
+
+
+def draw_curve(axes: Any, places: Sequence[float], middle: Any, deviation: Any = None, **line_options: Any) -> None:
+    """Draw a line with a few markers, and a band of one standard deviation around it.
+
+    Args:
+        axes: where it is drawn.
+        places: of the points, [n].
+        middle: their values, [n].
+        deviation: standard deviations, [n]; None: no band.
+        line_options: as those of matplotlib's `plot`.
+    """
+    (line,) = axes.plot(places, middle, markevery=max(1, len(places) // MOST_MARKERS), **line_options)
+    if deviation is not None:
+        axes.fill_between(places, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
+
+
+def byte_unit(most: float) -> tuple[float, str]:
+    """Bytes in a unit, and its name, for numbers of up to so many bytes.
+
+    Example:
+        >>> byte_unit(2_500_000)
+        (1000000.0, 'MB')
+    """
+    names = ["bytes", "kB", "MB", "GB", "TB", "PB"]
+    power = int(np.clip(np.floor(np.log10(max(most, 1)) / 3), 0, len(names) - 1))
+    return 1000.0**power, names[power]
+
+
+def percent(hit: str) -> tuple[float, str]:
+    """What a metric is multiplied by in pictures, and how its unit is written.
+
+    Example:
+        >>> percent("accuracy"), percent("mse")
+        ((100.0, ' (%)'), (1.0, ''))
+    """
+    return (100.0, " (%)") if hit.startswith("accuracy") else (1.0, "")
+
+
+def scale_of(values: Any) -> str:
+    """`log` for positive values over two orders of magnitude, else `linear`.
+
+    Example:
+        >>> scale_of([0.01, 2.0]), scale_of([0.0, 2.0])
+        ('log', 'linear')
+    """
+    known = np.asarray(values, dtype=float)
+    known = known[np.isfinite(known)]
+    return "log" if len(known) and known.min() > 0 and known.max() >= 100 * known.min() else "linear"
+
+
+def few_ticks(*, whole: bool = False, most: int = 6) -> Any:
+    """A locator of ticks at round numbers, at whole ones where wanted."""
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(most, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1)
+
+
+def frame(axes: Any) -> None:
+    """The box and no grid, as for a heat map."""
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(True)
+
+
+def legend_above(figure: Any, columns: int = 2) -> None:
+    """A legend of all that has a label, above the figure's axes, where it covers no data."""
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
+
+
+def save(figure: Any, place: Path, dpi: float | str = "figure") -> None:
+    """Write a figure beside its place and move it there; the place's suffix is the format."""
+    with whole_file(place) as file:
+        figure.savefig(file, format=place.suffix[1:], dpi=dpi, metadata=UNDATED[place.suffix])

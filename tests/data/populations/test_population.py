@@ -1,0 +1,295 @@
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
+from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.partitions.base import IID, Dirichlet, Natural
+from lit_fed.data.populations.build import (
+    Target,
+    build_populations,
+    fingerprint,
+    infer_target,
+    select_clients,
+    split_counts,
+)
+from lit_fed.data.populations.checks import check_labels
+
+
+@dataclass(frozen=True)
+class Pool(PooledDataSet):
+    """Samples numbered 0 … n - 1."""
+
+    num_samples: int = 60
+    owned: bool = False
+    bad_row: int | None = None
+
+    def load(self) -> Samples:
+        x = np.arange(self.num_samples, dtype=np.float32)[:, None]
+        if self.bad_row is not None:
+            x[self.bad_row] = np.nan
+        owner = np.arange(self.num_samples) % 3 if self.owned else None
+        return Samples(x, np.arange(self.num_samples) % 4, owner, ["ann", "bob", "cy"] if self.owned else None)
+
+
+class OwnedPool(Pool):
+    natural: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class Clients(ClientDataSet):
+    """Clients given by their sizes."""
+
+    sizes: tuple[int, ...] = (3, 5, 1, 4, 2)
+    val: bool = False
+    unseen: bool = False
+
+    def load(self) -> tuple[Population, Population | None]:
+        return population(self.sizes, self.val), population((2, 3), self.val) if self.unseen else None
+
+
+def split(sizes):
+    num_samples = sum(sizes)
+    x = np.arange(num_samples, dtype=np.float32)[:, None]
+    return make_split(x, np.arange(num_samples) % 2, np.array(sizes))
+
+
+def population(sizes, val=False):
+    train = split(sizes)
+    names = [f"c{client_id}" for client_id in range(len(sizes))]
+    return Population(train, split(sizes) if val else empty_split(train), split(sizes), names, torch.arange(len(sizes)))
+
+
+def values(split):
+    """The samples of each client, as lists."""
+    return [split.client(client_id).x.flatten().tolist() for client_id in range(split.num_clients)]
+
+
+def build(dataset, partition=None, num_clients=None, **options):
+    options = {"val_fraction": 0.0, "test_fraction": 0.25, "unseen_fraction": 0.0, "seed": 0, **options}
+    return build_populations(dataset, partition, num_clients, **options)
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.05, 0.4])
+@pytest.mark.parametrize("test_fraction", [0.0, 0.05, 0.5])
+def test_split_counts_add_up(val_fraction, test_fraction):
+    for num_samples in range(1, 60):
+        num_train, num_val, num_test = split_counts(num_samples, val_fraction, test_fraction)
+        assert num_train + num_val + num_test == num_samples
+        assert num_train >= 1
+        assert (num_test >= 1) == (test_fraction > 0 and num_samples >= 2)
+        assert (num_val >= 1) == (val_fraction > 0 and num_samples >= (3 if test_fraction > 0 else 2))
+
+
+def test_split_counts_round_half_up():
+    assert split_counts(10, 0.25, 0.05) == (6, 3, 1)
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(), Dirichlet(label_groups=2)], ids=str)
+def test_pool_is_covered_once(partition):
+    seen, unseen = build(Pool(), partition, 7, val_fraction=0.2)
+    assert unseen is None
+    assert seen.names == [str(client_id) for client_id in range(7)]
+    together = torch.cat([seen.train.x, seen.val.x, seen.test.x]).flatten()
+    assert together.sort().values.tolist() == list(range(60))
+    assert bool((seen.train.sizes >= 1).all() & (seen.test.sizes >= 1).all())
+    for part in (seen.train, seen.val, seen.test):
+        assert part.y.tolist() == (part.x.flatten() % 4).tolist()
+
+
+def test_twenty_clients_by_default():
+    assert build(Digits())[0].train.num_clients == 20
+
+
+def test_a_client_with_one_sample_trains_on_it():
+    seen, _ = build(Pool(4), IID(), 4, val_fraction=0.2)
+    assert seen.train.sizes.tolist() == [1] * 4
+    assert seen.test.sizes.tolist() == seen.val.sizes.tolist() == [0] * 4
+
+
+def test_the_seed_decides():
+    first, again, other = (build(Pool(), num_clients=5, seed=seed) for seed in (1, 1, 2))
+    assert fingerprint(*first) == fingerprint(*again) != fingerprint(*other)
+
+
+def test_owners_are_the_default_where_known():
+    seen, _ = build(Pool(owned=True))
+    assert seen.names == ["ann", "bob", "cy"]
+    assert sorted(values(seen.train)[1] + values(seen.test)[1]) == list(range(1, 60, 3))
+
+
+def test_an_owned_pool_may_be_partitioned_otherwise():
+    assert build(Pool(owned=True), IID(), 4)[0].names == ["0", "1", "2", "3"]
+
+
+def test_client_data_sets_keep_their_splits_and_memory():
+    class Fixed(ClientDataSet):
+        clients = population((3, 2))
+
+        def load(self):
+            return self.clients, None
+
+    seen, _ = build(Fixed())
+    assert seen.train.x.data_ptr() == Fixed.clients.train.x.data_ptr()
+    assert seen.test is Fixed.clients.test
+
+
+def test_validation_is_cut_from_training():
+    seen, unseen = build(Clients(unseen=True), val_fraction=0.4)
+    assert seen.train.sizes.tolist() == [2, 3, 1, 2, 1]
+    assert seen.val.sizes.tolist() == [1, 2, 0, 2, 1]
+    assert unseen.val.sizes.tolist() == [1, 1]
+    together = [sorted(train + val) for train, val in zip(values(seen.train), values(seen.val), strict=True)]
+    assert together == values(split((3, 5, 1, 4, 2)))
+    assert values(seen.test) == together
+
+
+def test_own_validation_is_kept():
+    seen, _ = build(Clients(val=True), val_fraction=0.4)
+    assert seen.val.sizes.tolist() == seen.train.sizes.tolist() == [3, 5, 1, 4, 2]
+
+
+@pytest.mark.parametrize(("fraction", "expected"), [(0.01, 1), (0.4, 2), (0.99, 4)])
+def test_unseen_clients(fraction, expected):
+    seen, unseen = build(Clients(), unseen_fraction=fraction)
+    assert len(unseen.names) == expected
+    assert sorted(seen.names + unseen.names) == [f"c{client_id}" for client_id in range(5)]
+    everyone = dict(zip((f"c{client_id}" for client_id in range(5)), values(split((3, 5, 1, 4, 2))), strict=True))
+    for chosen in (seen, unseen):
+        assert values(chosen.train) == values(chosen.test) == [everyone[name] for name in chosen.names]
+        assert [f"c{group}" for group in chosen.groups.tolist()] == chosen.names
+
+
+def test_unseen_clients_change_with_the_seed():
+    assert len({tuple(build(Clients(), unseen_fraction=0.4, seed=seed)[1].names) for seed in range(20)}) > 5
+
+
+def test_all_numbers_of_unseen_clients_are_exact():
+    assert build(Pool(300), IID(), 100, unseen_fraction=0.29)[1].train.num_clients == 29
+
+
+def test_consecutive_clients_are_views():
+    everyone = population((3, 5, 1, 4))
+    middle = select_clients(everyone, np.array([1, 2]))
+    assert middle.train.x.data_ptr() == everyone.train.x[3:].data_ptr()
+    assert middle.train.offsets.tolist() == [0, 5, 6]
+    assert middle.names == ["c1", "c2"]
+    assert select_clients(everyone, np.array([0, 3])).train.sizes.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "partition", "num_clients", "options", "message"),
+    [
+        (Clients(), None, 5, {}, "num_clients = 5: num_clients is for partitions; Clients"),
+        (Clients(), IID(), None, {}, "partition IID: Clients .* leave the partition out"),
+        (OwnedPool(owned=True), Dirichlet(), None, {}, "partition Dirichlet: OwnedPool"),
+        (Pool(owned=True), Natural(), 3, {}, "num_clients = 3"),
+        (Pool(), None, 0, {}, "num_clients = 0"),
+        (Pool(), None, 61, {}, "num_clients = 61, but there are only 60"),
+        (Pool(), Natural(), None, {}, "Natural"),
+        (Pool(0), None, None, {}, "Pool has no samples"),
+        (Pool(bad_row=17), None, None, {}, "client '.*': x contains NaN or infinity; clean"),
+        (Clients((2, 0, 1)), None, None, {}, "seen client 'c1' has no training samples"),
+        (
+            Clients(unseen=True),
+            None,
+            None,
+            {"unseen_fraction": 0.2},
+            "unseen_fraction = 0.2.*leave unseen_fraction at 0",
+        ),
+        (Clients((3,)), None, None, {"unseen_fraction": 0.2}, "unseen_fraction = 0.2 needs at least 2"),
+        (Pool(), None, None, {"val_fraction": 1.0}, r"val_fraction = 1\.0; choose"),
+        (Pool(), None, None, {"unseen_fraction": -0.1}, r"unseen_fraction = -0\.1; choose"),
+        (Pool(), None, None, {"val_fraction": 0.5, "test_fraction": 0.5}, "= 1 leaves nothing to train on"),
+        (None, None, None, {}, "NoneType is no data set"),
+    ],
+)
+def test_wrong_requests_are_refused(dataset, partition, num_clients, options, message):
+    with pytest.raises(ConfigError, match=message):
+        build(dataset, partition, num_clients, **options)
+
+
+def test_unequal_pool_is_refused():
+    class Unequal(PooledDataSet):
+        def load(self):
+            return Samples(np.zeros((3, 1)), np.zeros(2, dtype=int))
+
+    with pytest.raises(ConfigError, match="Unequal: 3 samples in x, but 2 in y"):
+        build(Unequal())
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+@pytest.mark.parametrize("array", ["x", "y", "offsets"])
+@pytest.mark.parametrize("whose", [0, 1])
+def test_fingerprint_sees_every_array(name, array, whose):
+    pair = population((3, 2), val=True), population((2, 2), val=True)
+    before = fingerprint(*pair)
+    getattr(getattr(pair[whose], name), array)[1] += 1
+    assert fingerprint(*pair) != before
+
+
+def test_fingerprint_knows_places_and_types():
+    one = population((3, 2))
+    wide = one._replace(train=make_split(one.train.x.numpy().reshape(1, 5), one.train.y.numpy(), np.array([3, 2])))
+    digests = {fingerprint(one, None), fingerprint(None, one), fingerprint(one), fingerprint(wide)}
+    assert len(digests) == 4
+    assert all(len(digest) == 32 for digest in digests)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "expected"),
+    [
+        (torch.tensor([0, 1, 1]), None, Target("binary", 2)),
+        (torch.tensor([0, 0]), None, Target("binary", 2)),
+        (torch.tensor([0, 4]), None, Target("multiclass", 5)),
+        (torch.tensor([0, 1]), 10, Target("multiclass", 10)),
+        (torch.tensor([[0, 1], [1, 1]]), None, Target("multiclass", 2, positions=True)),
+        (torch.tensor([0.0, 1.0]), None, Target("regression", 1)),
+    ],
+)
+def test_target(labels, num_classes, expected):
+    assert infer_target(labels, num_classes) == expected
+
+
+@pytest.mark.parametrize("labels", [torch.zeros(2, 2), torch.zeros(2, 2, 2, dtype=torch.int64)])
+def test_target_of_wrong_shape(labels):
+    with pytest.raises(ConfigError, match=r"shape \[2, 2"):
+        infer_target(labels)
+
+
+@pytest.mark.parametrize("name", ["train", "val", "test"])
+@pytest.mark.parametrize(("label", "fix"), [(2, "set the data set's num_classes"), (-1, "number the classes from 0")])
+@pytest.mark.parametrize("whose", ["seen", "unseen"])
+def test_labels_out_of_range_are_located(name, label, fix, whose):
+    pair = {"seen": population((3, 2), val=True), "unseen": population((3, 2), val=True)}
+    target = infer_target(pair["seen"].train.y)
+    check_labels(target, **pair)
+    getattr(pair[whose], name).y[3] = label
+    with pytest.raises(
+        ConfigError, match=f"{name} split of {whose} client 'c1': label {label} is outside 0 … 1.*{fix}"
+    ):
+        check_labels(target, **pair)
+
+
+def test_wrong_label_within_a_sequence():
+    clients = population((2,))._replace(test=make_split(np.zeros((2, 1)), np.array([[0, 1], [1, 9]]), np.array([2])))
+    with pytest.raises(ConfigError, match="label 9 is outside"):
+        check_labels(Target("multiclass", 2, positions=True), clients)
+
+
+def test_regression_has_no_wrong_labels():
+    clients = population((2,))._replace(test=make_split(np.zeros((1, 1)), np.array([-7.5]), np.array([1])))
+    check_labels(Target("regression", 1), clients)
+
+
+def test_large_finite_inputs_are_no_infinity():
+    class Huge(PooledDataSet):
+        def load(self):
+            return Samples(np.full((50, 2), 3e38, dtype=np.float32), np.arange(50) % 2)
+
+    assert build(Huge(), num_clients=2)[0].train.num_clients == 2

@@ -1,0 +1,171 @@
+"""What the pictures of a run show: units, looks that differ in grey, marks of the worst decile and of true groups."""
+
+import matplotlib as mpl
+import matplotlib.image
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from lit_fed.callbacks import RunReport
+from lit_fed.core.errors import ConfigError
+from lit_fed.pictures.run import _figures, draw
+from lit_fed.pictures.style import COLUMN, byte_unit, few_ticks
+
+
+def write_history(folder, num_rounds, hit="accuracy", bytes_of_round=1500.0, **columns):
+    rounds = np.arange(num_rounds)
+    values = {
+        f"test/{who}/{hit}{end}": 0.5 + 0.4 * rounds / 100 for who in ("seen", "unseen") for end in ("", "_decile")
+    }
+    sent = {"comm/bytes_up": bytes_of_round, "comm/bytes_down": 2 * bytes_of_round}
+    history = pd.DataFrame({"step": rounds, **sent, **values, **columns})
+    final = pd.DataFrame({"step": [num_rounds], f"test/seen/{hit}": [0.1]})  # of the final test
+    pd.concat([history, final]).to_csv(folder / "metrics.csv", index=False)
+
+
+def clients_of(values, hit="accuracy", **columns):
+    return pd.DataFrame({"client_id": range(len(values)), "population": "seen", hit: values, **columns})
+
+
+def drawn(folder, clients):
+    with mpl.rc_context(COLUMN):
+        figures = dict(_figures(folder, clients, Figure))
+        for figure in figures.values():
+            figure.draw_without_rendering()
+    return figures
+
+
+def test_lines_differ_in_dash_and_marker_and_the_legend_stands_outside(tmp_path):
+    write_history(tmp_path, 30)
+    figure = drawn(tmp_path, clients_of([0.5, 0.6]))["accuracy_vs_rounds.png"]
+    lines = figure.axes[0].lines
+    looks = {(line.get_linestyle(), line.get_marker()) for line in lines}
+    assert len(lines) == len(looks) == 4
+    assert figure.axes[0].get_legend() is None
+    legend = figure.legends[0].get_window_extent()
+    assert legend.y0 >= figure.axes[0].get_window_extent().y1
+    assert legend.x0 >= 0
+    assert legend.x1 <= figure.bbox.x1
+
+
+def test_accuracy_is_in_percent_and_rounds_count_from_one(tmp_path):
+    write_history(tmp_path, 3)
+    axes = drawn(tmp_path, clients_of([0.5]))["accuracy_vs_rounds.png"].axes[0]
+    assert axes.get_ylabel() == "test accuracy of clients (%)"
+    assert axes.lines[0].get_xdata().tolist() == [1, 2, 3]
+    assert axes.lines[0].get_ydata().tolist() == pytest.approx([50, 50.4, 50.8])
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(0, "bytes"), (999, "bytes"), (1000, "kB"), (2.5e6, "MB"), (3e9, "GB"), (4e12, "TB"), (1e20, "PB")],
+)
+def test_units_of_bytes(most, expected):
+    assert byte_unit(most)[1] == expected
+
+
+def test_bytes_add_up_in_their_unit(tmp_path):
+    write_history(tmp_path, 4)
+    axes = drawn(tmp_path, clients_of([0.5]))["accuracy_vs_bytes.png"].axes[0]
+    assert axes.get_xlabel().startswith("kB ")
+    assert axes.lines[0].get_xdata().tolist() == [4.5, 9, 13.5, 18]
+
+
+def test_a_run_that_sends_nothing_has_no_picture_of_bytes(tmp_path):
+    write_history(tmp_path, 4, bytes_of_round=0.0)
+    assert "accuracy_vs_bytes.png" not in drawn(tmp_path, clients_of([0.5]))
+
+
+def test_squared_errors_over_orders_of_magnitude_have_a_logarithmic_axis(tmp_path):
+    errors = np.geomspace(100, 0.1, 12)
+    write_history(tmp_path, 12, "mse", **{"test/seen/mse": errors, "test/seen/mse_decile": 2 * errors})
+    figures = drawn(tmp_path, clients_of(np.geomspace(0.01, 50, 30), "mse"))
+    assert figures["mse_vs_rounds.png"].axes[0].get_yscale() == "log"
+    assert figures["mse_vs_rounds.png"].axes[0].get_ylabel() == "test mse of clients"
+    assert figures["client_mse.png"].axes[0].get_xscale() == "log"
+
+
+def test_infinite_results_are_counted_beside_the_histogram(tmp_path):
+    write_history(tmp_path, 4, "mse")
+    shown = drawn(tmp_path, clients_of([1.0, 2.0, np.inf], "mse"))["client_mse.png"]
+    assert "seen clients, and 1 infinite" in [text.get_text() for text in shown.legends[0].get_texts()]
+    assert shown.axes[0].patches
+
+
+def test_infinite_results_alone_leave_the_histogram_empty(tmp_path):
+    write_history(tmp_path, 4, "mse")
+    assert not drawn(tmp_path, clients_of([np.inf], "mse"))["client_mse.png"].axes[0].patches
+
+
+def test_one_round_has_one_tick():
+    assert few_ticks(whole=True).tick_values(1, 1) == pytest.approx([1], abs=1)
+
+
+@pytest.mark.parametrize(("hit", "marked", "sign"), [("accuracy", [0.0, 0.1], "≤ 10%"), ("mse", [2.3, 2.4], "≥ 2.3")])
+def test_the_worst_decile_is_hatched(tmp_path, hit, marked, sign):
+    """Of 25 clients the ⌊25/10⌋ = 2 worst ones."""
+    clients = clients_of(np.arange(25) / 10, hit)
+    axes = drawn(tmp_path, clients)[f"client_{hit}.png"].axes[0]
+    hatched = [patch for patch in axes.patches if patch.get_hatch()]
+    assert len(hatched) == 1
+    factor = 100 if hit == "accuracy" else 1
+    corners = hatched[0].get_xy()
+    full = corners[corners[:, 1] > 0]
+    assert full[:, 0].min() <= factor * marked[0] + 1e-9
+    assert full[:, 0].max() >= factor * marked[1] - 1e-9
+    assert np.ptp(full[:, 0]) < factor * 0.4
+    assert hatched[0].get_label() == f"worst decile of the seen: {sign}"
+
+
+def test_true_groups_stand_below_the_mixture_weights(tmp_path):
+    weights = np.array([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [1.0, 0.0]])
+    clients = clients_of([0.5] * 4, group=[4, 2, 4, 2], pi_0=weights[:, 0], pi_1=weights[:, 1])
+    above, below, _ = drawn(tmp_path, clients)["mixture_weights.png"].axes
+    order = [3, 1, 0, 2]
+    assert np.asarray(above.images[0].get_array()).T.tolist() == weights[order].tolist()
+    assert np.asarray(below.images[0].get_array()).tolist() == [[1, 1, 0, 0], [0, 0, 1, 1]]
+    assert [label.get_text() for label in below.get_yticklabels()] == ["2", "4"]
+    without = drawn(tmp_path, clients.drop(columns="group"))["mixture_weights.png"].axes
+    assert len(without) == 2
+
+
+def test_components_have_their_figures_in_the_cells(tmp_path):
+    table = pd.DataFrame(
+        {"group": [0, 0, 3, 3], "component": [0, 1] * 2, "accuracy": [0.9, 0.1, 0.25, 0.5], "samples": 8}
+    )
+    table.to_csv(tmp_path / "components.csv", index=False)
+    axes = drawn(tmp_path, clients_of([0.5]))["component_accuracy.png"].axes[0]
+    assert np.asarray(axes.images[0].get_array()).tolist() == [[90, 25], [10, 50]]
+    cells = {text.get_position(): text for text in axes.texts}
+    assert {place: text.get_text() for place, text in cells.items()} == {
+        (0, 0): "90.0", (1, 0): "25.0", (0, 1): "10.0", (1, 1): "50.0"
+    }  # fmt: skip
+    assert cells[0, 0].get_color() == "white"  # on black
+    assert cells[0, 1].get_color() == "black"  # on white
+
+
+def test_formats(tmp_path):
+    write_history(tmp_path, 5)
+    draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
+    found = {path.name for path in (tmp_path / "plots").iterdir()}
+    names = ("accuracy_vs_rounds", "accuracy_vs_bytes", "client_accuracy")
+    assert found == {f"{name}.{suffix}" for name in names for suffix in ("png", "pdf", "svg")}
+    assert (tmp_path / "plots/client_accuracy.pdf").read_bytes().startswith(b"%PDF")
+    assert "<svg" in (tmp_path / "plots/client_accuracy.svg").read_text()
+    picture = matplotlib.image.imread(tmp_path / "plots/accuracy_vs_rounds.png")
+    assert np.ptp(picture[..., :3]) > 0.9
+
+
+def test_the_same_picture_is_the_same_file(tmp_path):
+    write_history(tmp_path, 5)
+    draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
+    first = {path: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+    draw(tmp_path, clients_of([0.5, 0.7]), ("png", "pdf", "svg"))
+    assert first == {path: path.read_bytes() for path in (tmp_path / "plots").iterdir()}
+
+
+@pytest.mark.parametrize("formats", [["gif"], []])
+def test_unknown_formats_are_refused(formats):
+    with pytest.raises(ConfigError, match=r"RunReport\.formats is .*; give some of pdf, png, svg"):
+        RunReport(formats=formats)
