@@ -5,12 +5,17 @@ Whatever a program of one's own needs can be imported from here: `from lit_fed i
 
 import importlib
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 __version__ = version("lit-fed")
 
 _ROOMS = (
-    "lit_fed.training",
+    "lit_fed.trainer",
+    "lit_fed.training.module",
+    "lit_fed.training.module_server",
+    "lit_fed.training.round_logger",
+    "lit_fed.clients.store",
     "lit_fed.algorithms",
     "lit_fed.data",
     "lit_fed.data.module",
@@ -25,7 +30,7 @@ _ROOMS = (
 
 
 def __getattr__(name: str) -> Any:
-    """A public class or function of one of the rooms; they are imported when first asked for, which takes seconds.
+    """A room, or a public class or function of one; rooms are imported when first asked for, which takes seconds.
 
     Raises:
         AttributeError: if no room has it.
@@ -33,6 +38,8 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
     if not name.startswith("_"):
+        if find_spec(f"lit_fed.{name}") is not None:  # `from lit_fed import rounds` needs no other room
+            return importlib.import_module(f"lit_fed.{name}")
         for room in _ROOMS:
             module = importlib.import_module(room)
             if name in module.__all__:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
@@ -30,12 +30,13 @@ from lit_fed.core.errors import ClientError, ConfigError, WriteError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.machine.given_paths import shown
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
+from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version
 from lit_fed.training.stopping import Terminated
-from lit_fed.training.trainer import FederatedTrainer
 
 __all__ = ["FederatedCLI", "keep_notices_out", "main"]
 
@@ -67,9 +68,10 @@ class SaveConfig(SaveConfigCallback):
         """Write, on rank zero, and tell other loggers."""
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
-        module: Any = pl_module
-        if module.solver.has_horizon and module.schedule_rounds not in (None, module.num_rounds):
-            config["model.solver.schedule_rounds"] = module.solver.schedule_rounds or module.schedule_rounds
+        module = federated(pl_module)
+        solver, horizon = module.settings.solver, module.federation.schedule_rounds
+        if solver.has_horizon and horizon not in (None, module.num_rounds):
+            config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
         plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
         for logger in trainer.loggers:
             logger.log_hyperparams(plain)
@@ -80,10 +82,10 @@ class SaveConfig(SaveConfigCallback):
             write_atomically(folder / self.config_filename, text)
 
 
-def _as_comments(module: Any) -> str:
+def _as_comments(module: FederatedModule) -> str:
     """What was changed on the way to these settings, as lines of a YAML file that do not count."""
     line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
-    return "".join(line.format(**change) for change in module.changes)
+    return "".join(line.format(**change) for change in module.history.changes)
 
 
 class CutShort(SystemExit):
@@ -213,7 +215,7 @@ class FederatedCLI(LightningCLI):
         """Add the logger of every run."""
         kwargs["logger"] = self._loggers(self.config_init[self.subcommand]) if self.subcommand == "fit" else False
         trainer = super().instantiate_trainer(**kwargs)
-        self.model.arguments = self._arguments()
+        self.model.history.arguments = self._arguments()
         return trainer
 
     def _loggers(self, config: Namespace) -> Any:

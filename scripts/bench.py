@@ -31,6 +31,7 @@ from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook, index_batches
 from torch import nn
 
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedEM
 from lit_fed.core.graphs.fastest_mixing import certified
 from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
@@ -39,7 +40,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 128

@@ -19,6 +19,7 @@ from lightning.pytorch import Callback
 from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedEM
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
@@ -26,7 +27,6 @@ from lit_fed.data import ClientDataSet
 from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP, CharLSTM, FedEMCNN, LeNet5, Linear, MobileNetV2, Network
-from lit_fed.training import FederatedModule, FederatedTrainer
 
 __all__ = ["NETWORK_ROWS"]
 

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_fed.core import tree
-from lit_fed.data.module import FederatedDataModule, round_blocks, serving_blocks
-from lit_fed.training import FederatedModule
+from lit_fed import FederatedModule
+from lit_fed.core.blocks import serving_blocks
+from lit_fed.core.server import InMemoryServer
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.rounds import Federation
+from lit_fed.serving import measure
 
 __all__ = ["PlainLoop", "in_process", "medians", "with_ratios"]
 
@@ -55,40 +58,28 @@ class PlainLoop:
 
     def __init__(self, data: FederatedDataModule, module: FederatedModule, *, bf16: bool = False) -> None:
         self.data, self.module, self.bf16 = data, module, bf16
-        module.build(data.target, data.input_shape, data.seen, batch_size=data.batch_size)
-        module.num_rounds = 10_000
+        module.build(data.facts(weighting="samples", seed=0, num_rounds=10_000), *data.populations)
+        built = module.federation
+        server = InMemoryServer(built.terms.task, module.shared, module.device)
+        self.federation = Federation(built.algorithm, built.terms, server, lambda _: built.client_trainer)
+        self.federation.store = module.store
         self.serving = serving_blocks(data.seen.test, data.seen.train, clients_per_block=data.clients_per_block)
 
     @torch.no_grad()
     def round(self) -> None:
         """One round over the cohort."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.bf16, cache_enabled=False):
-            self._round()
-
-    def _round(self) -> None:
-        module, data = self.module, self.data
-        cohort = data._draw(module.seed, module.num_rounds_done)
-        blocks = round_blocks(
-            module.phases(cohort), data.seen.train, batch_size=data.batch_size, clients_per_block=1024
-        )
-        for block in blocks:
-            module.training_step(block, 0)
-            if block.ends_phase:
-                reduced = module.reduce_messages()
-                module.exchange_states()
-                module.server_step(reduced)
-        for name, leaf in zip(module._leaf_names, tree.leaves(module.shared), strict=True):
-            getattr(module, name).data.copy_(leaf)
-        module._staged_shared = None
-        module.store.commit()
-        module.rounds += 1
+            cohort = self.data._draw(0, self.federation.server.rounds_done)
+            self.federation.round(self.data.seen.train, cohort)
 
     @torch.no_grad()
     def evaluate(self) -> None:
         """One evaluation over all clients."""
+        table = self.module.tables["seen"]
         for block in self.serving:
-            self.module.measure(block, "seen")
-        self.module.tables["seen"].reset()
+            for positions, rows in measure(self.federation, block, seen=True):
+                table.update(positions, rows)
+        table.reset()
 
 
 def in_process(module: str, call: str, environment: dict[str, str] | None = None) -> dict[str, float]:

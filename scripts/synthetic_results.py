@@ -50,8 +50,8 @@ def fit(entry: Entry, value: float, *, val_fraction: float = 0.0, unseen_fractio
     """One run; final metrics, and CPU seconds per round without evaluation."""
     from lightning.pytorch import Callback, seed_everything
 
+    from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
     from lit_fed.callbacks import RunReport
-    from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
     class Clock(Callback):
         """CPU seconds of rounds."""

@@ -1,25 +1,20 @@
-"""Rounds of an algorithm without Lightning, and the small clients that tests run them on.
-
-`run_rounds` follows the contract of the real loop (start, phases, client trainer, reduction, server step) in plain
-code, so that a test of numbers depends on nothing else.
-"""
+"""Rounds without Lightning, and the small clients that tests run them on."""
 
 import math
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lit_fed.algorithms import Algorithm
-from lit_fed.clients import ClientTrainer, PredictJob, SequentialTrainer, TrainJob, evaluate
+from lit_fed import rounds, serving
+from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, evaluate
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
-from lit_fed.core.reduce import Accumulator
 from lit_fed.core.task import Target, Task
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, Split, Tree
+from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.models import Linear, Network
 
 BINARY = Target("binary", 2)
@@ -86,6 +81,15 @@ def make_context(task=None, solver=None, phase="train", **fields) -> Context:
     return Context(task or make_task(), solver, phase=phase, **(defaults | fields))
 
 
+def facts(target=BINARY, input_shape=(4,), *, num_clients=3, total_samples=9, input_type=torch.float32, label_shape=()):
+    """What a module is built from."""
+    name = str(input_type).removeprefix("torch.")
+    return TrainingFacts(
+        input_shape, name, label_shape, target, num_clients, total_samples, total_samples, None, 128, 1024, "samples",
+        0, 1, None,
+    )  # fmt: skip
+
+
 def quadratics(curvatures, centres) -> Split:
     """Clients with one sample and the losses ½a(w − c)² for a network `Scale`."""
     roots = torch.tensor(curvatures, dtype=torch.float64).sqrt()
@@ -100,105 +104,105 @@ def perturbed(value: Tree, scale=0.1, seed=0) -> Tree:
     return tree.map_leaves(lambda leaf: leaf + noise(leaf) if leaf.is_floating_point() else leaf, value)
 
 
-@dataclass
-class Federation:
-    """Server and clients of a run, on the device of the samples; `round` advances them by one round."""
+class Federation(rounds.Federation):
+    """A federation in memory, with what tests look at; `round` advances it by one round.
 
-    algorithm: Algorithm
-    train: Split
-    task: Task = field(default_factory=make_task)
-    solver: LocalSolver = field(default_factory=LocalSolver)
-    trainer: ClientTrainer = field(default_factory=SequentialTrainer)
-    batch_size: int = 4
-    num_rounds: int = 1
-    seed: int = 0
-    clients_per_block: int | None = None  # None: all in one block
-    aggregation: str = "renormalised"
-    weighting: str | None = None  # None: the algorithm's
-    groups: Tensor | None = None
-    round_idx: int = 0
-    shared: Tree = None
-    states: Tree = None  # leaves [T, ...]
-    optimizers: Tree = None  # leaves [T, ...]; None unless the solver persists them
-    metrics: dict[str, float] = field(default_factory=dict)  # of the last phase that had them
-    bits: Tensor | None = None  # up and down in the last round, [2]
+    Args:
+        algorithm: the algorithm.
+        train: training samples of all clients.
+        trainer: a client trainer; None: the sequential one.
+        clients_per_block: None: all in one block.
+        terms: other fields of the context.
+    """
 
-    def __post_init__(self) -> None:
-        self.weighting = self.weighting or self.algorithm.default_weighting
-        self.task = replace(self.task, frozen=self.on_device(self.task.frozen))
-        ctx = self.context("init")
-        if self.shared is None:
-            self.shared = self.on_device(self.algorithm.shared_init(ctx))
-        clients = [self.train.client(one) for one in range(self.train.num_clients)]
-        each = [self.algorithm.state_init(ctx, self.shared, client) for client in clients]
-        self.states = self.on_device(tree.stack(each))
-        if self.solver.persist_optimizer:
-            losses = SequentialTrainer().losses(ctx, self.shared, self.algorithm, clients[0])
-            work = self.algorithm.client_init(ctx, self.shared, tree.index(self.states, 0), clients[0], losses)
-            self.optimizers = tree.stack([work.optimizer] * len(each))
+    def __init__(
+        self, algorithm, train, task=None, solver=None, trainer=None, clients_per_block=None, **terms: Any
+    ) -> None:
+        started = rounds.start(
+            algorithm,
+            task or make_task(),
+            train,
+            solver=solver or LocalSolver(),
+            **{"batch_size": 4} | {name: value for name, value in terms.items() if value is not None},
+        )
+        super().__init__(algorithm, started.terms, started.server, lambda device: self.trainer)
+        self.store, self.train = started.store, train
+        self.trainer, self.clients_per_block = trainer or SequentialTrainer(), clients_per_block or train.num_clients
+        self.metrics: dict[str, float] = {}  # the latest of each name
+        self.bits: Tensor | None = None  # up and down in the last round, [2]
 
-    def on_device(self, value: Tree) -> Tree:
-        """The tree where the samples are."""
-        return tree.map_leaves(lambda leaf: leaf.to(self.train.x.device), value)
+    client_trainer = property(lambda self: self.trainer)  # tests change it on the way
+    task = property(lambda self: self.server.task)
+    seed = property(lambda self: self.terms.seed)
+    batch_size = property(lambda self: self.terms.batch_size)
+    weighting = property(lambda self: self.terms.weighting)
 
-    def context(self, phase: str, present: Tensor | None = None) -> Context:
-        """What every client of a phase knows."""
-        lr = self.on_device(self.solver.lr_in(phase, self.round_idx, self.num_rounds))
-        return Context(
-            self.task, self.solver, lr, self.round_idx, phase, self.train.num_clients, len(self.train.y), self.seed,
-            self.groups, self.aggregation, self.weighting, self.num_rounds, int(self.train.sizes.max()), present,
-            batch_size=self.batch_size,
-        )  # fmt: skip
+    @property
+    def shared(self) -> Tree:
+        return super().shared
+
+    @shared.setter
+    def shared(self, value: Tree) -> None:
+        self.server.shared = value
+
+    @property
+    def round_idx(self) -> int:
+        return self.server.rounds_done
+
+    @round_idx.setter
+    def round_idx(self, value: int) -> None:
+        self.server.rounds_done = value
+
+    @property
+    def solver(self) -> LocalSolver:
+        return self.terms.solver
+
+    @solver.setter
+    def solver(self, value: LocalSolver) -> None:
+        self.terms = self.terms._replace(solver=value)
+
+    @property
+    def num_rounds(self) -> int:
+        return self.terms.num_rounds
+
+    @num_rounds.setter
+    def num_rounds(self, value: int) -> None:
+        self.terms = self.terms._replace(num_rounds=value)
+
+    @property
+    def states(self) -> Tree:
+        """A copy of what all clients keep, leaves [T, ...]."""
+        return tree.map_leaves(torch.clone, self.store.table["state"])
+
+    @states.setter
+    def states(self, value: Tree) -> None:
+        ids = torch.arange(self.terms.num_clients, device=self.server.device)
+        self.store.stage(ids, self.store.table | {"state": value})
+        self.store.commit()
+
+    @property
+    def optimizers(self) -> Tree:
+        """A copy of the optimizers' states, leaves [T, ...]; None unless the solver persists them."""
+        return tree.map_leaves(torch.clone, self.store.table.get("optimizer"))
 
     def round(self, client_ids=None) -> None:
         """One round with these clients (default: all); an id that stands twice counts twice."""
-        ids = torch.arange(self.train.num_clients) if client_ids is None else torch.as_tensor(client_ids)
-        self.bits = torch.zeros(2, dtype=torch.float64)
-        for phase in self.algorithm.phases(self.context("plan"), ids):
-            self._phase(phase)
-        self.round_idx += 1
-
-    def _phase(self, phase: Phase) -> None:
-        ids, counts = phase.client_ids.unique(return_counts=True)
-        order = torch.argsort(self.train.sizes[ids], descending=True, stable=True)
-        accumulator = Accumulator(self.algorithm.reduce)
-        present = torch.zeros(self.train.num_clients, dtype=torch.bool).index_fill_(0, ids, True)
-        ctx, states, optimizers = self.context(phase.name, self.on_device(present)), self.states, self.optimizers
-        for rows in order.split(self.clients_per_block or len(ids)):
-            chosen, multiplicity = self.on_device((ids[rows], counts[rows].double()))
-            block = ClientBlock(phase._replace(client_ids=chosen), multiplicity, self.train)
-            for trained in self.trainer.train(self.job(ctx, block)):
-                accumulator.add(trained.result.message, block.multiplicity[trained.rows], trained.result.metrics)
-                where = block.phase.client_ids[trained.rows]
-                states = put(states, where, trained.result.state)
-                optimizers = put(optimizers, where, trained.optimizers)
-        reduced, bits, means = accumulator.reduce(order, [len(order)])
-        self.metrics = self.metrics | dict(zip(trained.result.metrics, means.tolist(), strict=True))
-        self.bits = self.bits + bits
-        self.shared = self.algorithm.server_step(ctx, self.shared, reduced, ids)
-        self.states, self.optimizers = states, optimizers
+        record = super().round(self.train, client_ids, self.clients_per_block)
+        self.metrics = self.metrics | record.metrics
+        self.bits = torch.tensor([record.bits_up, record.bits_down], dtype=torch.float64)
 
     def job(self, ctx: Context, block: ClientBlock) -> TrainJob:
         """The job of a block of seen clients."""
-        ids = block.phase.client_ids
-        states, optimizers = tree.index(self.states, ids), tree.index(self.optimizers, ids)
-        return TrainJob(self.algorithm, ctx, self.shared, block, states, optimizers, self.batch_size)
+        kept = self.store.gather(block.phase.client_ids)
+        return TrainJob(self.algorithm, ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.batch_size)
 
     def serve(self, train: Split | None = None, *, seen: bool = True) -> Tree:
         """States [C, ...] that all clients of a split are served with, adapted if the algorithm asks for it."""
-        train, ctx = train or self.train, self.context("adapt")
-        ids = torch.arange(train.num_clients) + train.first_id
-        fresh = (self.algorithm.state_init(ctx, self.shared, train.client(one)) for one in ids.tolist())
-        states = self.states if seen else self.on_device(tree.stack(list(fresh)))
-        work = self.algorithm.adapt_work(ctx, seen)
-        if work is None:
-            return states
-        order = torch.argsort(train.sizes, descending=True, stable=True)
-        chosen, multiplicity = self.on_device((ids[order], torch.ones(len(ids), dtype=torch.float64)))
-        block = ClientBlock(Phase("adapt", chosen, work), multiplicity, train)
-        job = TrainJob(self.algorithm, ctx, self.shared, block, tree.index(states, order), None, self.batch_size)
-        adapted = [trained.result.state for trained in self.trainer.train(job)]
-        return tree.index(tree.map_leaves(lambda *parts: torch.cat(parts), *adapted), torch.argsort(order))
+        train = train or self.train
+        return serving.serve(self, self._ids(train), train, seen=seen)
+
+    def _ids(self, data: Split) -> Tensor:
+        return (torch.arange(data.num_clients) + data.first_id).to(self.server.device)
 
     def predictions(self, data: Split | None = None, states: Tree = None, *, seen: bool = True) -> list[Tensor]:
         """`log_prob` of every sample, client by client: [N, C]."""
@@ -213,8 +217,7 @@ class Federation:
         """Serving all clients of a split."""
         data = data or self.train
         states = self.serve(None if seen else data, seen=seen) if states is None else states
-        ids = self.on_device(torch.arange(data.num_clients) + data.first_id)
-        return PredictJob(self.algorithm, self.context("evaluate"), self.shared, data, ids, states)
+        return serving.predict_job(self, self._ids(data), data, states)
 
     def evaluate(self, data: Split | None = None, **options: Any) -> Tensor:
         """Number, loss and hits of each client, [C, 3]."""
@@ -242,13 +245,6 @@ def run_rounds(algorithm, trainer=None, train=None, *, rounds=3, cohorts=None, *
     for round_idx in range(rounds):
         federation.round(None if cohorts is None else cohorts[round_idx])
     return federation
-
-
-def put(table: Tree, rows: Tensor, values: Tree) -> Tree:
-    """A copy of the table with new rows."""
-    if table is None:
-        return None
-    return tree.map_leaves(lambda leaf, new: leaf.index_copy(0, rows, new), table, values)
 
 
 def flat(leaves: Tree) -> Tensor:

@@ -4,7 +4,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ProgressBar
 
 from lit_fed.callbacks.aggregation import ServerAggregation
-from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
@@ -17,6 +16,7 @@ from lit_fed.callbacks.simulated_time import SimulatedTime
 from lit_fed.callbacks.training_split import TrainingSplitEvaluation
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
 from lit_fed.callbacks.wandb import FederatedWandb
+from lit_fed.training.hooks import FederatedCallback
 
 __all__ = [
     "ClientMetrics",

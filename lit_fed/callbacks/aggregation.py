@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lightning.pytorch import Trainer
 
-from lit_fed.callbacks.base import FederatedCallback
-
-if TYPE_CHECKING:
-    from lit_fed.training.module import FederatedModule
+from lit_fed.training.hooks import FederatedCallback
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["ServerAggregation"]
 
@@ -20,8 +16,8 @@ class ServerAggregation(FederatedCallback):
     A fit without it is refused. The new shared state is staged: the next phase sees it, the round's end commits it.
     """
 
+    is_server = True
+
     def on_phase_reduce(self, trainer: Trainer, module: FederatedModule) -> None:
         """Reduce, exchange client states between ranks, take the server step."""
-        reduced = module.reduce_messages()
-        module.exchange_states()
-        module.server_step(reduced)
+        module.federation.end_phase()

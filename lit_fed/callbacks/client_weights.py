@@ -10,9 +10,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
+from lit_fed.training.hooks import data_of, federated
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["ClientWeights"]
 
@@ -43,9 +45,9 @@ class ClientWeights(Callback):
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._seen += 1
             if (self._seen - 1) % self._spacing == 0:
-                self._keep(trainer, pl_module)
+                self._keep(trainer, federated(pl_module))
 
-    def _keep(self, trainer: Trainer, module: Any) -> None:
+    def _keep(self, trainer: Trainer, module: FederatedModule) -> None:
         rounds = self.records.get("rounds", [])
         if rounds and int(rounds[-1]) == module.num_rounds_done:
             return
@@ -55,30 +57,32 @@ class ClientWeights(Callback):
             self.records = {name: values[::2] for name, values in self.records.items()}
             self._spacing *= 2
 
-    def _weights(self, trainer: Trainer, module: Any) -> dict[str, Tensor]:
+    def _weights(self, trainer: Trainer, module: FederatedModule) -> dict[str, Tensor]:
         found = {}
-        if "mixture_weights" in dict(module.store.named_buffers()):
-            measured = trainer.datamodule.seen.measured  # type: ignore[attr-defined]
+        if module.store.has_mixtures:
+            measured = data_of(trainer).populations[0].measured
             weights = module.mixture_weights[slice(None) if measured is None else measured]
             found["mixture"] = weights.float().cpu().clone()  # the next round overwrites the table
-        if has_collaboration(module.algorithm) and module.num_clients <= self.most_clients:
-            states = module.store.gather(torch.arange(module.num_clients, device=module.device))["state"]
-            between = module.algorithm.collaboration(module.context("collaboration"), module.shared, states)
+        num_clients = module.facts.num_clients
+        if has_collaboration(module.algorithm) and num_clients <= self.most_clients:
+            states = module.store.gather(torch.arange(num_clients, device=module.device))["state"]
+            ctx = module.federation.context("collaboration")
+            between = module.algorithm.collaboration(ctx, module.shared, states)
             if between is not None:
                 found["collaboration"] = between.float().cpu().clone()
         return found
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write what was kept, and the last round's, beside its place and move it there."""
-        module: Any = pl_module
+        module = federated(pl_module)
         self._keep(trainer, module)
         folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir and trainer.logger else None
         if folder is None or not folder.is_dir() or len(self.records) == 1:
             return
         arrays: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in self.records.items()}
         arrays["on_graph"] = np.array(hasattr(module.algorithm, "topology"))
-        if module.groups is not None:
-            arrays["groups"] = module.groups.cpu().numpy()
+        if module.facts.groups is not None:
+            arrays["groups"] = module.facts.groups.cpu().numpy()
         with whole_file(folder / "weights.npz") as file:
             np.savez_compressed(file, **arrays)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from lightning.pytorch import Trainer
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
-from lit_fed.callbacks.base import log_round
+from lit_fed.core.types import RoundRecord
+from lit_fed.training.hooks import FederatedCallback, log_round
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["CommunicationCost"]
 
 
-class CommunicationCost(Callback):
+class CommunicationCost(FederatedCallback):
     """Logs the bytes that each round sent: `comm/bytes_down` to its clients and `comm/bytes_up` from them.
 
     The totals of the run, `comm/total_bytes_down` and `comm/total_bytes_up`, go to its summary and survive a resume.
@@ -21,14 +21,9 @@ class CommunicationCost(Callback):
     def __init__(self) -> None:
         self.totals = {"comm/total_bytes_down": 0.0, "comm/total_bytes_up": 0.0}
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log and add up after the last block of a round."""
-        module: Any = pl_module
-        if not batch.ends_round:
-            return
-        sent = {key: module.round_results.pop(key) for key in ("comm/bytes_down", "comm/bytes_up")}
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Log and add up."""
+        sent = {"comm/bytes_down": record.bits_down / 8, "comm/bytes_up": record.bits_up / 8}
         for key, value in sent.items():
             self.totals[key.replace("bytes", "total_bytes")] += value
         module.results.update(self.totals)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.clients import PredictJob, evaluate
+from lit_fed.clients import evaluate
 from lit_fed.core.local_norm import NormState
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics import ClientTable
+from lit_fed.serving import predict_job
+from lit_fed.training.hooks import data_of, federated
+from lit_fed.training.module import FederatedModule
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from lit_fed.core.types import ServingBlock, Tree
 
 __all__ = ["ComponentAccuracy", "component_table"]
 
@@ -33,22 +35,21 @@ class ComponentAccuracy(Callback):
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, and write on rank zero."""
-        module: Any = pl_module
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if trainer.logger is None or data.seen.groups is None or not has_components(module):
+        module, (seen, _) = federated(pl_module), data_of(trainer).populations
+        if trainer.logger is None or seen.groups is None or not has_components(module):
             return
         rows = self._measured(trainer, module)
         folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir else None
         if folder is not None and folder.is_dir():
-            measured = slice(None) if data.seen.measured is None else data.seen.measured
+            measured = slice(None) if seen.measured is None else seen.measured
             hit = "mse" if module.target.kind == "regression" else "accuracy"
-            table = component_table(rows, data.seen.groups[measured], hit)
+            table = component_table(rows, seen.groups[measured], hit)
             write_atomically(folder / "components.csv", table.to_csv(index=False))
 
-    def _measured(self, trainer: Trainer, module: Any) -> Tensor:
+    def _measured(self, trainer: Trainer, module: FederatedModule) -> Tensor:
         """Sums of every component and client, [M, E, 3] float64, the same on every rank."""
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        num_models, num_clients = module.algorithm.num_models, data.seen.num_measured
+        data = data_of(trainer)
+        num_models, num_clients = module.algorithm.num_models, data.populations[0].num_measured
         tables = [ClientTable(num_clients).to(module.device) for _ in range(num_models)]
         with trainer.precision_plugin.val_step_context():
             for block in data.serving("seen", "test"):
@@ -56,12 +57,12 @@ class ComponentAccuracy(Callback):
         return torch.stack([table.compute() for table in tables])
 
 
-def has_components(module: Any) -> bool:
+def has_components(module: FederatedModule) -> bool:
     """Whether clients are served with mixtures of several components."""
-    return module.algorithm.num_models > 1 and "mixture_weights" in dict(module.store.named_buffers())
+    return module.store.has_mixtures and module.algorithm.num_models > 1
 
 
-def measure_components(module: Any, block: ServingBlock, tables: list[ClientTable]) -> None:
+def measure_components(module: FederatedModule, block: ServingBlock, tables: list[ClientTable]) -> None:
     """Serve some clients with one component after another and add the results to the component's table.
 
     Args:
@@ -69,12 +70,12 @@ def measure_components(module: Any, block: ServingBlock, tables: list[ClientTabl
         block: the clients.
         tables: a table of all measured clients for each component, [M].
     """
-    data = block.data.select(block.client_ids)
+    federation, data = module.federation, block.data.select(block.client_ids)
     states = module.store.gather(block.client_ids)["state"]
     for component, table in enumerate(tables):
         served = with_one_component(states, component)
-        job = PredictJob(module.algorithm, module.context("evaluate"), module.shared, data, block.client_ids, served)
-        table.update(block.rows, evaluate(module.client_trainer, job))
+        job = predict_job(federation, block.client_ids, data, served)
+        table.update(block.rows, evaluate(federation.client_trainer, job))
 
 
 def with_one_component(states: Tree, component: int) -> Tree:

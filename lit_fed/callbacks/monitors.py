@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,6 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lit_fed.callbacks.training_split import TrainingSplitEvaluation
 from lit_fed.core.errors import ConfigError
 from lit_fed.metrics import summarise
+from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["MonitorCheck"]
 
@@ -51,9 +51,9 @@ class MonitorCheck(Callback):
                 )
 
 
-def known_keys(trainer: Trainer, module: Any) -> set[str]:
+def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
     """Keys that the callbacks of this package log in a fit; the algorithm's own metrics are left out."""
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    data, module = data_of(trainer), federated(pl_module)
     populations = ["seen"] if data.unseen is None else ["seen", "unseen"]
     statistics = summarise(torch.ones(1, 3), module.target.kind == "regression")
     keys = {f"{data.evaluation_split}/{one}/{key}" for one in populations for key in statistics}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichModelSummary
-from lightning.pytorch.utilities.model_summary import ModelSummary
+from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
 from torch import nn
+
+from lit_fed.training.hooks import federated
 
 __all__ = ["NetworkSummary"]
 
@@ -33,5 +33,5 @@ class NetworkSummary(RichModelSummary):
         super().__init__(max_depth)
 
     def _summary(self, trainer: Trainer, pl_module: LightningModule) -> ModelSummary:
-        module: Any = pl_module
-        return ModelSummary(_Shown(module.task.network), max_depth=self._max_depth + (self._max_depth > 0))
+        network = federated(pl_module).federation.terms.task.network
+        return ModelSummary(_Shown(network), max_depth=self._max_depth + (self._max_depth > 0))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 
-from lit_fed.callbacks.base import FederatedCallback
+from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedProgressBar", "time_left"]
 
@@ -136,7 +137,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     # ------------------------------------------------------------------ training
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin."""
-        module: Any = pl_module
+        module = federated(pl_module)
         self._open(trainer, module.num_rounds, module.num_rounds_done, _of_round(module), keep=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -144,7 +145,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         if batch_idx == 0 or not self._clients:
             self._clients, self._cohort = 0, len(batch.slices[trainer.global_rank])
 
-    def on_clients_end(self, trainer: Trainer, module: Any, num_clients: int) -> None:
+    def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
         """Count clients."""
         self._clients += num_clients
         done = module.num_rounds_done + self._clients / max(self._cohort, 1)
@@ -157,11 +158,11 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         if batch.ends_phase:
             self._clients = 0
         if batch.ends_round:
-            self._show_round(pl_module)
+            self._show_round(federated(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End."""
-        module: Any = pl_module
+        module = federated(pl_module)
         self._close(module.num_rounds_done, _of_round(module))
 
     # ------------------------------------------------------------------ evaluation and prediction
@@ -169,7 +170,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         """Begin to measure, in a training or without one."""
         self._served = 0
         if trainer.state.fn == "validate":
-            self._open_serving(trainer, trainer.val_dataloaders, trainer.datamodule.evaluation_split)  # type: ignore[attr-defined]
+            self._open_serving(trainer, trainer.val_dataloaders, data_of(trainer).evaluation_split)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to measure."""
@@ -179,7 +180,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         """Begin to predict."""
         self._open_serving(trainer, trainer.predict_dataloaders, None)
 
-    def on_clients_served(self, trainer: Trainer, module: Any, num_clients: int) -> None:
+    def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
         """Count clients."""
         self._served += num_clients
         if trainer.state.fn == "fit":
@@ -196,7 +197,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Show the new accuracy."""
         if trainer.state.fn == "fit":
-            self._show_round(pl_module)
+            self._show_round(federated(pl_module))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Make room for the table."""
@@ -218,11 +219,11 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
             self._display = (_TerminalLine if sys.stdout.isatty() else _LogLines)(total, begin, keep)
             self._display.open(parts)
 
-    def _open_serving(self, trainer: Trainer, blocks: Any, split: str | None) -> None:
+    def _open_serving(self, trainer: Trainer, blocks: Any, split: Literal["val", "test"] | None) -> None:
         self._served = 0
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        also = data.serving("unseen", split) if split is not None and data.unseen is not None else []
-        total = sum(len(block.client_ids) for some in (blocks, also) for block in some)
+        total = sum(len(block.client_ids) for block in blocks)
+        if split is not None and data_of(trainer).unseen is not None:
+            total += sum(len(block.client_ids) for block in data_of(trainer).serving("unseen", split))
         self._cohort = total
         self._open(trainer, total, 0, self._of_served(trainer), keep=False)
 
@@ -230,8 +231,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         if self._display is not None:
             self._display.show(done, parts)
 
-    def _show_round(self, pl_module: LightningModule) -> None:
-        module: Any = pl_module
+    def _show_round(self, module: FederatedModule) -> None:
         self._show(module.num_rounds_done, _of_round(module))
 
     def _close(self, done: float, parts: list[str]) -> None:
@@ -244,12 +244,12 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         return [str(trainer.state.fn.value), f"{self._served}/{total} clients"]  # type: ignore[union-attr]
 
 
-def _of_round(module: Any, *clients: str) -> list[str]:
+def _of_round(module: FederatedModule, *clients: str) -> list[str]:
     """The round, the clients of the current one, the last accuracy."""
     return [f"round {module.num_rounds_done}/{module.num_rounds}", *clients, *_accuracy(module)]
 
 
-def _accuracy(module: Any) -> list[str]:
+def _accuracy(module: FederatedModule) -> list[str]:
     for hit in ("accuracy", "mse"):
         for split in ("val", "test"):
             if f"{split}/seen/{hit}" in module.results:

@@ -19,26 +19,39 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.types import Population
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.training.hooks import data_of, federated
+from lit_fed.training.module import FederatedModule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["RunReport", "client_table", "print_table"]
+__all__ = ["RunReport", "client_table", "populations_of", "print_table"]
 
 FORMATS = {"png", "pdf", "svg"}
 """Of pictures; the last two are vector graphics."""
 
 
-def client_table(datamodule: Any, module: Any) -> pd.DataFrame:
+def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
+    """The clients of a run, by the name of their population."""
+    return dict(zip(("seen", "unseen"), data.populations, strict=True))
+
+
+def client_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame:
     """One row per measured client with its last results.
 
     `group` is its true group, where known; `pi_m` are the weights that it was served with.
+
+    Args:
+        populations: the clients by the name of their population, `seen` and `unseen`.
+        module: the module that measured them.
     """
     import pandas as pd
 
     tables = []
-    for name in ("seen", "unseen"):
-        population, rows = getattr(datamodule, name), module.client_rows.get(name)
+    for name, population in populations.items():
+        rows = module.client_rows.get(name)
         if population is None or rows is None:
             continue
         positions = range(len(population.names)) if population.measured is None else population.measured.tolist()
@@ -100,28 +113,27 @@ class RunReport(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop the clock, and say why a run ended before its last round."""
         self._stop_clock()
-        module: Any = pl_module
+        module = federated(pl_module)
         if trainer.should_stop and module.num_rounds_done < module.num_rounds and trainer.is_global_zero:
             rounds = f"round {module.num_rounds_done} of {module.num_rounds}"
             sys.stdout.write(f"ended after {rounds}: {_reason_to_stop(trainer)}\n")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the table of a `validate` run."""
-        module: Any = pl_module
+        module = federated(pl_module)
         if trainer.state.fn == "validate" and trainer.is_global_zero:
-            split = trainer.datamodule.evaluation_split  # type: ignore[attr-defined]
-            print_table(module.results, split, module.target.kind == "regression")
+            print_table(module.results, data_of(trainer).evaluation_split, module.target.kind == "regression")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write everything, summary.json last."""
-        module: Any = pl_module
+        module = federated(pl_module)
         if not trainer.is_global_zero:
             return
         print_table(module.results, "test", module.target.kind == "regression")
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
-        table = client_table(trainer.datamodule, module)  # type: ignore[attr-defined]
+        table = client_table(populations_of(data_of(trainer)), module)
         write_atomically(folder / "clients.csv", table.to_csv(index=False))
         if self.pictures:
             from lit_fed.pictures.run import draw
@@ -131,19 +143,19 @@ class RunReport(Callback):
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 
-    def _facts(self, module: Any) -> dict[str, Any]:
+    def _facts(self, module: FederatedModule) -> dict[str, Any]:
         packages = {"torch": torch.__version__, "lightning": lightning.__version__}
         return {
             "rounds": module.num_rounds_done,
             "seconds": round(self.seconds, 3),
             "algorithm": module.algorithm_name,
-            "client_trainer": module.client_trainer.name,
+            "client_trainer": module.federation.client_trainer.name,
             "device": str(module.device),
             "versions/python": sys.version.split()[0],
             "versions/lit_fed": importlib.metadata.version("lit-fed"),
             **{f"versions/{name}": version for name, version in packages.items()},
             "git_commit": _git_commit(),
-            **({"changes_on_resume": module.changes} if module.changes else {}),
+            **({"changes_on_resume": module.history.changes} if module.history.changes else {}),
         }
 
 

@@ -14,16 +14,16 @@ from torch import Tensor
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
 from lit_fed.core.machine.files import whole_file
+from lit_fed.core.task import Target
+from lit_fed.core.types import Tree
+from lit_fed.data.populations.unseen_folder import NewcomerData
 from lit_fed.metrics import summarise
+from lit_fed.training.module import FederatedModule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from lit_fed.core.task import Target
-    from lit_fed.core.types import Tree
-    from lit_fed.data.populations.unseen_folder import NewcomerData
-
-__all__ = ["ServedClients", "newcomer_tables", "prediction_table"]
+__all__ = ["ServedClients", "prediction_table", "unseen_tables"]
 
 
 class ServedClients(Callback):
@@ -145,15 +145,15 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
     return pd.DataFrame(columns | {f"p_{c}": probabilities[:, c].numpy() for c in range(probabilities.shape[1])})
 
 
-def newcomer_tables(
-    served: ServedClients, data: NewcomerData, module: Any
+def unseen_tables(
+    served: ServedClients, data: NewcomerData, module: FederatedModule
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
-    """The tables of newcomers: labels that a client did not bring are empty, and so are its results.
+    """The tables of unseen clients: labels that a client did not bring are empty, and so are its results.
 
     Args:
-        served: the gathered predictions of all newcomers.
-        data: the newcomers.
-        module: the `FederatedModule` that served them.
+        served: the gathered predictions of all of them.
+        data: the clients.
+        module: the module that served them.
 
     Returns:
         One row for each client with the columns of a run's clients.csv; the table of predictions; the statistics over
@@ -169,7 +169,9 @@ def newcomer_tables(
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
     module.client_rows["unseen"] = rows
-    table = client_table(data, module).drop(columns="population").rename(columns={"client_id": "client"})
+    table = (
+        client_table({"unseen": population}, module).drop(columns="population").rename(columns={"client_id": "client"})
+    )
     table["num_test"] = served.sizes.numpy()
     results = summarise(rows, module.target.kind == "regression")
     return table, predictions, {f"newcomers/unseen/{key}": value for key, value in results.items()}

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
-from lit_fed.callbacks.base import log_round
 from lit_fed.core import tree
 from lit_fed.core.errors import check_settings
 from lit_fed.core.seeds import generator
+from lit_fed.core.types import RoundRecord
 from lit_fed.metrics.round_time import RoundTime
+from lit_fed.training.hooks import FederatedCallback, federated, log_round
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["SimulatedTime"]
 
 
-class SimulatedTime(Callback):
+class SimulatedTime(FederatedCallback):
     """Logs `time/simulated` after each round: the time since the first, in units of one model sent downwards.
 
     It works for every algorithm: traffic is what the algorithm counts, and a phase with local work takes the slowest of
@@ -56,19 +58,14 @@ class SimulatedTime(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the size of one model."""
-        module: Any = pl_module
-        self._model_bits = float(tree.bits(module.task.init(1, module.seed)))
+        module = federated(pl_module)
+        self._model_bits = float(tree.bits(module.federation.terms.task.init(1, module.facts.seed)))
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log and add up after the last block of a round."""
-        module: Any = pl_module
-        if not batch.ends_round:
-            return
-        drawn = generator(module.seed, module.num_rounds_done - 1, 0, "compute time")
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Log and add up."""
+        drawn = generator(module.facts.seed, record.round_idx, 0, "compute time")
         rng = drawn if self.compute == "sampled" else None
-        self.time += sum(self.round_time.phase(one, self._model_bits, rng) for one in module.traffic)
+        self.time += sum(self.round_time.phase(one, self._model_bits, rng) for one in record.phases)
         key = f"time/simulated{self.name and '/'}{self.name}"
         module.results[key] = self.time
         log_round(trainer, module, {key: self.time})

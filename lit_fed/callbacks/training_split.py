@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_fed.callbacks.client_metrics import log_results, measure_population
 from lit_fed.metrics import ClientTable, summarise
+from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["TrainingSplitEvaluation"]
 
@@ -31,13 +32,13 @@ class TrainingSplitEvaluation(Callback):
 
     def _measure_all(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._measure(trainer, pl_module, "seen")
-        if trainer.datamodule.unseen is not None:  # type: ignore[attr-defined]
+        if data_of(trainer).unseen is not None:
             self._measure(trainer, pl_module, "unseen")
 
-    def _measure(self, trainer: Trainer, module: Any, population: Literal["seen", "unseen"]) -> None:
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, population: Literal["seen", "unseen"]) -> None:
+        module = federated(pl_module)
         # a table of its own: the module's may hold what the evaluation of another split has yet to report
-        table = ClientTable(getattr(datamodule, population).num_measured).to(module.device)
+        table = ClientTable(getattr(data_of(trainer), population).num_measured).to(module.device)
         measure_population(trainer, module, population, "train", table)
         results = summarise(table.compute(), module.target.kind == "regression")
         named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}

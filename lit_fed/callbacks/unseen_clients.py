@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_fed.callbacks.client_metrics import measure_population, report_population
 from lit_fed.core.errors import ConfigError
+from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["UnseenClientEvaluation"]
 
@@ -31,19 +32,17 @@ class UnseenClientEvaluation(Callback):
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure in every n-th evaluation, counted in rounds so that a resumed run keeps the beat."""
         every = self.every_n_evaluations * (trainer.check_val_every_n_epoch or 1)
-        if trainer.state.fn == "fit" and int(pl_module.rounds) % every:  # type: ignore
+        if trainer.state.fn == "fit" and federated(pl_module).num_rounds_done % every:
             return
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self._measure(trainer, pl_module, datamodule.evaluation_split)
+        self._measure(trainer, pl_module, data_of(trainer).evaluation_split)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure on the test split."""
         self._measure(trainer, pl_module, "test")
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, split: Literal["val", "test"]) -> None:
-        module: Any = pl_module
-        datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-        if datamodule.unseen is None:
+        module = federated(pl_module)
+        if data_of(trainer).unseen is None:
             return
         measure_population(trainer, module, "unseen", split)
         report_population(module, "unseen", split)

@@ -8,10 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.types import RoundRecord
+from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedWandb", "continue_run"]
 
@@ -27,7 +31,7 @@ def continue_run(checkpoint: dict[str, Any]) -> None:
         os.environ.setdefault("WANDB_RUN_ID", run_id)
 
 
-class FederatedWandb(Callback):
+class FederatedWandb(FederatedCallback):
     """Logs to a W&B run what its own logger cannot, against the round.
 
     These are the mixture weights of evaluated rounds as a heat map; at the end the best checkpoint of every
@@ -62,22 +66,19 @@ class FederatedWandb(Callback):
         """The W&B run, so that a continued run goes on with it."""
         return {"run_id": self._run_id}
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Put the round into the next row."""
-        if batch.ends_round:
-            for run in _runs(trainer):
-                run.log({"round": pl_module.num_rounds_done}, commit=False)
+        for run in _runs(trainer):
+            run.log({"round": record.round_idx + 1}, commit=False)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the mixture weights of the clients that are measured, ordered by their largest component."""
-        module: Any = pl_module
+        module = federated(pl_module)
         done = module.num_rounds_done
         soon = self._last_map is not None and done - self._last_map < self.every_n_rounds
         if trainer.state.fn != "fit" or (soon and done < module.num_rounds):
             return
-        if "mixture_weights" not in dict(module.store.named_buffers()):
+        if not module.store.has_mixtures:
             return
         self._last_map = done
         _log(trainer, {"mixture_weights": lambda: _mixture_image(trainer, module)})
@@ -91,7 +92,7 @@ class FederatedWandb(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the table of clients."""
-        _log(trainer, {"clients": lambda: _client_table(trainer, pl_module)})
+        _log(trainer, {"clients": lambda: _client_table(trainer, federated(pl_module))})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Log what the report wrote into the run's folder, which it does after the test."""
@@ -125,16 +126,14 @@ def _picture(path: Path) -> Any:
     return wandb.Image(str(path))
 
 
-def _client_table(trainer: Trainer, module: LightningModule) -> Any:
+def _client_table(trainer: Trainer, module: FederatedModule) -> Any:
     import wandb
 
-    from lit_fed.callbacks.report import client_table
-
-    return wandb.Table(dataframe=client_table(trainer.datamodule, module))  # type: ignore[attr-defined]
+    return wandb.Table(dataframe=client_table(populations_of(data_of(trainer)), module))
 
 
-def _mixture_image(trainer: Trainer, module: Any) -> Any:
-    """The heat map that the report draws of the last round, of this one."""
+def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
+    """The heat map of this round's mixture weights, as the report draws it of the last round."""
     import matplotlib as mpl
     import pandas as pd
     import PIL.Image
@@ -144,13 +143,13 @@ def _mixture_image(trainer: Trainer, module: Any) -> Any:
     from lit_fed.pictures.run import mixture_heat_map
     from lit_fed.pictures.style import COLUMN
 
-    population = trainer.datamodule.seen  # type: ignore[attr-defined]
-    places = slice(None) if population.measured is None else population.measured
-    weights = module.mixture_weights.cpu()[places].float()
+    population, _ = data_of(trainer).populations
+    measured = slice(None) if population.measured is None else population.measured
+    weights = module.mixture_weights.cpu()[measured].float()
     table = pd.DataFrame({f"pi_{m}": column.tolist() for m, column in enumerate(weights.T)})
     table["population"] = "seen"
     if population.groups is not None:
-        table["group"] = population.groups[places].tolist()
+        table["group"] = population.groups[measured].tolist()
     content = io.BytesIO()
     with mpl.rc_context(COLUMN):
         mixture_heat_map(table, Figure).savefig(content, format="png")

@@ -36,8 +36,13 @@ class TrainJob(NamedTuple):
     shared: Tree
     block: ClientBlock
     states: Tree  # leaves [C, ...]
-    optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones
+    optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones, of which nothing is kept
     batch_size: int
+
+    @property
+    def keeps_optimizers(self) -> bool:
+        """Whether a client's work goes on with a stored optimizer: only where there are local steps."""
+        return self.optimizers is not None and bool(self.block.phase.work.epochs or self.block.phase.work.steps)
 
 
 class Trained(NamedTuple):
@@ -45,7 +50,7 @@ class Trained(NamedTuple):
 
     rows: slice  # their places in the block
     result: ClientResult  # leaves [c, ...]
-    optimizers: Tree  # leaves [c, ...]
+    optimizers: Tree  # leaves [c, ...]; None where none were stored
 
 
 class PredictJob(NamedTuple):

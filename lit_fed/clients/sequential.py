@@ -69,11 +69,13 @@ class SequentialTrainer:
             torch.manual_seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
             losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
             work = call(algorithm.client_init, tree.index(job.states, row), data, losses)
-            if job.optimizers is not None:
-                work = work._replace(optimizer=tree.index(job.optimizers, row))
+            optimizer = tree.index(job.optimizers, row)
+            if job.keeps_optimizers:
+                work = work._replace(optimizer=optimizer)
             for batch in () if first is None else chain([first], batches):
                 work = call(algorithm.client_step, work, batch)
-            return call(algorithm.client_final, work, data), work.optimizer
+            result = call(algorithm.client_final, work, data)
+            return result, work.optimizer if job.keeps_optimizers else optimizer
 
     def _call(self, client_id: int, round_idx: int, function: Callable[..., Value], *arguments: Any) -> Value:
         """Call a function of the algorithm; a failure names the client."""

@@ -118,12 +118,12 @@ class VectorizedTrainer:
         try:
             in_dims = (0, None if each_losses is None else 0, 0, 0, 0)
             work = vmap(client_init, in_dims=in_dims)(job.states, each_losses, *fields)
-            if job.optimizers is not None:
+            if job.keeps_optimizers:
                 work = work._replace(optimizer=job.optimizers)
             stage = "client_step"
             work = self._steps(job, work, sizes)
             stage = "client_final"
-            return vmap(client_final)(work, *fields), work.optimizer
+            return vmap(client_final)(work, *fields), work.optimizer if job.keeps_optimizers else job.optimizers
         except Exception as error:
             raise _blame(job, stage, error) from error
 

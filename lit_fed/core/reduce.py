@@ -14,9 +14,19 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Message, ModelState, Reduced, Tree
 
-__all__ = ["Accumulator", "RunningMeans", "all_reduce", "cast_like", "exact_average", "gather_rows", "server_average"]
+__all__ = [
+    "Accumulator",
+    "RunningMeans",
+    "all_reduce",
+    "as_shared",
+    "cast_like",
+    "exact_average",
+    "gather_rows",
+    "server_average",
+]
 
 
 PIECE = 2**18
@@ -129,18 +139,22 @@ class RunningMeans:
 
     Example:
         >>> means = RunningMeans()
-        >>> means.add("loss", 1.0, 2.0), means.add("loss", 4.0, 1.0)
-        (1.0, 2.0)
+        >>> means.add("loss", 1.0, 2.0), means.add("loss", 4.0, 1.0), means.means
+        (None, None, {'loss': 2.0})
+
+    Attributes:
+        means: the mean of all parts so far, by name.
     """
 
     def __init__(self) -> None:
+        self.means: dict[str, float] = {}
         self._totals: dict[str, tuple[float, float]] = {}
 
-    def add(self, name: str, mean: float, weight: float) -> float:
-        """Take in the mean of a part and its weight; returns the mean of all parts so far."""
+    def add(self, name: str, mean: float, weight: float) -> None:
+        """Take in the mean of a part and its weight."""
         total, before = self._totals.get(name, (0.0, 0.0))
         self._totals[name] = total + weight * mean, before + weight
-        return (total + weight * mean) / (before + weight) if before else mean
+        self.means[name] = (total + weight * mean) / (before + weight) if before else mean
 
 
 def _zeros(leaf: Tensor) -> Tensor:
@@ -182,6 +196,34 @@ def cast_like(values: Tree, like: Tree) -> Tree:
     """Leaves in the types of the tree that they replace; whole numbers are rounded."""
 
     def cast(value: Tensor, old: Tensor) -> Tensor:
-        return value.to(old.dtype) if old.is_floating_point() else value.round().to(old.dtype)
+        if value.dtype == old.dtype or old.is_floating_point():
+            return value.to(old.dtype)
+        return value.round().to(old.dtype)
 
     return tree.map_leaves(cast, values, like)
+
+
+def as_shared(new: Tree, old: Tree, algorithm: str) -> Tree:
+    """What a server step returned, in the types of the shared state, which never change.
+
+    Args:
+        new: what it returned; sums and averages may be float64.
+        old: the shared state before the step.
+        algorithm: its name, for error messages.
+
+    Raises:
+        ConfigError: naming the algorithm, the leaf and both shapes, if leaves differ.
+    """
+    before, after = dict(tree.items(old)), dict(tree.items(new))
+    for path in before.keys() ^ after.keys():
+        raise ConfigError(
+            f"{algorithm}.server_step {'leaves out' if path in before else 'adds'} {path or 'a leaf'}; return the same "
+            "fields and keys as shared_init"
+        )
+    for path, leaf in after.items():
+        if leaf.shape != before[path].shape:
+            raise ConfigError(
+                f"{algorithm}.server_step returns {path or 'a leaf'} of shape {list(leaf.shape)} for one of shape "
+                f"{list(before[path].shape)}; shapes of the shared state never change, so return that of shared_init"
+            )
+    return cast_like(new, old)

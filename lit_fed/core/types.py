@@ -6,6 +6,7 @@ trained together, T clients in all. Leaves of a `ModelState` always carry the le
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,8 +21,10 @@ __all__ = [
     "Message",
     "ModelState",
     "Phase",
+    "PhaseTraffic",
     "Population",
     "Reduced",
+    "RoundRecord",
     "ServingBlock",
     "Split",
     "Tree",
@@ -99,6 +102,29 @@ class Phase(NamedTuple):
     work: LocalWork
 
 
+class PhaseTraffic(NamedTuple):
+    """What one phase of a round asked of clients and links."""
+
+    num_clients: int  # m, that took part
+    trains: bool  # whether they did local work
+    num_payloads: int  # different things that the server sent; 0 where there is no server
+    bits_up: float  # sent by all of these clients together
+    bits_down: float  # received by all of them together
+
+
+class RoundRecord(NamedTuple):
+    """What a round produced; made anew for each round."""
+
+    round_idx: int  # from 0
+    lr: float  # local learning rate
+    client_ids: Tensor  # all that took part, ascending, each once
+    metrics: dict[str, float]  # weighted means over clients and phases, such as `loss`
+    bits_up: float  # sent by all clients together
+    bits_down: float  # received by all of them together
+    phases: tuple[PhaseTraffic, ...]
+    seconds: float
+
+
 class Message(NamedTuple):
     """What leaves the client."""
 
@@ -137,6 +163,12 @@ class Split:
     def __init__(self, x: Tensor, y: Tensor, offsets: Tensor, first_id: int = 0, ids: Tensor | None = None) -> None:
         self.x, self.y, self.offsets, self.first_id, self.ids = x, y, offsets, first_id, ids
         self._resident: dict[torch.device, Split] = {}
+
+    @classmethod
+    def of(cls, clients: Sequence[tuple[Tensor, Tensor]]) -> Split:
+        """The samples of some clients: inputs [n_t, ...] and labels [n_t] or [n_t, L] of each."""
+        offsets = torch.tensor([0, *(len(y) for _, y in clients)]).cumsum(0)
+        return cls(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients]), offsets)
 
     @property
     def num_clients(self) -> int:
@@ -242,3 +274,8 @@ class ClientBlock(NamedTuple):
     slices: tuple[Tensor, ...] = ()  # ids of each rank in this phase, in the order of its blocks
     ends_phase: bool = True  # the last block of its phase on this rank
     ends_round: bool = True  # the last block of the round
+
+    def to(self, device: torch.device) -> ClientBlock:
+        """The block with all that its clients work on elsewhere."""
+        phase = self.phase._replace(client_ids=self.phase.client_ids.to(device))
+        return self._replace(phase=phase, multiplicity=self.multiplicity.to(device), data=self.data.to(device))

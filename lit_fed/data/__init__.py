@@ -1,6 +1,6 @@
 """Data sets, and how their samples become clients, splits and blocks."""
 
-from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
+from lit_fed.core.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
 from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
 from lit_fed.data.data_sets.cifar import CIFAR10, CIFAR100
 from lit_fed.data.data_sets.client_folder import ClientFolder

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
+from lit_fed.core.blocks import draw_cohort, serving_blocks
 from lit_fed.core.errors import ClientError, ConfigError, notice
-from lit_fed.core.plan import num_steps
 from lit_fed.core.seeds import generator
 from lit_fed.core.task import Target
-from lit_fed.core.types import ClientBlock, Phase, Population, ServingBlock, Split
-from lit_fed.data.blocks import cut_blocks, draw_cohort, make_blocks, split_by_work
+from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.populations.build import build_populations, fingerprint, infer_target
 from lit_fed.data.populations.checks import check_classes, check_labels, find_client_name, outlying_inputs
 from lit_fed.data.populations.find_client import find_client
 
-__all__ = ["Blocks", "FederatedDataModule", "Predicted", "round_blocks", "serving_blocks"]
+__all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 
 Block = TypeVar("Block")
 
@@ -47,6 +47,21 @@ class Predicted(NamedTuple):
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
     client: str | None = None  # serve this client alone, whatever its population; None: all that the test measures
+
+
+class RoundPlanner(Protocol):
+    """What a data module asks of the side that runs the rounds."""
+
+    @property
+    def next_draw(self) -> tuple[int, int]:
+        """Training seed and index of the coming round, on which its cohort depends."""
+
+    @property
+    def most_per_block(self) -> int | None:
+        """Most clients whose states may be gathered at once; None: any number."""
+
+    def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
+        """One rank's blocks of the coming round, see `core.blocks.round_blocks`."""
 
 
 class FederatedDataModule(LightningDataModule):
@@ -115,7 +130,7 @@ class FederatedDataModule(LightningDataModule):
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.predicted = Predicted()
-        self.outlier_noticed = False
+        self.planner: RoundPlanner | None = None
 
     def prepare_data(self) -> None:
         """Fetch missing files; Lightning calls this on one rank of each node, before any `setup`."""
@@ -158,6 +173,28 @@ class FederatedDataModule(LightningDataModule):
         drawn = generator(self.seed, 0, 0, purpose).choice(num_clients, self.eval_clients, replace=False)
         return population._replace(measured=torch.from_numpy(np.sort(drawn)))
 
+    def facts(self, *, weighting: Literal["samples", "uniform"], seed: int, num_rounds: int) -> TrainingFacts:
+        """What a federation is built from.
+
+        Args:
+            weighting: weight of a client's message.
+            seed: the training seed.
+            num_rounds: rounds of the training.
+        """
+        assert self.seen is not None
+        train = self.seen.train
+        return TrainingFacts(
+            self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
+            train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
+            self.clients_per_block, weighting, seed, num_rounds, self.dataset.normalisation,
+        )  # fmt: skip
+
+    @property
+    def populations(self) -> tuple[Population, Population | None]:
+        """Seen and unseen clients."""
+        assert self.seen is not None
+        return self.seen, self.unseen
+
     @property
     def evaluation_split(self) -> Literal["val", "test"]:
         """What periodic evaluation measures: the validation samples, or without any the test samples."""
@@ -185,11 +222,15 @@ class FederatedDataModule(LightningDataModule):
             sampling=self.client_sampling, seed=seed, round_idx=round_idx,
         )  # fmt: skip
 
+    def plan_with(self, planner: RoundPlanner) -> None:
+        """Ask this planner for the blocks of each round."""
+        self.planner = planner
+
+    @property
     def block_size(self) -> int:
         """Most clients in a block, fewer where their states are read from files for one block at a time."""
-        assert self.trainer is not None
-        module: Any = self.trainer.lightning_module
-        return min(self.clients_per_block, module.store.clients_per_block or self.clients_per_block)
+        assert self.planner is not None
+        return min(self.clients_per_block, self.planner.most_per_block or self.clients_per_block)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a block; on a CPU there is nothing to move, and looking for it costs a millisecond per round."""
@@ -199,11 +240,10 @@ class FederatedDataModule(LightningDataModule):
         """This rank's blocks of the coming round; made anew for every round."""
         assert self.trainer is not None
         assert self.seen is not None
-        module: Any = self.trainer.lightning_module
-        phases = module.phases(self._draw(module.seed, module.num_rounds_done))
+        assert self.planner is not None
         return Blocks(
-            round_blocks(
-                phases, self.seen.train, batch_size=self.batch_size, clients_per_block=self.block_size(),
+            self.planner.blocks(
+                self._draw(*self.planner.next_draw), self.seen.train, clients_per_block=self.block_size,
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip
@@ -244,75 +284,7 @@ class FederatedDataModule(LightningDataModule):
         measured = self._chosen(population).measured if positions is None else positions
         return Blocks(
             serving_blocks(
-                data, train, measured, clients_per_block=self.block_size(),
+                data, train, measured, clients_per_block=self.block_size,
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip
-
-
-def round_blocks(
-    phases: Sequence[Phase], data: Split, *, batch_size: int, clients_per_block: int, rank: int = 0, num_ranks: int = 1
-) -> list[ClientBlock]:
-    """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a ghost.
-
-    Args:
-        phases: phases of the round; ids may stand in one more than once.
-        data: training split.
-        batch_size: default batch size, to weigh the work of clients.
-        clients_per_block: most clients in a block.
-        rank: this rank.
-        num_ranks: number of ranks.
-    """
-    blocks: list[ClientBlock] = []
-    sizes = data.sizes.numpy()
-    for phase in phases:
-        ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
-        work = np.zeros(len(sizes))
-        work[ids] = [max(1, num_steps(int(size), phase.work, batch_size)) for size in sizes[ids]]
-        ordered = [
-            make_blocks(share, sizes, clients_per_block, data.samples_per_block)
-            for share in split_by_work(ids, work, num_ranks)
-        ]
-        slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
-        for position in range(max(map(len, ordered))):
-            present = position < len(ordered[rank])
-            chosen = ordered[rank][position] if present else ids[:1]
-            multiplicity = counts[np.searchsorted(ids, chosen)] * present
-            blocks.append(
-                ClientBlock(
-                    phase._replace(client_ids=torch.from_numpy(chosen)),
-                    torch.from_numpy(multiplicity.astype(np.float64)), data, slices, False, False,
-                )
-            )  # fmt: skip
-        blocks[-1] = blocks[-1]._replace(ends_phase=True)
-    blocks[-1] = blocks[-1]._replace(ends_round=True)
-    return blocks
-
-
-def serving_blocks(
-    data: Split,
-    train: Split,
-    measured: Tensor | None = None,
-    *,
-    clients_per_block: int,
-    rank: int = 0,
-    num_ranks: int = 1,
-) -> list[ServingBlock]:
-    """One rank's blocks of clients to be served, the same number on every rank; a block may be empty.
-
-    Args:
-        data: what clients are measured on.
-        train: what they may adapt on.
-        measured: positions [E] of the clients that are measured; None: all.
-        clients_per_block: most clients in a block.
-        rank: this rank.
-        num_ranks: number of ranks.
-    """
-    measured = torch.arange(data.num_clients) if measured is None else measured
-    sizes = data.sizes[measured].numpy()
-    shares = split_by_work(np.arange(len(measured)), sizes + 1, num_ranks)
-    held, most_held = sizes + train.sizes[measured].numpy(), data.samples_per_block or train.samples_per_block
-    cuts = [cut_blocks(share, held[share], clients_per_block, most_held) for share in shares]
-    empty = [measured[:0].numpy()] * (max(map(len, cuts)) - len(cuts[rank]))
-    rows = map(torch.from_numpy, [*cuts[rank], *empty])
-    return [ServingBlock(measured[some] + data.first_id, some, data, train) for some in rows]

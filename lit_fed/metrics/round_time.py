@@ -16,23 +16,14 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from lit_fed.core.errors import check_settings
+from lit_fed.core.types import PhaseTraffic
 
-__all__ = ["PhaseTraffic", "RoundTime", "harmonic_number"]
-
-
-class PhaseTraffic(NamedTuple):
-    """What one phase of a round asked of clients and links."""
-
-    num_clients: int  # m, that took part
-    trains: bool  # whether they did local work
-    num_payloads: int  # different things that the server sent; 0 where there is no server
-    bits_up: float  # sent by all of these clients together
-    bits_down: float  # received by all of them together
+__all__ = ["RoundTime", "harmonic_number"]
 
 
 def harmonic_number(m: int) -> float:

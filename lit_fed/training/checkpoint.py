@@ -6,13 +6,16 @@ import ast
 import dataclasses
 import os
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.callbacks import Checkpoint
 
+from lit_fed.clients.store_files import folder_beside
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
 
@@ -20,6 +23,7 @@ __all__ = [
     "CHECKPOINT_KEY",
     "AtomicCheckpointIO",
     "Difference",
+    "clients_folder",
     "compare_arguments",
     "compare_identities",
     "load_checkpoint",
@@ -62,6 +66,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     ) -> dict[str, Any]:
         """A checkpoint of lit_fed; whatever else the file holds is refused by name."""
         return load_checkpoint(Path(path))
+
+
+def clients_folder(checkpoints: Sequence[Checkpoint]) -> Path | None:
+    """Where a run keeps its client files: beside the folder of its `last.ckpt`; None for a run without checkpoints.
+
+    Args:
+        checkpoints: the callbacks that write checkpoints.
+    """
+    last_first = sorted(checkpoints, key=lambda one: getattr(one, "filename", None) != "last")
+    folders = [Path(folder) for one in last_first if (folder := getattr(one, "dirpath", None)) is not None]
+    return folder_beside(folders[0]).absolute() if folders else None
 
 
 def load_checkpoint(path: Path, *, resumable: bool = False) -> dict[str, Any]:
@@ -213,7 +228,7 @@ def compare_identities(stored: dict[str, Any], given: dict[str, Any], settings: 
 
 def _fields(call: Any, settings: Any) -> dict[str, Any]:
     """The fields in a dataclass's `repr`, with the defaults of those that it lacks."""
-    fields = {"class_path": ast.unparse(call.func)}
+    fields: dict[str, Any] = {"class_path": ast.unparse(call.func)}
     if type(settings).__name__ != fields["class_path"]:
         return fields
     written = {one.arg: one.value for one in call.keywords}

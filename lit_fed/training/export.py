@@ -27,6 +27,7 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_writable
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
@@ -127,13 +128,13 @@ class Combination(nn.Module):
 
 
 def personal_model(
-    module: Any, state: Tree, example: Tensor, normalisation: Normalisation | None = None, client: str = ""
+    module: FederatedModule, state: Tree, example: Tensor, normalisation: Normalisation | None = None, client: str = ""
 ) -> PersonalModel:
     """What serves a client with this state, as a module of its own.
 
     Args:
-        module: the `FederatedModule` that serves the client.
-        state: what the client is served with, see `ClientServing.serve`, of this client alone.
+        module: the module that serves the client.
+        state: what the client is served with, see `lit_fed.serving.serve`, of this client alone.
         example: any inputs of the right shape and type, [B, ...].
         normalisation: constants by which the training normalised inputs in 0..1, to be applied by the module.
         client: the client's name, which files repeat.
@@ -142,7 +143,7 @@ def personal_model(
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
     """
     example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
-    algorithm, ctx = module.algorithm, module.context("evaluate")
+    algorithm, ctx = module.algorithm, module.federation.context("evaluate")
     shared, state, frozen = (
         tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (module.shared, state, ctx.task.frozen)
     )
@@ -195,13 +196,15 @@ def _network(task: Task, model: ModelState) -> nn.Module:
     return network
 
 
-def _about(module: Any, client: str, example: Tensor, normalisation: Normalisation | None) -> dict[str, Any]:
+def _about(
+    module: FederatedModule, client: str, example: Tensor, normalisation: Normalisation | None
+) -> dict[str, Any]:
     """What a file says of its model."""
     target = module.target
     return {
         "client": client,
         "algorithm": module.algorithm_name,
-        "network": type(module.task.network).__name__,
+        "network": type(module.federation.terms.task.network).__name__,
         "input_shape": ["N", *example.shape[1:]],
         "input_type": str(example.dtype).removeprefix("torch."),
         "normalisation": None if normalisation is None else normalisation._asdict(),

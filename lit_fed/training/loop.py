@@ -13,8 +13,8 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
-from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.core.types import ClientBlock
+from lit_fed.training.hooks import FederatedCallback, federated
 from lit_fed.training.stopping import StopRequests
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class ClientLoop(_ManualOptimization):
         """Train the block. The server's step lies inside this section, where Lightning counts optimizer steps."""
         block: ClientBlock = kwargs["batch"]
         super().advance(kwargs)
-        module: Any = self.trainer.lightning_module
+        module = federated(self.trainer.lightning_module)
         if block.ends_phase:
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, FederatedCallback):

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers.logger import Logger, rank_zero_experiment
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lit_fed.core.errors import WriteError
@@ -53,7 +54,7 @@ class RoundLogger(Logger):
         On rank zero the folder is made, which settles whose it is where several runs begin at once.
         """
         self._name = self._name or name
-        if self._version is None and rank_zero_only.rank == 0:
+        if self._version is None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             self._claim()
 
     def _claim(self) -> None:
@@ -117,40 +118,45 @@ class RoundLogger(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add to the row of round `step`."""
-        if self._columns is None:
-            self._open()
+        columns = self._columns or self._open()
         if step != self._row.get("step"):
             self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
         self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
-        if any(key not in self._columns for key in self._row):
-            self._widen()
+        if any(key not in columns for key in self._row):
+            columns = self._widen(columns)
         try:
             with self.experiment.open("r+") as file:
                 file.seek(self._row_start)
-                file.write(_to_csv([self._row], self._columns))
+                file.write(_to_csv([self._row], columns))
                 file.truncate()
         except OSError as error:  # the row is dropped when the run goes on
             raise WriteError(self.experiment, error) from error
 
-    def _open(self) -> None:
+    def _open(self) -> list[str]:
         """Keep the rows of the rounds that the run goes on from; a row cut off by a kill is dropped."""
         self.begin("run")
         self.experiment.parent.mkdir(parents=True, exist_ok=True)
-        self._columns, rows = ["step"], []
+        columns, rows = ["step"], []
         if self._keep_rounds and self.experiment.is_file():
             text = self.experiment.read_text()
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
             rows = [row for row in reader if int(row["step"]) < self._keep_rounds]
-            self._columns = list(reader.fieldnames or self._columns)
-        write_atomically(self.experiment, ",".join(self._columns) + "\n" + _to_csv(rows, self._columns))
+            columns = list(reader.fieldnames or columns)
+        return self._write(rows, columns)
 
-    def _widen(self) -> None:
+    def _widen(self, before: list[str]) -> list[str]:
         """Add columns: the one case in which the whole file is written again."""
         text = self.experiment.read_text()
         whole = list(csv.DictReader(io.StringIO(text[: self._row_start])))
-        self._columns = ["step", *sorted({*self._columns, *self._row} - {"step"})]
-        write_atomically(self.experiment, ",".join(self._columns) + "\n" + _to_csv(whole, self._columns))
+        columns = self._write(whole, ["step", *sorted({*before, *self._row} - {"step"})])
         self._row_start = self.experiment.stat().st_size
+        return columns
+
+    def _write(self, rows: list[dict[str, Any]], columns: list[str]) -> list[str]:
+        """Write the whole file; returns its columns."""
+        write_atomically(self.experiment, ",".join(columns) + "\n" + _to_csv(rows, columns))
+        self._columns = columns
+        return columns
 
 
 def _to_csv(rows: list[dict[str, Any]], columns: list[str]) -> str:

@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.callbacks.base import log_round
 from lit_fed.core import tree
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ModelState
+from lit_fed.core.types import Batch, ModelState, RoundRecord
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["ObjectiveGap"]
 
 
-class ObjectiveGap(Callback):
+class ObjectiveGap(FederatedCallback):
     """Logs `objective/gap` after each round: f(θ) − min f, in float64, for strictly convex losses of small networks.
 
     f is the mean loss of the clients, weighted as `--model.weighting` says, without weight decay. θ is the server's
@@ -37,12 +38,14 @@ class ObjectiveGap(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the minimum, by Newton's method on the samples of all clients."""
-        module: Any = pl_module
+        module = federated(pl_module)
         self._task = Task.create(
-            lambda: module.network(module.input_shape, module.target.num_outputs), module.target, dtype=torch.float64
+            lambda: module.settings.network(module.facts.input_shape, module.target.num_outputs),
+            module.target,
+            dtype=torch.float64,
         )
-        self._batch = _pooled(module, trainer.datamodule.seen.train)  # type: ignore[attr-defined]
-        best = minimise(self._task, self._task.init(1, module.seed), self._batch, Penalty(0.0), iterations=50)
+        self._batch = _pooled(module, data_of(trainer).populations[0].train)
+        best = minimise(self._task, self._task.init(1, module.facts.seed), self._batch, Penalty(0.0), iterations=50)
         value, gradient, _ = self._task.value_and_grad(best, self._batch)
         self.minimum, self.slope = float(value), float(tree.norm(gradient))
         eigenvalues = torch.linalg.eigvalsh(self._hessian(best))
@@ -61,13 +64,8 @@ class ObjectiveGap(Callback):
             columns.append(torch.cat([leaf.flatten() for leaf in product.values()]))
         return torch.stack(columns)
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Measure after the last block of a round."""
-        module: Any = pl_module
-        if not batch.ends_round:
-            return
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Measure after each round."""
         each = _models(module)  # leaves [T or 1, ...]
         mean = tree.map_leaves(lambda leaf: leaf.mean(0, keepdim=True), each)
         value = self._task.value_and_grad(ModelState(mean, {}), self._batch)[0]
@@ -77,18 +75,18 @@ class ObjectiveGap(Callback):
         log_round(trainer, module, {"objective/gap": gap, "objective/disagreement": float(disagreement)})
 
 
-def _models(module: Any) -> dict[str, Tensor]:
+def _models(module: FederatedModule) -> dict[str, Tensor]:
     """Parameters of the server's model, or of all clients' without a server, leaves [T or 1, ...] in float64."""
     if module.algorithm.has_server:
         return {name: leaf.double() for name, leaf in module.shared.models.parameters.items()}
-    states = module.store.gather(torch.arange(module.num_clients, device=module.device))["state"]
+    states = module.store.gather(torch.arange(module.facts.num_clients, device=module.device))["state"]
     return {name: leaf[:, 0].double() for name, leaf in states.models.parameters.items()}
 
 
-def _pooled(module: Any, train: Any) -> Batch:
+def _pooled(module: FederatedModule, train: Any) -> Batch:
     """All samples as one batch, whose mask holds the weight of each in f."""
     sizes = train.sizes.double()
-    weight = torch.ones_like(sizes) if module.weighting == "samples" else 1 / sizes
+    weight = torch.ones_like(sizes) if module.facts.weighting == "samples" else 1 / sizes
     x = train.x.double() if train.x.is_floating_point() else train.x
     y = train.y.double() if train.y.is_floating_point() else train.y
     mask = weight.repeat_interleave(train.sizes)

@@ -56,8 +56,8 @@ def test_every_kind_of_algorithm_has_a_time(tmp_path, name):
     module, _ = fit(name, tmp_path, rounds=2, callbacks=[SimulatedTime(compute_min=2.0)])
     path = folder(tmp_path, name)
     bits = 8 * pd.read_csv(path / "metrics.csv")[["comm/bytes_up", "comm/bytes_down"]].dropna() / one_model(module)
-    count = module.traffic[0].num_clients
-    payloads = [one.num_payloads for one in module.traffic]
+    count = module.record.phases[0].num_clients
+    payloads = [one.num_payloads for one in module.record.phases]
     assert payloads == [{"Local": 1, "DFedEM": 0, "ClusteredFL": 1}.get(name, payloads[0])]
     expected = 2 + bits["comm/bytes_up"] + payloads[0] * bits["comm/bytes_down"] / count
     if name != "Oracle":  # whose number of groups may change with the cohort
@@ -66,7 +66,7 @@ def test_every_kind_of_algorithm_has_a_time(tmp_path, name):
 
 
 def one_model(module):
-    parts = module.task.init(1, 0)
+    parts = module.federation.server.task.init(1, 0)
     return 8 * sum(leaf.numel() * leaf.element_size() for part in parts for leaf in part.values())
 
 
@@ -95,7 +95,7 @@ def test_several_systems_in_one_run_keep_their_times_apart(tmp_path):
     path = folder(tmp_path, "FedAvg")
     table, summary = pd.read_csv(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
     for key, ratio in (("time/simulated", 1), ("time/simulated/slow", 4), ("time/simulated/fast", 2)):
-        one_round = 1 + 1 + ratio * module.traffic[0].num_clients
+        one_round = 1 + 1 + ratio * module.record.phases[0].num_clients
         assert table[key].dropna().tolist() == pytest.approx([one_round, 2 * one_round, 3 * one_round])
         assert summary[key] == pytest.approx(3 * one_round)
 

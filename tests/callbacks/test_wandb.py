@@ -14,12 +14,12 @@ import yaml
 from running import run as run_process
 from wandb_records import artefacts, config, history, records, summary
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.callbacks import FederatedWandb
 from lit_fed.cli import main
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOGGED = ["fit", "--config", f"{CONFIGS}/logger/wandb.yaml", "--config", f"{CONFIGS}/logger/best_checkpoint.yaml"]

@@ -35,6 +35,7 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.demands import check_aggregation
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
@@ -42,7 +43,6 @@ from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.models import MLP, Linear
-from lit_fed.training.demands import check_aggregation
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,16 +11,16 @@ import torch
 from federated_round import Federation, distance, make_clients, make_task, same_bits
 from test_algorithms import SMALL, all_algorithms, federation_of
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM, MeanRegularizedMTL
 from lit_fed.core import tree
+from lit_fed.core.demands import check_cohort, check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer
-from lit_fed.training.demands import check_cohort, check_sampling
 
 SIZES = [6, 6, 9, 3, 4]
 COHORTS = [[0, 0, 2], [4, 0, 0, 3], [0, 0, 2, 3]]

@@ -1,17 +1,27 @@
 import pytest
 import torch
-from federated_round import BINARY, Federation, distance, make_clients, make_context, make_task, run_rounds, same_bits
+from federated_round import (
+    BINARY,
+    Federation,
+    distance,
+    facts,
+    make_clients,
+    make_context,
+    make_task,
+    run_rounds,
+    same_bits,
+)
 from normalised import NormalisedMLP
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.training import FederatedModule
 
 SIZES = [6, 9, 3]
 NORM = {"layers.2.weight", "layers.2.bias", "layers.2.running_mean", "layers.2.running_var"}
@@ -138,7 +148,7 @@ def test_statistics_leave_the_network_as_it_was():
 
 def test_mixture_weights_keep_their_name():
     module = FederatedModule(FedEM(num_components=2), network=NormalisedMLP, batch_norm="local")
-    module.build(BINARY, (4,), population())
+    module.build(facts(BINARY, (4,), num_clients=3, total_samples=sum(SIZES)), population())
     assert module.mixture_weights.shape == (3, 2)
     assert module.algorithm_name == "FedEM"
 
@@ -146,7 +156,7 @@ def test_mixture_weights_keep_their_name():
 def test_a_network_without_normalisation_is_refused():
     module = FederatedModule(FedAvg(), batch_norm="local")
     with pytest.raises(ConfigError, match=r"--model\.batch_norm is local, and Linear has no BatchNorm; leave it out"):
-        module.build(BINARY, (4,), population())
+        module.build(facts(BINARY, (4,), num_clients=3, total_samples=sum(SIZES)), population())
 
 
 def population():

@@ -14,9 +14,9 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine import memory
 from lit_fed.core.task import Target
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import NewcomerData
-from lit_fed.training.serving import ServingFacts
 
 
 @pytest.fixture(autouse=True)
@@ -179,7 +179,7 @@ NEWCOMERS = {name: BOB[name] for name in (
 
 @pytest.mark.parametrize("name", NEWCOMERS)
 def test_newcomers(tmp_path, name):
-    facts = ServingFacts(
+    facts = TrainingFacts(
         (3,), "float32", (), Target("multiclass", 3), 2, 8, 4, None, 4, 1024, "samples", 0, 1, None,
     )  # fmt: skip
     make, words = NEWCOMERS[name]

@@ -12,6 +12,7 @@ from normalised import NormalisedMLP
 from running import SMALL, folder, history, numbers, run
 from torch import nn
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
@@ -22,7 +23,6 @@ from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP, LeNet5, Linear
-from lit_fed.training import FederatedModule, FederatedTrainer
 
 DEVICE = torch.device("cuda", 0)
 ON_DEVICE = {"accelerator": "gpu", "devices": 1}

@@ -8,14 +8,13 @@ import torch
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
 
-from lit_fed import algorithms
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 from lightning.pytorch import Callback
 
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Local
 from lit_fed.data import IID, Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
 
 def peak():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedAvgPlus
 from lit_fed.cli import main
 from lit_fed.core.errors import ClientError
@@ -14,7 +15,6 @@ from lit_fed.core.types import Population
 from lit_fed.data import ClientDataSet, ClientFolder, Digits, Synthetic
 from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer
 
 NAMES = ("ann", "bob", "cleo", "dan")
 

@@ -15,12 +15,12 @@ from doc_pages import ROOT, ROUNDS, Block, blocks, lines, pages, run, shortened
 from lightning.pytorch import seed_everything
 
 import lit_fed
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedAvg, FedEM
 from lit_fed.callbacks import RunReport
 from lit_fed.cli import main
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
 TEXTS = [*pages(), "CONTRIBUTING.md", "CHANGELOG.md"]
 MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}

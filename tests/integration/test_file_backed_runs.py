@@ -15,6 +15,7 @@ from kill_test import kill_runs
 from lightning.pytorch.callbacks import ModelCheckpoint
 from running import SMALL, folder, history, numbers
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
@@ -22,7 +23,6 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer
 
 ARGUMENTS = [
     *SMALL, "--model.algorithm", "Local", "--model.client_trainer", "sequential", "--model.client_memory_gb", "0",

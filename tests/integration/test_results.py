@@ -208,5 +208,5 @@ def test_commands_make_the_runs_of_the_page(entry, parser):
     arguments = shlex.split(synthetic_results.command(entry, 0.1))[4:]
     module = parser.instantiate(parser.parse_args(arguments)).model
     assert module.algorithm == entry.algorithm(0.1)
-    assert module.solver == entry.solver(0.1)
-    assert module.init_seeds == tuple(synthetic_entries.INIT_SEEDS)
+    assert module.settings.solver == entry.solver(0.1)
+    assert module.settings.init_seeds == list(synthetic_entries.INIT_SEEDS)

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.metrics.round_time import PhaseTraffic, RoundTime, harmonic_number
+from lit_fed.core.types import PhaseTraffic
+from lit_fed.metrics.round_time import RoundTime, harmonic_number
 
 MODEL = 320.0
 SCENARIOS = {"a": RoundTime(4.0, 1.0, 1.0), "b": RoundTime(2.0, 1.0, 0.0), "c": RoundTime(1.0, 1.0, 0.0)}

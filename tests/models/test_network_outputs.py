@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from federated_round import MULTICLASS
+from federated_round import MULTICLASS, facts
 from torch import nn
 
+from lit_fed import FederatedModule
 from lit_fed.core.errors import ConfigError
 from lit_fed.models import MLP, CharLSTM, LeNet5, MobileNetV2
 from lit_fed.models.base import check_outputs
-from lit_fed.training import FederatedModule
 
 FLOAT, TOKENS = torch.float32, torch.int64
 
@@ -102,10 +102,10 @@ def test_a_forward_pass_that_fails_is_named(raised, message):
 )
 def test_a_network_that_cannot_be_built_is_named(network, message):
     with pytest.raises(ConfigError, match=message):
-        FederatedModule(network=network).build_shared(MULTICLASS, (4,), num_clients=2, total_samples=9)
+        FederatedModule(network=network).build_shared(facts(MULTICLASS, (4,)))
 
 
 def test_a_module_is_checked_when_it_is_built():
     module = FederatedModule(network=CharLSTM)
     with pytest.raises(ConfigError, match=r"CharLSTM gives .* outputs \[5, 3\], and labels of shape \[\] need \[3\]"):
-        module.build_shared(MULTICLASS, (5,), num_clients=2, total_samples=9, input_type=torch.int64)
+        module.build_shared(facts(MULTICLASS, (5,), input_type=torch.int64))

@@ -11,15 +11,14 @@ from federated_round import BINARY, make_clients, make_parties, run_rounds, same
 from fit_all import NAMES, OPTIONS, StackedAverage
 from lightning.pytorch import seed_everything
 
-from lit_fed import algorithms
+from lit_fed import FederatedModule, FederatedTrainer, algorithms
+from lit_fed.core.blocks import draw_cohort
+from lit_fed.core.demands import check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
-from lit_fed.data.blocks import draw_cohort
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer
-from lit_fed.training.demands import check_sampling
 
 SIZES = [9, 2, 14, 5, 1, 7]
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 0])
@@ -77,14 +76,15 @@ def test_the_trainer_s_rounds_are_the_plain_ones(tmp_path, name, sampling):
         draw_cohort(6, sizes, number=drawn[0], sampling=drawn[1], seed=SEED, round_idx=one) for one in range(ROUNDS)
     ]
     federation = run_rounds(
-        algorithm, train=data.seen.train, rounds=ROUNDS, cohorts=cohorts, task=module.task, solver=solver,
-        seed=SEED, clients_per_block=2, groups=GROUPS, weighting="uniform" if drawn[1] == "size" else None,
+        algorithm, train=data.seen.train, rounds=ROUNDS, cohorts=cohorts, task=module.federation.server.task,
+        solver=solver, seed=SEED, clients_per_block=2, groups=GROUPS,
+        weighting="uniform" if drawn[1] == "size" else None,
     )  # fmt: skip
     kept = module.store.gather(torch.arange(6))
     assert same_bits(module.shared, federation.shared)
     assert same_bits(kept["state"], federation.states)
     assert same_bits(kept["optimizer"], federation.optimizers)
-    traffic = torch.tensor([[phase.bits_up, phase.bits_down] for phase in module.traffic], dtype=torch.float64)
+    traffic = torch.tensor([[phase.bits_up, phase.bits_down] for phase in module.record.phases], dtype=torch.float64)
     assert traffic.sum(0).tolist() == federation.bits.tolist()
     number, loss, _ = federation.evaluate(data.seen.test).sum(0).tolist()
     assert module.results["test/seen/loss"] == pytest.approx(loss / number, rel=1e-12)

@@ -10,12 +10,13 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from federated_round import facts
 from fit_all import GROUPED, NAMES, OPTIONS, StackedAverage
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
 from torch import nn
 
-from lit_fed import algorithms, models
+from lit_fed import FederatedModule, FederatedTrainer, algorithms, models
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.errors import ConfigError
@@ -23,7 +24,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Target
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer
 from lit_fed.training.export import check_program_file, personal_model, save_program
 
 MODEL = 4 * (64 * 10 + 10)
@@ -130,7 +130,7 @@ def built(network, shape, target=Target("multiclass", 5), algorithm=FedAvg(), la
     """A module with random models, which have running statistics of their own."""
     module = FederatedModule(algorithm, network=network)
     dtype = torch.int64 if target.positions else torch.float32
-    module.build_shared(target, shape, num_clients=3, total_samples=9, input_type=dtype, label_shape=label_shape)
+    module.build_shared(facts(target, shape, input_type=dtype, label_shape=label_shape))
     for name, leaf in module.named_buffers():
         if name.endswith(("running_mean", "running_var")):
             leaf.uniform_(0.5, 1.5)
@@ -139,7 +139,7 @@ def built(network, shape, target=Target("multiclass", 5), algorithm=FedAvg(), la
 
 def expectation(module, state, x):
     """The prediction by the algorithm itself."""
-    ctx, own = module.context("evaluate"), module.algorithm
+    ctx, own = module.federation.context("evaluate"), module.algorithm
     with torch.no_grad():
         log_prob = own.log_prob(ctx, module.shared, state, x, own.shared_outputs(ctx, module.shared, x))
     return log_prob[..., 0] if module.target.kind == "regression" else log_prob.exp()
@@ -181,7 +181,9 @@ def test_networks(name, tmp_path):
     program = torch.export.load(tmp_path / "model.pt2").module()
     for batch in (x, x[:1]):
         torch.testing.assert_close(program(batch), expectation(module, (), batch), rtol=0, atol=1e-6)
-    parameters = sum(leaf.numel() * leaf.element_size() for leaf in module.task.network.state_dict().values())
+    parameters = sum(
+        leaf.numel() * leaf.element_size() for leaf in module.federation.server.task.network.state_dict().values()
+    )
     assert stored(tmp_path / "model.pt2")[0] == parameters
 
 

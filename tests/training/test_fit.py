@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from running import folder, history, numbers
 
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, UnseenClientEvaluation
 from lit_fed.core.errors import ConfigError
@@ -19,7 +20,6 @@ from lit_fed.core.plan import num_steps
 from lit_fed.core.types import LocalWork, Phase
 from lit_fed.data import Digits, Synthetic
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 
 
 class PowerCutError(RuntimeError):
@@ -118,7 +118,7 @@ def test_sampling_in_proportion_to_size_weighs_uniformly(tmp_path):
     module = FederatedModule()
     data = digits(client_sampling="size", clients_per_round=10)
     trainer(tmp_path, 2).fit(module, datamodule=data)
-    assert module.weighting == "uniform"
+    assert module.facts.weighting == "uniform"
     assert torch.isfinite(module.mixture_weights).all()
 
 
@@ -197,7 +197,7 @@ class Demanding(Algorithm):
 def test_the_algorithm_s_weighting_holds_unless_another_is_given(tmp_path, given, taken):
     module = FederatedModule(Demanding(), weighting=given)
     trainer(tmp_path, 1).fit(module, datamodule=digits())
-    assert module.weighting == module.context("train").weighting == taken
+    assert module.facts.weighting == module.federation.context("train").weighting == taken
 
 
 def test_an_algorithm_that_needs_all_clients_refuses_fewer(tmp_path):
@@ -210,10 +210,11 @@ def test_a_pull_that_would_diverge_is_refused_before_training(tmp_path):
     """The bound depends on the local steps of the largest client, and so on the batch size of the data."""
     for batch_size in (16, 64):
         module = FederatedModule(FedU(1.0), solver=LocalSolver(lr=0.1))
+        data = digits(batch_size=batch_size)
         with pytest.raises(ConfigError, match=r"laplacian_weight is 1\.0, .* give a number below") as found:
-            trainer(tmp_path, 1).fit(module, datamodule=digits(batch_size=batch_size))
-        assert (module.num_rounds_done, module.context("plan").batch_size) == (0, batch_size)
-        steps = num_steps(module.most_samples, LocalWork(epochs=1), batch_size)
+            trainer(tmp_path, 1).fit(module, datamodule=data)
+        assert not module.is_built
+        steps = num_steps(int(data.seen.train.sizes.max()), LocalWork(epochs=1), batch_size)
         assert f"below {2 / (0.1 * steps * 6):.3g}," in str(found.value)
 
 

@@ -9,6 +9,7 @@ from lightning.pytorch import seed_everything
 from running import folder, history
 from torch import nn
 
+from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.errors import ConfigError
@@ -16,7 +17,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import Network
-from lit_fed.training import FederatedModule, FederatedTrainer
 
 
 class RandomFeatures(Network):

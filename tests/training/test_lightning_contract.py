@@ -13,9 +13,9 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch import nn
 
+from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.loop import ClientLoop, FederatedLoop, RoundLoop
 from lit_fed.training.stopping import StopRequests
-from lit_fed.training.trainer import FederatedTrainer
 
 
 def test_overridden_private_names_exist():

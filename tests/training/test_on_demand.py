@@ -10,16 +10,17 @@ import pytest
 import torch
 from running import history, numbers
 
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM
 from lit_fed.callbacks import FederatedCallback
+from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data import Synthetic
 from lit_fed.data.data_sets import synthetic as synthetic_module
 from lit_fed.data.data_sets.base import ClientDataSet, make_split
-from lit_fed.data.module import FederatedDataModule, serving_blocks
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed.data.module import FederatedDataModule
 
 DRAWN = Synthetic(num_clients=12, dimension=6, test_size=9, variant="corrected", on_demand=True)
 
@@ -142,7 +143,7 @@ def test_the_first_states_draw_what_the_algorithm_reads(monkeypatch):
     for algorithm, expected in ((FedEM(), []), (Greedy(), [("train", client) for client in range(12)])):
         drawn.clear()
         module = FederatedModule(algorithm)
-        module.build(data.target, data.input_shape, data.seen)
+        module.build(data.facts(weighting="samples", seed=0, num_rounds=1), *data.populations)
         assert sorted(set(drawn)) == expected
     held = data.seen.train.select(torch.arange(12))
     sums = torch.stack([held.client(client).x.sum() for client in range(12)])
@@ -206,7 +207,7 @@ def test_a_rank_may_have_nobody_to_measure(population):
     data = FederatedDataModule(DRAWN, unseen_fraction=0.25)
     data.setup()
     module = FederatedModule()
-    module.build(data.target, data.input_shape, data.seen, data.unseen)
+    module.build(data.facts(weighting="samples", seed=0, num_rounds=1), *data.populations)
     chosen, nobody = getattr(data, population), torch.empty(0, dtype=torch.int64)
     module.measure(ServingBlock(nobody, nobody, chosen.test, chosen.train), population)
     assert float(module.tables[population].compute().sum()) == 0
@@ -225,8 +226,8 @@ def test_a_hundred_thousand_clients_start_at_once():
     )  # fmt: skip
     data.setup()
     module = FederatedModule()
-    module.build(data.target, data.input_shape, data.seen)
+    module.build(data.facts(weighting="samples", seed=0, num_rounds=1), *data.populations)
     assert module.mixture_weights.shape == (100_000, 3)
     assert module.tables["seen"].rows.shape == (7, 6)
-    assert module.total_samples == int(data.seen.train.sizes.sum()) > 20_000_000
+    assert module.facts.total_samples == int(data.seen.train.sizes.sum()) > 20_000_000
     np.testing.assert_allclose(module.mixture_weights[[0, 1024, 99_999]], 1 / 3)

@@ -9,6 +9,7 @@ import yaml
 from comparison.runs import read_run
 from running import folder, history, numbers
 
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvg, Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
@@ -16,7 +17,6 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.training import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.training.checkpoint import CHECKPOINT_KEY
 
 HORIZON, MORE = 8, 12
@@ -30,7 +30,7 @@ class Rates(FederatedCallback):
         self.found, self.stop_after = [], stop_after
 
     def on_train_epoch_start(self, trainer, module):
-        self.found.append(float(module.context("train").lr))
+        self.found.append(float(module.federation.context("train").lr))
         trainer.should_stop = len(self.found) == self.stop_after
 
 
@@ -75,8 +75,8 @@ def test_clients_are_served_at_the_rate_of_adaptation(tmp_path, schedule):
     options = {"algorithm": Local(), "unseen": 0.4, "schedule": schedule}
     module, rates = fit(tmp_path, 6, **options)
     assert rates[-1] < 0.1
-    assert float(module.context("adapt").lr) == 0.5
-    assert float(module.context("train").lr) == rates[-1]
+    assert float(module.federation.context("adapt").lr) == 0.5
+    assert float(module.federation.context("train").lr) == rates[-1]
     constant, _ = fit(tmp_path / "constant", 6, **options | {"schedule": "constant"})
     for split in ("loss", "accuracy"):
         key = f"test/unseen/{split}"

@@ -197,7 +197,8 @@ def _tokens(code_points: np.ndarray) -> np.ndarray:
     """Tokens of Unicode code points, of the same shape."""
     table = np.full(128, UNKNOWN, dtype=np.int64)
     table[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
-    return table[np.minimum(code_points, 127)]  # 127 is a control character that the vocabulary lacks
+    tokens: np.ndarray = table[np.minimum(code_points, 127)]  # 127 is a control character that the vocabulary lacks
+    return tokens
 
 
 def _no_windows(sequence_length: int) -> _Windows:

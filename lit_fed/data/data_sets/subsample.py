@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
-from lit_fed.data.blocks import whole_part
 from lit_fed.data.data_sets.base import require
 
 __all__ = ["check_share", "kept_share"]

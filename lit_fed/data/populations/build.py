@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core.blocks import whole_part
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.blocks import whole_part
 from lit_fed.data.data_sets.base import (
     ClientDataSet,
     DataSet,

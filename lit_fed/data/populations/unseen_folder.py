@@ -5,23 +5,20 @@ FOLDER/<client>.npz      x_train, y_train; optionally x_test, and with it y_test
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
 
+from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import ClientArrays, check_types, checked, read_files, to_population
-from lit_fed.data.module import Blocks, Predicted, serving_blocks
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client_name
 from lit_fed.data.populations.find_client import find_client
-
-if TYPE_CHECKING:
-    from lit_fed.training.serving import ServingFacts
 
 __all__ = ["NewcomerData"]
 
@@ -44,7 +41,7 @@ class NewcomerData(LightningDataModule):
     predicted = Predicted("unseen", "test")
     seen: Population | None = None
 
-    def __init__(self, folder: str, facts: ServingFacts, only: str | None = None) -> None:
+    def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each new client")
         root = given_path(folder, "--clients")
@@ -98,7 +95,7 @@ def _with_labels(client: ClientArrays) -> ClientArrays:
     return client._replace(arrays=client.arrays | {"y_test": np.zeros((len(x), *y.shape[1:]), y.dtype)})
 
 
-def _check_fit(clients: list[ClientArrays], facts: ServingFacts) -> None:
+def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
     """Samples of the checkpoint's type and shape, and labels of its classes."""
     regression = facts.target.kind == "regression"
     types = {

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from lit_fed.core.blocks import round_blocks, serving_blocks
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import ClientData, LocalWork, Phase, Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split
-from lit_fed.data.module import FederatedDataModule, round_blocks, serving_blocks
+from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations import drawn_clients as drawn
 from lit_fed.data.populations.build import build_populations, fingerprint, infer_target, select_clients
 from lit_fed.data.populations.checks import check_labels

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.plan import num_steps
 from lit_fed.core.seeds import generator
-from lit_fed.data.data_sets.base import require
+from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split
 
-__all__ = ["cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "split_by_work", "whole_part"]
+__all__ = [
+    "cohort_size",
+    "cut_blocks",
+    "draw_cohort",
+    "make_blocks",
+    "round_blocks",
+    "serving_blocks",
+    "split_by_work",
+    "whole_part",
+]
 
 
 def whole_part(fraction: float, total: int) -> int:
@@ -27,9 +41,11 @@ def whole_part(fraction: float, total: int) -> int:
 def cohort_size(num_clients: int, fraction: float = 1.0, number: int | None = None) -> int:
     """Clients drawn per round: `number`, or without it the whole part of `fraction` of all, at least one."""
     if number is not None:
-        require(number >= 1, f"clients per round = {number}; draw at least 1 client")
+        if number < 1:
+            raise ConfigError(f"clients per round = {number}; draw at least 1 client")
         return number
-    require(0 < fraction <= 1, f"fraction of clients per round = {fraction}; choose a number above 0 and up to 1")
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"fraction of clients per round = {fraction}; choose a number above 0 and up to 1")
     return max(1, whole_part(fraction, num_clients))
 
 
@@ -62,11 +78,12 @@ def draw_cohort(
     if sampling == "size":
         weights = np.asarray(sizes, dtype=np.float64)
         return np.sort(rng.choice(num_clients, num_drawn, p=weights / weights.sum()))
-    require(sampling == "uniform", f"sampling = {sampling!r}; choose 'uniform' or 'size'")
-    require(
-        num_drawn <= num_clients,
-        f"clients per round = {num_drawn}, but there are only {num_clients} clients; draw fewer, or sample by size",
-    )
+    if sampling != "uniform":
+        raise ConfigError(f"sampling = {sampling!r}; choose 'uniform' or 'size'")
+    if num_drawn > num_clients:
+        raise ConfigError(
+            f"clients per round = {num_drawn}, but there are only {num_clients} clients; draw fewer, or sample by size"
+        )
     return np.sort(rng.choice(num_clients, num_drawn, replace=False))
 
 
@@ -124,7 +141,8 @@ def cut_blocks(
         >>> [block.tolist() for block in cut_blocks(np.arange(5), np.array([9, 1, 2, 3, 1]), 3, 5)]
         [[0], [1, 2], [3, 4]]
     """
-    require(clients_per_block >= 1, f"clients_per_block = {clients_per_block}; choose a whole number of at least 1")
+    if clients_per_block < 1:
+        raise ConfigError(f"clients_per_block = {clients_per_block}; choose a whole number of at least 1")
     ends, blocks, start = np.cumsum(sizes), [], 0
     while start < len(client_ids):
         end = start + clients_per_block
@@ -139,3 +157,71 @@ def cut_blocks(
 def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """The ids by falling size, equal ones by id."""
     return client_ids[np.lexsort((client_ids, -sizes[client_ids]))]
+
+
+def round_blocks(
+    phases: Sequence[Phase], data: Split, *, batch_size: int, clients_per_block: int, rank: int = 0, num_ranks: int = 1
+) -> list[ClientBlock]:
+    """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a ghost.
+
+    Args:
+        phases: phases of the round; ids may stand in one more than once.
+        data: training split.
+        batch_size: default batch size, to weigh the work of clients.
+        clients_per_block: most clients in a block.
+        rank: this rank.
+        num_ranks: number of ranks.
+    """
+    blocks: list[ClientBlock] = []
+    sizes = data.sizes.numpy()
+    for phase in phases:
+        ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
+        work = np.zeros(len(sizes))
+        work[ids] = [max(1, num_steps(int(size), phase.work, batch_size)) for size in sizes[ids]]
+        ordered = [
+            make_blocks(share, sizes, clients_per_block, data.samples_per_block)
+            for share in split_by_work(ids, work, num_ranks)
+        ]
+        slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
+        for position in range(max(map(len, ordered))):
+            present = position < len(ordered[rank])
+            chosen = ordered[rank][position] if present else ids[:1]
+            multiplicity = counts[np.searchsorted(ids, chosen)] * present
+            blocks.append(
+                ClientBlock(
+                    phase._replace(client_ids=torch.from_numpy(chosen)),
+                    torch.from_numpy(multiplicity.astype(np.float64)), data, slices, False, False,
+                )
+            )  # fmt: skip
+        blocks[-1] = blocks[-1]._replace(ends_phase=True)
+    blocks[-1] = blocks[-1]._replace(ends_round=True)
+    return blocks
+
+
+def serving_blocks(
+    data: Split,
+    train: Split,
+    measured: Tensor | None = None,
+    *,
+    clients_per_block: int,
+    rank: int = 0,
+    num_ranks: int = 1,
+) -> list[ServingBlock]:
+    """One rank's blocks of clients to be served, the same number on every rank; a block may be empty.
+
+    Args:
+        data: what clients are measured on.
+        train: what they may adapt on.
+        measured: positions [E] of the clients that are measured; None: all.
+        clients_per_block: most clients in a block.
+        rank: this rank.
+        num_ranks: number of ranks.
+    """
+    measured = torch.arange(data.num_clients) if measured is None else measured
+    sizes = data.sizes[measured].numpy()
+    shares = split_by_work(np.arange(len(measured)), sizes + 1, num_ranks)
+    held, most_held = sizes + train.sizes[measured].numpy(), data.samples_per_block or train.samples_per_block
+    cuts = [cut_blocks(share, held[share], clients_per_block, most_held) for share in shares]
+    empty = [measured[:0].numpy()] * (max(map(len, cuts)) - len(cuts[rank]))
+    rows = map(torch.from_numpy, [*cuts[rank], *empty])
+    return [ServingBlock(measured[some] + data.first_id, some, data, train) for some in rows]

@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from lit_fed.core.blocks import cohort_size, cut_blocks, draw_cohort, make_blocks, round_blocks, split_by_work
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import LocalWork, Phase, Split
-from lit_fed.data.blocks import cohort_size, cut_blocks, draw_cohort, make_blocks, split_by_work
-from lit_fed.data.module import round_blocks
 
 SIZES = np.array([5, 1, 9, 5, 2, 30])
 

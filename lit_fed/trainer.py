@@ -17,13 +17,14 @@ from lightning.pytorch.callbacks import LearningRateMonitor
 from lit_fed.callbacks import NetworkSummary, with_defaults
 from lit_fed.callbacks.monitors import MonitorCheck
 from lit_fed.callbacks.report import print_table
-from lit_fed.callbacks.served_clients import ServedClients, newcomer_tables, prediction_table
+from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import NewcomerData
 from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
+from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.output import (
     check_new_folder,
@@ -34,9 +35,9 @@ from lit_fed.training.output import (
 )
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
 from lit_fed.training.round_logger import RoundLogger
-from lit_fed.training.serving import restore_for_newcomers
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import FederatedStrategy
+from lit_fed.training.unseen_clients import restore_for_unseen_clients
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,11 +109,10 @@ class FederatedTrainer(Trainer):
         """
         if resume_with_changes and ckpt_path is None:
             raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
-        module: Any = model
-        module.resume_with_changes = resume_with_changes
+        federated(model).history.resume_with_changes = resume_with_changes
         own = [logger for logger in self.loggers if isinstance(logger, RoundLogger)]
         for logger in own:
-            logger.begin(getattr(model, "algorithm_name", type(model).__name__))
+            logger.begin(federated(model).algorithm_name)
         try:
             with self._interrupts_passed_on():
                 super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
@@ -124,12 +124,12 @@ class FederatedTrainer(Trainer):
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
         with self._interrupts_passed_on():
-            return super().validate(*args, verbose=verbose, **kwargs)
+            return super().validate(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the test split; the report prints a table and completes the run's folder."""
         with self._interrupts_passed_on():
-            return super().test(*args, verbose=verbose, **kwargs)
+            return super().test(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
@@ -143,7 +143,7 @@ class FederatedTrainer(Trainer):
                 raise KeyboardInterrupt from None
             raise
 
-    def predict(
+    def predict(  # type: ignore[override]
         self,
         model: LightningModule | None = None,
         dataloaders: Any = None,
@@ -188,7 +188,7 @@ class FederatedTrainer(Trainer):
             super().predict(model, None, data, False, ckpt_path, weights_only)
         if not self.is_global_zero:
             return None
-        module: Any = self.lightning_module
+        module = federated(self.lightning_module)
         clients: Any = data.seen if population == "seen" else data.unseen
         table = prediction_table(served, clients.names, clients.train.first_id, module.target)
         write_table(table, path)
@@ -227,15 +227,15 @@ class FederatedTrainer(Trainer):
         check_table_format(format)
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
-        module: Any = model
-        data = NewcomerData(clients, restore_for_newcomers(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
+        module = federated(model)
+        data = NewcomerData(clients, restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
         with new_folder(folder, owner=self.is_global_zero) as partial:
             served = ServedClients(partial / "states")
             with self._also(served), self._interrupts_passed_on():
                 super().predict(module, datamodule=data, return_predictions=False)
             if not self.is_global_zero:
                 return None
-            table, predictions, results = newcomer_tables(served, data, module)
+            table, predictions, results = unseen_tables(served, data, module)
             write_table(table, partial / "clients.csv")
             write_table(predictions, partial / f"predictions.{format}")
         if results:
@@ -268,12 +268,12 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if there is no such client or its model cannot be traced.
         """
-        module: Any = model
+        module = federated(model)
         data: Any = datamodule
         if clients:
             if ckpt_path is None:
                 raise ConfigError("newcomers are served from a checkpoint; give ckpt_path")
-            facts = restore_for_newcomers(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
+            facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
             data, ckpt_path = NewcomerData(clients, facts, client), None
             normalisation = facts.normalisation
         elif isinstance(data, FederatedDataModule):
@@ -334,7 +334,7 @@ class FederatedTrainer(Trainer):
 
     @contextmanager
     def _also(self, callback: Callback) -> Iterator[None]:
-        """With one callback more."""
+        """Run what is inside with this callback added to the trainer's."""
         callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
         callbacks.append(callback)
         try:

@@ -3,11 +3,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lit_fed.clients import store_files as client_files
+from lit_fed.clients.store import ClientStore
+from lit_fed.clients.store_files import ClientFiles, choose_leaves, folder_beside
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.training import client_files
-from lit_fed.training.client_files import ClientFiles, choose_leaves, folder_beside
-from lit_fed.training.client_store import ClientStore
 
 T = 6
 
@@ -132,7 +132,7 @@ def test_a_file_holds_one_row_and_no_more(tmp_path):
 def test_a_block_of_clients_fits_into_memory(monkeypatch):
     kept = ClientStore(initial, T, memory_bytes=0)
     assert kept.clients_per_block == 16 * 2**20 // 2000
-    monkeypatch.setattr("lit_fed.training.client_store.BYTES_PER_BLOCK", 100)
+    monkeypatch.setattr("lit_fed.clients.store.BYTES_PER_BLOCK", 100)
     assert kept.clients_per_block == 1
 
 

@@ -24,25 +24,26 @@ def check_aggregation(algorithm: Any, aggregation: str) -> None:
         )
 
 
-def check_division(algorithm: Any, name: str, dataset: Any) -> None:
+def check_division(algorithm: Any, name: str, divided_by: str, dataset: str) -> None:
     """Refuse data whose clients have samples of their own where features are wanted, and the other way round.
 
     Args:
         algorithm: the algorithm.
         name: its name.
-        dataset: the data set.
+        divided_by: what its clients have of their own, `samples` or `features`.
+        dataset: name of the data set.
 
     Raises:
         ConfigError: naming the algorithm and the data set.
     """
-    if algorithm.divided_by != dataset.divided_by:
+    if algorithm.divided_by != divided_by:
         kinds = {
             "samples": "clients with samples of their own",
             "features": "parties that hold different features of the same samples, such as FeatureBlocks",
         }
         raise ConfigError(
-            f"{name} needs {kinds[algorithm.divided_by]}, and {type(dataset).__name__} has "
-            f"{kinds[dataset.divided_by]}; give another --data.dataset or --model.algorithm"
+            f"{name} needs {kinds[algorithm.divided_by]}, and {dataset} has "
+            f"{kinds[divided_by]}; give another --data.dataset or --model.algorithm"
         )
 
 

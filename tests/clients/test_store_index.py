@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.training import checkpoint_index
-from lit_fed.training.checkpoint_index import INDEX_KEY, CheckpointIndex
+from lit_fed.clients import store_index as checkpoint_index
+from lit_fed.clients.store_index import INDEX_KEY, CheckpointIndex
 
 
 @pytest.fixture

@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.types import _PATH
-from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
+from lit_fed.clients.store_files import ClientFiles, choose_leaves, folder_beside
+from lit_fed.clients.store_index import INDEX_KEY
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
-from lit_fed.training.checkpoint_index import INDEX_KEY
-from lit_fed.training.client_files import ClientFiles, choose_leaves, clients_folder, folder_beside
 
 __all__ = ["ClientStore"]
 
@@ -100,7 +99,12 @@ class ClientStore(nn.Module):
         """Most clients whose states may be gathered at once; None for any number, where all states are in memory."""
         if self.files is None:
             return None
-        return max(1, BYTES_PER_BLOCK // sum(self._leaves[name].nbytes for name in self.files.names))
+        return max(1, BYTES_PER_BLOCK // sum(int(self._leaves[name].nbytes) for name in self.files.names))
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Whether clients keep mixture weights, the buffer `mixture_weights` [T, M]."""
+        return BUFFER_NAMES["mixture"] in self._names
 
     # ------------------------------------------------------------------ one round
     def gather(self, client_ids: Tensor) -> Tree:
@@ -209,7 +213,7 @@ class ClientStore(nn.Module):
         """The folder of the files, for a checkpoint to name."""
         return None if self.files is None or self.files.folder is None else str(self.files.folder)
 
-    def find(self, state: dict[str, Tensor], checkpoint: _PATH | None, recorded: str | None) -> None:
+    def find(self, state: dict[str, Tensor], checkpoint: str | Path | None, recorded: str | None) -> None:
         """Find the files that a checkpoint refers to, before its index is loaded.
 
         Args:
@@ -225,18 +229,29 @@ class ClientStore(nn.Module):
             places += [] if recorded is None else [Path(recorded)]
             self.files.find(state[INDEX_KEY], list(dict.fromkeys(places)))
 
-    def open(self, trainer: Trainer) -> None:
+    def open(
+        self,
+        folder: Path | None,
+        root: Path,
+        *,
+        is_global_zero: bool = True,
+        broadcast: Callable[[Any], Any] = lambda value: value,
+    ) -> None:
         """Make the run's folder of client files ready, on all ranks: before this, none of them may write.
 
         Rank zero alone deletes and takes files along; the broadcast lets the others go on when it is done.
+
+        Args:
+            folder: the run's folder of client files; None takes a temporary one.
+            root: where a temporary folder is made.
+            is_global_zero: whether this is rank zero.
+            broadcast: hands what rank zero has to all ranks.
         """
         if self.files is None:
             return
-        self._collects = trainer.is_global_zero
-        opened = None
-        if self._collects:
-            opened = self.files.open(clients_folder(trainer), Path(trainer.default_root_dir), self.versions)
-        folder, self._version, taken = trainer.strategy.broadcast(opened)
+        self._collects = is_global_zero
+        opened = self.files.open(folder, root, self.versions) if is_global_zero else None
+        folder, self._version, taken = broadcast(opened)
         self.files.folder = folder
         if taken is not None:
             self.versions[self.versions >= 0] = taken
@@ -258,7 +273,7 @@ class ClientStore(nn.Module):
             self.files.collect(self._index())
 
     def _index(self) -> np.ndarray:
-        return self.versions.cpu().numpy()  # type: ignore[no-any-return]
+        return self.versions.cpu().numpy()
 
 
 def _overlay(rows: list[Tensor], staged: list[Tensor], found: Tensor) -> list[Tensor]:

@@ -1,6 +1,6 @@
 import torch
 
-from lit_fed.training.client_store import ClientStore
+from lit_fed.clients.store import ClientStore
 
 
 def store():

@@ -16,15 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lit_fed.callbacks.checkpoint import LastCheckpoint
+from lit_fed.clients.store_index import CheckpointIndex
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.machine.files import whole_file
-from lit_fed.training.checkpoint_index import CheckpointIndex
 
-__all__ = ["ClientFiles", "choose_leaves", "clients_folder", "folder_beside"]
+__all__ = ["ClientFiles", "choose_leaves", "folder_beside"]
 
 SMALL_LEAF = 1024
 """Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""
@@ -58,13 +56,6 @@ def choose_leaves(sizes: Sequence[int], num_clients: int, memory_bytes: float) -
 def folder_beside(checkpoints: Path) -> Path:
     """Where the client files of the checkpoints in a folder lie: beside a folder `checkpoints`, in any other one."""
     return (checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints) / "clients"
-
-
-def clients_folder(trainer: Trainer) -> Path | None:
-    """Where a run keeps its client files: with its checkpoints; None for a run that writes none."""
-    callbacks = sorted(trainer.checkpoint_callbacks, key=lambda one: not isinstance(one, LastCheckpoint))
-    folders = [Path(folder) for one in callbacks if (folder := getattr(one, "dirpath", None)) is not None]
-    return folder_beside(folders[0]).absolute() if folders else None
 
 
 class ClientFiles:

@@ -1,0 +1,57 @@
+"""What a federation is built from beside its settings: sizes of the data, kept in checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.task import Target
+from lit_fed.data.data_sets.base import Normalisation
+
+__all__ = ["TrainingFacts"]
+
+
+class TrainingFacts(NamedTuple):
+    """What building a federation takes to know of its training; a checkpoint tells it, to serve unseen clients."""
+
+    input_shape: tuple[int, ...]  # of one sample
+    input_type: str  # torch's name of the inputs' type, `float32` or `int64`
+    label_shape: tuple[int, ...]  # of one sample: () or (L,)
+    target: Target
+    num_clients: int
+    total_samples: int  # training samples of all clients
+    most_samples: int  # training samples of the largest of them
+    groups: Tensor | None  # [T] true group of each client, where known
+    batch_size: int
+    clients_per_block: int
+    weighting: Literal["samples", "uniform"]
+    seed: int
+    num_rounds: int
+    normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The inputs' type."""
+        return getattr(torch, self.input_type)  # type: ignore[no-any-return]
+
+    def plain(self) -> dict[str, Any]:
+        """These facts in numbers, strings, tuples and tensors, which a checkpoint may hold."""
+        target, constants = self.target, self.normalisation
+        return self._asdict() | {
+            "target": (target.kind, target.num_classes, target.positions),
+            "normalisation": None if constants is None else (constants.mean, constants.std),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> TrainingFacts:
+        """The inverse of `plain`."""
+        constants = plain["normalisation"]
+        return cls(
+            **plain
+            | {
+                "target": Target(*plain["target"]),
+                "normalisation": None if constants is None else Normalisation(*constants),
+            }
+        )

@@ -1,0 +1,128 @@
+"""Serving clients: with which states, and what comes of it; plain PyTorch, as the rounds are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.clients import PredictJob, TrainJob, add_scores
+from lit_fed.clients import evaluate as evaluate_job
+from lit_fed.core import tree
+from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
+from lit_fed.rounds import Federation
+
+__all__ = ["BlockPredictions", "evaluate", "measure", "predict_block", "predict_job", "serve"]
+
+SERVED_BYTES = 2**28
+"""Memory that the models of clients may take that are adapted before they are served."""
+
+
+def serve(federation: Federation, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
+    """States [C, ...] that clients are served with: kept or fresh, adapted if the algorithm asks for it.
+
+    Args:
+        federation: the algorithm with its server and its clients.
+        client_ids: the clients, [C].
+        train: what they may adapt on.
+        seen: whether they took part in training, so that the store has their states.
+    """
+    algorithm, shared, ctx = federation.algorithm, federation.shared, federation.context("adapt")
+    if seen or not len(client_ids):  # a rank without clients needs no states but their shapes
+        states = federation.store.gather(client_ids)["state"]
+    else:
+        fresh = [algorithm.state_init(ctx, shared, train.client(one)) for one in client_ids.tolist()]
+        states = tree.map_leaves(lambda leaf: leaf.to(federation.server.device), tree.stack(fresh))
+    work = algorithm.adapt_work(ctx, seen)
+    if work is None or not len(client_ids):
+        return states
+    train = train.select(client_ids)
+    order = torch.argsort(train.sizes[train.positions(client_ids)], descending=True, stable=True)
+    multiplicity = torch.ones(len(order), dtype=torch.float64, device=federation.server.device)
+    block = ClientBlock(Phase("adapt", client_ids[order], work), multiplicity, train)
+    job = TrainJob(algorithm, ctx, shared, block, tree.index(states, order), None, ctx.batch_size)
+    adapted = [trained.result.state for trained in federation.client_trainer.train(job)]
+    rows = tree.map_leaves(lambda *parts: torch.cat(parts), *adapted)
+    return tree.index(rows, torch.argsort(order))
+
+
+def predict_job(federation: Federation, client_ids: Tensor, data: Split, states: Tree) -> PredictJob:
+    """The work that is left when clients [C] have their states [C, ...]: predicting their samples."""
+    ctx, data = federation.context("evaluate"), data.select(client_ids)
+    return PredictJob(federation.algorithm, ctx, federation.shared, data, client_ids, states)
+
+
+def evaluate(federation: Federation, data: Split, train: Split | None = None, *, seen: bool = True) -> Tensor:
+    """Serve all clients of a split and predict their samples.
+
+    Args:
+        federation: the algorithm with its server and its clients.
+        data: what is predicted.
+        train: what clients may adapt on; None: the same samples.
+        seen: whether they took part in training.
+
+    Returns:
+        Samples, Σ loss and Σ hits (regression: Σ squared error) of each client, [C, 3] float64.
+    """
+    device = federation.server.device
+    data, train = data.to(device), (train or data).to(device)
+    client_ids = (torch.arange(data.num_clients) + data.first_id).to(device)
+    states = serve(federation, client_ids, train, seen=seen)
+    return evaluate_job(federation.client_trainer, predict_job(federation, client_ids, data, states))
+
+
+def measure(federation: Federation, block: ServingBlock, *, seen: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Serve a block of clients, as many at a time as there is room for, and predict their samples.
+
+    Yields:
+        Their places among the clients that are measured [C], and a row for each, [C, 3 + M] float64: as of `evaluate`,
+        and the mixture weights that it was served with, where the algorithm has some.
+    """
+    shared, template = federation.shared, federation.store.template["state"]
+    each = (sum(map(tree.bits, tree.models(shared))) + tree.bits(template)) // 8  # an adapted state may be whole models
+    at_once = max(1, SERVED_BYTES // max(each, 1))
+    for lo in range(0, max(len(block.client_ids), 1), at_once):
+        client_ids = block.client_ids[lo : lo + at_once]
+        states = serve(federation, client_ids, block.train, seen=seen)
+        job = predict_job(federation, client_ids, block.data, states)
+        yield block.rows[lo : lo + at_once], _with_mixture(evaluate_job(federation.client_trainer, job), states)
+
+
+def _with_mixture(rows: Tensor, states: Tree) -> Tensor:
+    """The rows [C, 3] and the mixture weights of the states [C, M], if they have any."""
+    mixture = getattr(states, "mixture", None)
+    return rows if mixture is None else torch.cat([rows, mixture.to(rows)], dim=1)
+
+
+class BlockPredictions(NamedTuple):
+    """What some clients of a prediction run were served with, and what was predicted for them."""
+
+    client_ids: Tensor  # [C] int64
+    states: Tree  # leaves [C, ...], on the device
+    rows: Tensor  # [C, 3 + M] float64: samples, sums of losses and hits, mixture weights where the algorithm has some
+    sizes: Tensor  # [C] int64, samples of each client
+    labels: Tensor  # [n] or [n, L], client after client
+    log_prob: Tensor  # float32 [n, C] or [n, L, C], or for regression the means [n, 1]
+
+
+def predict_block(federation: Federation, block: ServingBlock, *, seen: bool) -> BlockPredictions:
+    """Serve some clients, at least one, and predict all their samples; predictions go to the CPU as they come."""
+    states = serve(federation, block.client_ids, block.train, seen=seen)
+    job = predict_job(federation, block.client_ids, block.data, states)
+    labels: list[list[Tensor]] = [[] for _ in range(len(job.client_ids))]
+    log_prob: list[list[Tensor]] = [[] for _ in labels]
+    rows = job.data.x.new_zeros(len(job.client_ids), 3, dtype=torch.float64)
+    for served in federation.client_trainer.predict(job):
+        add_scores(rows, served, job.ctx.task)
+        y, prediction, mask = served.y.cpu(), served.prediction.float().cpu(), served.mask.cpu() > 0
+        for position, client in enumerate(served.rows.tolist()):
+            labels[client].append(y[position, mask[position]])
+            log_prob[client].append(prediction[position, mask[position]])
+    sizes = torch.tensor([sum(map(len, parts)) for parts in labels])
+    return BlockPredictions(
+        job.client_ids.cpu(), job.states, _with_mixture(rows, job.states).cpu(), sizes,
+        torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
+        torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
+    )  # fmt: skip

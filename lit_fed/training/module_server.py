@@ -1,0 +1,126 @@
+"""The server's state as parameters and buffers of a module, and the optimizer that writes it once per round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_fed.core import tree
+from lit_fed.core.task import Task
+from lit_fed.core.types import Tree
+
+__all__ = ["Assign", "ModuleServer", "register_leaves"]
+
+
+class ModuleServer:
+    """A server whose state a LightningModule holds, so that checkpoints restore it and devices are Lightning's affair.
+
+    Leaves of models become parameters of the module; all other leaves, what is frozen and the number of rounds become
+    buffers.
+
+    Args:
+        module: the module.
+        task: the task.
+        shared: the initial shared state.
+    """
+
+    def __init__(self, module: LightningModule, task: Task, shared: Tree) -> None:
+        self._module, self._task, self.initial_shared = module, task, shared
+        # no build has to repeat the same numbers: what is frozen is restored from the checkpoint, too
+        self._frozen_names = register_leaves(module, {"frozen": task.frozen})
+        self._names = register_leaves(module, shared)
+        module.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def task(self) -> Task:
+        """The task with what is frozen on the module's device, and as a checkpoint restored it."""
+        if not self._frozen_names:
+            return self._task
+        frozen = dict(zip(self._task.frozen, (getattr(self._module, name) for name in self._frozen_names), strict=True))
+        return replace(self._task, frozen=frozen)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The leaves of the committed shared state, as the module holds them."""
+        return [getattr(self._module, name) for name in self._names]
+
+    @property
+    def shared(self) -> Tree:
+        """The committed shared state; never tracked by autograd."""
+        return tree.rebuild(self.initial_shared, [leaf.detach() for leaf in self.leaves])
+
+    @property
+    def rounds_done(self) -> int:
+        """Completed rounds."""
+        return int(self._module.rounds)  # type: ignore[arg-type]
+
+    @property
+    def device(self) -> torch.device:
+        """The module's."""
+        return self._module.device
+
+    def commit(self, shared: Tree) -> None:
+        """Write the new shared state by a step of the optimizer, which Lightning counts, and count the round."""
+        optimizer: Any = self._module.optimizers()
+        optimizer.optimizer.staged = tree.leaves(shared)
+        optimizer.step()
+        rounds: Any = self._module.rounds
+        rounds += 1
+
+
+class Assign(Optimizer):
+    """Writes the server's new shared state, exactly, once per round.
+
+    Lightning counts optimizer steps as `global_step`, by which checkpoints and loggers know time; so a round is a step.
+    The new values come from `staged`, in the order of `leaves`, and are copied, whatever their type.
+
+    Args:
+        leaves: all leaves of the shared state, parameters and buffers.
+        lr: local learning rate of the current round, shown by Lightning's learning-rate monitor; never used here.
+    """
+
+    def __init__(self, leaves: Iterable[Tensor], lr: float = 0.0) -> None:
+        super().__init__(leaves, {"lr": lr})
+        self._step_supports_amp_scaling = True  # a gradient scaler would otherwise look for gradients and skip the step
+        self.staged: list[Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Copy the staged leaves, which have the shapes and types of those that they replace (`as_shared`)."""
+        loss = closure() if closure is not None else None
+        leaves = [leaf for group in self.param_groups for leaf in group["params"]]
+        for leaf, new in zip(leaves, _apart(leaves, self.staged), strict=True):
+            leaf.copy_(new)
+        self.staged = []
+        return loss
+
+
+def _apart(leaves: list[Tensor], staged: list[Tensor]) -> list[Tensor]:
+    """The staged leaves; one that is a view of a leaf, such as a row of it, is copied before that is written."""
+    written = {leaf.untyped_storage().data_ptr() for leaf in leaves}
+
+    def apart(leaf: Tensor, new: Tensor) -> Tensor:
+        stays = new.data_ptr() == leaf.data_ptr() and new.stride() == leaf.stride()
+        return new if stays or new.untyped_storage().data_ptr() not in written else new.clone()
+
+    return [apart(leaf, new) for leaf, new in zip(leaves, staged, strict=True)]
+
+
+def register_leaves(module: nn.Module, shared: Tree) -> list[str]:
+    """Register leaves of models as parameters and all others as buffers; returns their names in order."""
+    trainable = {id(leaf) for models in tree.models(shared) for leaf in models.parameters.values()}
+    names = []
+    for path, leaf in tree.items(shared):
+        name = path.replace("/", "__").replace(".", "_")
+        if id(leaf) in trainable:
+            module.register_parameter(name, nn.Parameter(leaf.clone()))
+        else:
+            module.register_buffer(name, leaf.clone())
+        names.append(name)
+    return names

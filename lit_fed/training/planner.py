@@ -1,0 +1,35 @@
+"""What the data module asks of the side that runs the rounds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lit_fed.core.types import ClientBlock, Split
+from lit_fed.rounds import Federation
+
+__all__ = ["FederationPlanner"]
+
+
+class FederationPlanner:
+    """Answers a data module (`lit_fed.data.module.RoundPlanner`) for a federation.
+
+    Args:
+        federation: the federation, with a store.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    @property
+    def next_draw(self) -> tuple[int, int]:
+        """Training seed and index of the coming round."""
+        return self._federation.terms.seed, self._federation.server.rounds_done
+
+    @property
+    def most_per_block(self) -> int | None:
+        """Most clients whose states may be gathered at once; None: any number."""
+        return self._federation.store.clients_per_block
+
+    def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
+        """One rank's blocks of the coming round."""
+        return self._federation.blocks(client_ids, train, **division)

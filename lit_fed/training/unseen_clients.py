@@ -1,0 +1,51 @@
+"""Serving clients that come after the training, from a checkpoint alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.training.checkpoint import (
+    CHECKPOINT_KEY,
+    compare_arguments,
+    compare_identities,
+    refuse_differences,
+    schedule_rounds,
+)
+from lit_fed.training.module import FederatedModule
+
+__all__ = ["restore_for_unseen_clients"]
+
+
+def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, Any], path: str) -> TrainingFacts:
+    """Give a fresh module what serving unseen clients takes: the shared state of a checkpoint, no seen client's.
+
+    Args:
+        module: a module that has not been built yet.
+        checkpoint: content of one of its checkpoints.
+        path: where the checkpoint was found, for error messages.
+
+    Returns:
+        What the checkpoint says of the training.
+
+    Raises:
+        ConfigError: if the checkpoint is of another run, or the module has a state already.
+    """
+    if module.is_built:
+        raise ConfigError("personalize builds the module from the checkpoint; pass a FederatedModule without a state")
+    stored = checkpoint.get(CHECKPOINT_KEY)
+    if stored is None or "serving" not in stored:
+        raise ConfigError(f"--ckpt_path {path} says nothing of how clients are served; give a checkpoint of a fit")
+    settings = {"algorithm": module.algorithm, "solver": module.settings.solver}
+    own = {name: repr(one) for name, one in settings.items()}
+    kept = {name: stored["identity"][name] for name in own}
+    refuse_differences(
+        compare_arguments(stored["arguments"], module.history.arguments) or compare_identities(kept, own, settings)
+    )
+    facts = TrainingFacts.from_plain(stored["serving"])
+    module.build_shared(facts)
+    module.federation.schedule_rounds = schedule_rounds(stored)
+    state = {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
+    module.load_state_dict(state)
+    return facts
