@@ -8,6 +8,8 @@ Symbols:
     c(i)   -> shared.cluster   cluster of client i, [T]
     Δ_i    -> updates          θ_i − θ_c(i), the update of client i, leaves [T, ...]
     ε1, ε2 -> mean_norm_below, max_norm_above
+    γ_max  -> gamma_max        least √((1 − α)/2) of a division, α the largest cosine of two updates across
+    tree   -> shared.splits    split s divides a cluster and makes cluster s + 1 of those who leave it
 Deviations:
     Updates are those of local training, the paper's practical variant, not single gradients. Both halves of a split are
     looked at again in the next round, and there are at most `max_clusters` clusters.
@@ -18,8 +20,9 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +30,6 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.division import DivisionRule, divide
 from lit_fed.core.errors import check_settings
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
@@ -38,10 +40,37 @@ from lit_fed.core.mixtures.clusters import (
     cluster_averages,
     one_hot,
 )
-from lit_fed.core.split_memory import Clusters, descend, one_cluster
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 
-__all__ = ["ClusteredFL"]
+__all__ = ["ClusteredFL", "Clusters", "DivisionRule", "SplitMemory", "bipartition", "divide"]
+
+
+class SplitMemory(NamedTuple):
+    """What the server remembers of splits, so that newcomers can go down the tree: room for S splits of T clients."""
+
+    parent: Tensor  # [S] int64, the cluster that was divided; -1: no such split yet
+    side: Tensor  # [S, T] int64: 1 for a client that stayed in the parent, 2 for one that left it, 0 for all others
+    models: ModelState  # the parent's model before the split, leaves [S, ...]
+    updates: dict[str, Tensor]  # updates of the parent's clients from that model, leaves [S, T, ...]
+
+
+class Clusters(NamedTuple):
+    """What the server keeps: up to C clusters of its T clients, numbered as they appear."""
+
+    models: ModelState  # of each cluster, leaves [C, ...]; those that do not exist yet hold the initial model
+    cluster: Tensor  # of each client, [T] int64
+    splits: SplitMemory  # with room for C − 1 splits, or for none
+
+
+class DivisionRule(NamedTuple):
+    """What has to hold for a cluster to be divided: the fields of `ClusteredFL` with these names."""
+
+    mean_norm_below: float  # ε1, of the average update
+    max_norm_above: float  # ε2, of the longest update
+    relative: bool  # whether ε1 is in units of the longest update
+    min_cluster_size: int  # clusters of no more clients stay together
+    gamma_max: float | None  # least separation of the two sets; None: any
+    linkage: Literal["single", "complete"]  # how to divide
 
 
 @dataclass(frozen=True)
@@ -102,7 +131,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
     def shared_init(self, ctx: Context) -> Clusters:
         """One cluster of all clients."""
         initial = ctx.task.init(1, ctx.seed)
-        return one_cluster(initial, self.max_clusters, ctx.num_clients, remembers=self.newcomers == "tree")
+        return _one_cluster(initial, self.max_clusters, ctx.num_clients, remembers=self.newcomers == "tree")
 
     def state_init(self, ctx: Context, shared: Clusters, data: ClientData) -> Member:
         """Everybody starts in the first cluster."""
@@ -126,7 +155,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
 
     def client_final(self, ctx: Context, shared: Clusters, work: ClusterRun, data: ClientData) -> ClientResult:
         """θ_i goes to the server, one model each way; a newcomer goes down the tree (Alg. 3)."""
-        cluster = descend(shared.splits, work.models, work.cluster) if ctx.phase == "adapt" else work.cluster
+        cluster = _descend(shared.splits, work.models, work.cluster) if ctx.phase == "adapt" else work.cluster
         weight = ctx.client_weight(data)
         message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.models)))
         state = ClusterChoice(one_hot(cluster, self.max_clusters, ctx.task.dtype))
@@ -142,7 +171,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         return shared._replace(models=cluster_averages(shared.models, sent, shared.cluster, reduced.weight))
 
     def num_payloads(self, ctx: Context, shared: Clusters, num_clients: int) -> int:
-        """The models of all clusters."""
+        """One for each cluster: its model."""
         return int(shared.cluster.max()) + 1
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
@@ -150,9 +179,189 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.work._replace(straggler_fraction=0.0)
 
     def shared_outputs(self, ctx: Context, shared: Clusters, x: Tensor) -> None:
-        """No predictions of all clusters, of which each client uses one."""
+        """Not the predictions of all clusters: each client uses those of one."""
 
     def log_prob(self, ctx: Context, shared: Clusters, state: Member, x: Tensor, outputs: None) -> Tensor:
         """Prediction of the cluster's model, [B, C]."""
         models = tree.take(shared.models, state.mixture.argmax())
         return super().log_prob(ctx, shared, state, x, ctx.task.outputs(models, x))
+
+
+def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers: bool) -> Clusters:
+    """All clients in one cluster; models [1, ...] stand in the place of the `most` that there can be."""
+    models = tree.map_leaves(lambda leaf: leaf.repeat_interleave(most, 0), initial)
+    splits = _no_splits(initial, most - 1 if remembers else 0, num_clients)
+    return Clusters(models, torch.zeros(num_clients, dtype=torch.int64), splits)
+
+
+def _no_splits(models: ModelState, num_splits: int, num_clients: int) -> SplitMemory:
+    """Memory without a split yet; models [1, ...] stand in the place of those to come."""
+    side = torch.zeros(num_splits, num_clients, dtype=torch.int64)
+    updates = {name: leaf.new_zeros(*side.shape, *leaf.shape[1:]) for name, leaf in models.parameters.items()}
+    held = tree.map_leaves(lambda leaf: leaf.repeat_interleave(num_splits, 0), models)
+    return SplitMemory(torch.full((num_splits,), -1), side, held, updates)
+
+
+def _descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tensor:
+    """A newcomer's cluster: at each split to the side with the update whose direction is most like its own (Alg. 3).
+
+    Args:
+        memory: the splits.
+        trained: the newcomer's models, trained from those of the first splits, leaves [s, ...].
+        cluster: where it starts, [] int64.
+
+    Returns:
+        Where it arrives, [] int64; between equals it stays in the parent.
+    """
+    count = len(tree.leaves(trained)[0])
+    if not count:
+        return cluster
+    parent, side, models, updates = tree.index(memory, slice(0, count))
+    dots = squares = torch.zeros((), dtype=torch.float64, device=cluster.device)
+    for name, cached in updates.items():
+        own = (trained.parameters[name] - models.parameters[name]).reshape(count, -1, 1)  # [s, d, 1]
+        rows = cached.reshape(*cached.shape[:2], -1)  # [s, T, d]
+        dots, squares = dots + (rows @ own).squeeze(2), squares + rows.square().sum(2)
+    cosine = dots / squares.sqrt().clamp(min=1e-300)  # [s, T], up to the newcomer's own norm
+    for s in range(count):
+        stay, leave = (cosine[s].masked_fill(side[s] != one, -torch.inf).amax() for one in (1, 2))
+        cluster = torch.where((cluster == parent[s]) & (leave > stay), s + 1, cluster)
+    return cluster
+
+
+def divide(clusters: Clusters, updates: dict[str, Tensor], weight: Tensor, rule: DivisionRule) -> Clusters:
+    """The clusters after the splits of a round (Alg. 2), as far as there is room; new ones wait for the next round.
+
+    Args:
+        clusters: before.
+        updates: of the clients from the models of their clusters, leaves [T, ...].
+        weight: of the clients, [T].
+        rule: which clusters are divided, and how.
+    """
+    products, most = _inner_products(updates), len(tree.leaves(clusters.models)[0])
+    for c in range(int(clusters.cluster.max()) + 1):
+        if int(clusters.cluster.max()) + 1 == most:
+            break
+        members = (clusters.cluster == c).nonzero()[:, 0]
+        leave = _leavers(products[members][:, members], weight[members], rule)
+        if leave is not None:
+            clusters = _split_cluster(clusters, c, members[leave], updates)
+    return clusters
+
+
+def _inner_products(vectors: dict[str, Tensor]) -> Tensor:
+    """⟨Δ_i, Δ_j⟩ of n vectors with leaves [n, ...], [n, n] float64."""
+    flat = [leaf.reshape(len(leaf), -1).double() for leaf in vectors.values()]
+    return torch.stack([rows @ rows.T for rows in flat]).sum(0)
+
+
+def _leavers(products: Tensor, weight: Tensor, rule: DivisionRule) -> Tensor | None:
+    """Which members leave a cluster, [n] bool, from the products of their updates [n, n]; None: all stay."""
+    mean_norm, max_norm = _mean_and_longest(products, weight)
+    at_rest = mean_norm < rule.mean_norm_below * (max_norm if rule.relative else 1)
+    if len(weight) <= rule.min_cluster_size or not at_rest & (max_norm > rule.max_norm_above):
+        return None
+    similarity = _cosines(products)
+    leave = bipartition(similarity, rule.linkage)
+    far_apart = rule.gamma_max is None or _separation(similarity, leave) > rule.gamma_max
+    return leave if far_apart else None
+
+
+def _mean_and_longest(products: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Length of the weighted mean of n vectors and of the longest one, [] each.
+
+    Args:
+        products: their inner products, [n, n].
+        weight: of each vector, [n].
+
+    Example:
+        >>> mean, longest = _mean_and_longest(torch.tensor([[9.0, -3.0], [-3.0, 1.0]]), torch.tensor([1.0, 3.0]))
+        >>> float(mean), float(longest)
+        (0.0, 3.0)
+    """
+    share = weight / weight.sum().clamp(min=1)
+    return (share @ products @ share).clamp(min=0).sqrt(), products.diagonal().max().sqrt()
+
+
+def _cosines(products: Tensor) -> Tensor:
+    """Cosines of n vectors from their inner products, [n, n]; 0 for a vector of length 0."""
+    norms = products.diagonal().sqrt().clamp(min=1e-150)
+    return products / norms / norms[:, None]
+
+
+def bipartition(similarity: Tensor, linkage: Literal["single", "complete"] = "single") -> Tensor:
+    """Divide n clients into two sets, by joining the most similar sets until two are left.
+
+    With `single` linkage no division has a smaller largest similarity between the two sets: a pair that is more similar
+    than that is always joined before (Alg. 1). It is computed on the CPU, whichever device holds the similarities.
+
+    Args:
+        similarity: cosines, symmetric, [n, n], n >= 2; the diagonal is not read.
+        linkage: similarity of two sets: that of their most similar pair (`single`) or their least (`complete`).
+
+    Returns:
+        Whether each client is in the set without the first client, [n] bool.
+
+    Example:
+        >>> bipartition(torch.tensor([[1.0, -0.9, 0.8], [-0.9, 1.0, -0.7], [0.8, -0.7, 1.0]])).tolist()
+        [False, True, False]
+    """
+    from scipy.cluster import hierarchy  # here, since it takes half a second that other algorithms need not spend
+
+    n = len(similarity)
+    pairs = torch.triu_indices(n, n, offset=1)
+    distance = (1 - similarity.detach().cpu().double()[pairs[0], pairs[1]]).clamp(min=0)
+    root = hierarchy.to_tree(hierarchy.linkage(distance.numpy(), linkage))
+    side = torch.zeros(n, dtype=torch.bool)
+    side[root.left.pre_order()] = True  # the sets of the last merge: there are two, also among equal similarities
+    return (side != side[0]).to(similarity.device)
+
+
+def _separation(similarity: Tensor, side: Tensor) -> float:
+    """How far two sets of clients are apart: √((1 − α)/2), in [0, 1], α the largest similarity across.
+
+    Args:
+        similarity: cosines, [n, n].
+        side: set of each client, [n] bool.
+
+    Example:
+        >>> _separation(torch.tensor([[1.0, -1.0], [-1.0, 1.0]]), torch.tensor([False, True]))
+        1.0
+    """
+    return math.sqrt(max(1 - float(similarity[side][:, ~side].max()), 0) / 2)
+
+
+def _split_cluster(clusters: Clusters, parent: int, leavers: Tensor, updates: dict[str, Tensor]) -> Clusters:
+    """The clusters with one more, of those who leave their parent.
+
+    Args:
+        clusters: the clusters so far.
+        parent: the cluster that is divided.
+        leavers: clients that leave it, [n] int64.
+        updates: of all clients from the models of their clusters, leaves [T, ...].
+    """
+    count = int(clusters.cluster.max()) + 1
+    side = (clusters.cluster == parent).long().index_fill(0, leavers, 2)
+    splits = _remember_split(clusters.splits, count - 1, parent, side, tree.index(clusters.models, parent), updates)
+    return clusters._replace(cluster=torch.where(side == 2, count, clusters.cluster), splits=splits)
+
+
+def _remember_split(
+    memory: SplitMemory, split: int, parent: int, side: Tensor, models: ModelState, updates: dict[str, Tensor]
+) -> SplitMemory:
+    """The memory with one more split; a memory without room stays empty.
+
+    Args:
+        memory: the memory so far.
+        split: s.
+        parent: the cluster that is divided.
+        side: of each client, as in `SplitMemory`, [T].
+        models: the parent's, leaves without a leading axis.
+        updates: of all clients, leaves [T, ...]; those of other clusters are left out.
+    """
+    if not len(memory.parent):
+        return memory
+    inside = {name: leaf * (side > 0).to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1)) for name, leaf in updates.items()}
+    row = torch.full((1,), split, device=side.device)
+    new = SplitMemory(torch.full_like(side[0], parent), side, models, inside)
+    return tree.map_leaves(lambda table, one: table.index_copy(0, row, one[None]), memory, new)  # type: ignore[no-any-return]

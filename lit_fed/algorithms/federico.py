@@ -25,25 +25,62 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
-from lit_fed.core.loans import Borrowed, Exchange, Owned, borrow, give_back, loan_work, owners, take_back, work_on
+from lit_fed.core.graphs.peers import Peers, models_of, place, same_start
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, num_factors
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Reduced
+from lit_fed.core.reduce import cast_like
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = ["FedeRiCo"]
+__all__ = ["Borrowed", "Exchange", "FedeRiCo", "Owned", "Returned"]
+
+Exchange = Literal["gradient", "pseudo_gradient"]
+"""What an owner gets back: the gradient over all samples, which goes through its optimizer; or what local steps made of
+its model, of which it takes the weighted mean of the changes."""
+
+
+class Owned(NamedTuple):
+    """One model for each client, and its owner's optimizer."""
+
+    peers: Peers  # leaves [T, 1, ...]
+    optimizer: OptimizerState | None  # leaves [T, ...]; None where no gradients are given back
+
+
+class Borrowed(NamedTuple):
+    """A client's work in a phase: the models that it borrows from B^t, and what it makes of them."""
+
+    models: ModelState  # leaves [k, ...]
+    optimizer: Tree  # of the local steps; () without any
+    gradient: dict[str, Tensor]  # so far, leaves [k, ...]; {} where local steps are taken
+    divisor: Tensor  # by what the sum of losses is divided, []
+    owners: Tensor  # whose models, [k]
+    asked: Tensor  # False for owners that are absent, [k]
+    weights: Tensor  # with which they are given back, [k] float64; 0 where the owner is absent
+    kept: Tree = None  # what the client keeps of its own
+
+
+class Returned(NamedTuple):
+    """What a client sends: for each of B^t a gradient or a new model, with the weight of that model."""
+
+    owners: Tensor  # [k]
+    weights: Tensor  # [k] float64
+    models: ModelState  # the gradient or the new parameters, and the running statistics, leaves [k, ...]
 
 
 @dataclass(frozen=True)
 class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
-    """One model for each client, trained by those who use it; each predicts with a mixture of the models it likes.
+    """One model for each client, trained by those who use it; each predicts with a mixture of the models that fit it.
 
     Args:
         num_neighbours: M, clients that are asked in a round.
@@ -97,7 +134,7 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
 
     def shared_init(self, ctx: Context) -> Owned:
         """φ_i (line 1)."""
-        return owners(ctx, self.exchange, common_start=self.common_start)
+        return _first_models(ctx, self.exchange, common_start=self.common_start)
 
     def state_init(self, ctx: Context, shared: Owned, data: ClientData) -> Acquaintance:
         """L̂_ij = ℓ_ij = 0 and w_ij = 1/T (line 3)."""
@@ -115,42 +152,153 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
         ids, asked = greedy_neighbours(
             ctx, state.client_id, rank, count, self.explore_probability, include_self=self.include_self
         )
-        models = borrow(shared, ids)
+        models = _borrow(shared, ids)
         each = ctx.task.losses(ctx.task.outputs(models, data.x), data.y) * data.mask.unsqueeze(1)
         divisor = data.num_samples.clamp(min=1) if self.loss == "mean" else torch.ones_like(data.num_samples)
         factors, beta = num_factors(ctx.task, data, self.position_loss), 1.0 if adapt else self.loss_momentum
         found = each.sum(0, dtype=torch.float64) * factors / divisor
         state = remember(state, ids, found, asked, self.tracking, beta)
-        return loan_work(ctx, self.exchange, models, ids, asked, divisor, state.weights)._replace(kept=state)
+        return _loan_work(ctx, self.exchange, models, ids, asked, divisor, state.weights)._replace(kept=state)
 
     def client_step(self, ctx: Context, shared: Owned, work: Borrowed, batch: Batch) -> Borrowed:
         """The M-step (lines 14-15)."""
-        return work_on(ctx, self.exchange, work, batch)
+        return _work_on(ctx, self.exchange, work, batch)
 
     def client_final(self, ctx: Context, shared: Owned, work: Borrowed, data: ClientData) -> ClientResult:
         """Send g_bi to each of B^t (line 15), from whom a model came; w_i stays. The loss is Σ_j w_ij ℓ_ij / n_i."""
         state: Acquaintance = work.kept
         samples = data.num_samples.clamp(min=1) * num_factors(ctx.task, data, self.position_loss)
         loss = (state.weights * state.last).sum() * work.divisor / samples
-        return ClientResult(give_back(ctx, work, data), state, {"loss": loss})
+        return ClientResult(_give_back(ctx, work, data), state, {"loss": loss})
 
     def server_step(self, ctx: Context, shared: Owned, reduced: Reduced, client_ids: Tensor) -> Owned:
         """φ_i <- Opt(φ_i, Σ_j g_ij) over the clients j that asked i (lines 17-21): what all owners do, in one place."""
-        return take_back(ctx, shared, reduced.value)
+        return _take_back(ctx, shared, reduced.value)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """The E-step of an unseen client, and no local steps."""
         return None if seen else LocalWork()
 
     def collaboration(self, ctx: Context, shared: Owned, states: Acquaintance) -> Tensor:
-        """w_ij."""
+        """w_ij, a row for each client i that is served."""
         return states.weights
 
     def shared_outputs(self, ctx: Context, shared: Owned, x: Tensor) -> None:
-        """Each client predicts with models of its own choice."""
+        """Nothing can be predicted for all at once: each client mixes models of its own choice."""
 
     def log_prob(self, ctx: Context, shared: Owned, state: Acquaintance, x: Tensor, outputs: None) -> Tensor:
         """Log Σ_j w_ij p(y | x, φ_j) over the models of largest weight, [B, C]."""
         weights, ids = state.weights.topk(min(self.most_models or ctx.num_clients, ctx.num_clients))
         weights = (weights / weights.sum()).to(ctx.task.dtype)
-        return ctx.task.mix(weights, ctx.task.outputs(borrow(shared, ids), x))
+        return ctx.task.mix(weights, ctx.task.outputs(_borrow(shared, ids), x))
+
+
+def _first_models(ctx: Context, exchange: Exchange, *, common_start: bool) -> Owned:
+    """The first models of all clients: all alike, or each from a seed of its own."""
+    peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
+    if not common_start:
+        own = tree.map_leaves(lambda leaf: leaf.unsqueeze(1), ctx.task.init(ctx.num_clients, ctx.seed))
+        peers = place(peers, torch.arange(ctx.num_clients), own)
+    if exchange == "pseudo_gradient":
+        return Owned(peers, None)
+    optimizer = ctx.solver.init(ModelState(peers.parameters, {}))
+    return Owned(peers, optimizer._replace(step=optimizer.step.repeat(ctx.num_clients)))
+
+
+def _borrow(owned: Owned, ids: Tensor) -> ModelState:
+    """The models of some clients [k], leaves [k, ...]."""
+    return tree.map_leaves(lambda leaf: leaf[:, 0], models_of(owned.peers, ids))  # type: ignore[no-any-return]
+
+
+def _loan_work(
+    ctx: Context, exchange: Exchange, models: ModelState, ids: Tensor, asked: Tensor, divisor: Tensor, weights: Tensor
+) -> Borrowed:
+    """The start of the work on borrowed models.
+
+    Args:
+        ctx: what every client knows.
+        exchange: what will be given back.
+        models: leaves [k, ...].
+        ids: their owners, [k].
+        asked: False for owners that are absent, [k].
+        divisor: by what the sum of losses is divided, [].
+        weights: of all clients' models for this client, [T] float64.
+    """
+    steps = exchange == "pseudo_gradient"
+    optimizer = ctx.solver.init(models) if steps else ()
+    gradient = {} if steps else tree.zeros_like(models.parameters)
+    return Borrowed(models, optimizer, gradient, divisor, ids, asked, weights.gather(0, ids) * asked)
+
+
+def _work_on(ctx: Context, exchange: Exchange, work: Borrowed, batch: Batch) -> Borrowed:
+    """The gradient of one more batch, or one more local step."""
+    if exchange == "gradient":
+        gradient, buffers = ctx.task.grad(work.models, batch)
+        share = batch.mask.sum() / work.divisor
+        return work._replace(
+            models=work.models._replace(buffers=buffers),
+            gradient=tree.add(work.gradient, tree.scale(gradient, share)),
+        )
+    models, optimizer = ctx.solver.move(ctx.task, work.models, work.optimizer, batch, ctx.lr)
+    return work._replace(models=models, optimizer=optimizer)
+
+
+def _give_back(ctx: Context, work: Borrowed, data: ClientData) -> Message:
+    """What goes to the owners; from each of them but the client itself a model came, and as much goes back."""
+    found = ModelState(work.gradient or work.models.parameters, work.models.buffers)
+    others = (work.asked & (work.owners != data.client_id)).sum(dtype=torch.float64)
+    bits = tree.bits(found) // len(work.owners) * others
+    return Message(Returned(work.owners, work.weights, found), ctx.client_weight(data), bits, bits)
+
+
+def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
+    """All owners, after they took in what clients gave back, leaves [C, k, ...]: φ_i ← Opt(φ_i, Σ_j w_ji g_ji).
+
+    Changes by local steps, and running statistics, move a model at most to the weighted mean of what came back,
+    φ_i + Σ_j w_ji (φ_ji − φ_i) / max(1, Σ_j w_ji): the length of Adam's steps knows nothing of how many clients use a
+    model, and a variance would become negative beyond it. Owners that are absent stay as they are.
+    """
+    rows: Returned = tree.map_leaves(lambda leaf: leaf.flatten(0, 1), returned)
+    rows = rows._replace(models=tree.map_leaves(lambda leaf: leaf.unsqueeze(1), rows.models))
+    old, num_clients = owned.peers.each, ctx.num_clients
+    total: Tensor = _sums(num_clients, rows, torch.ones_like(rows.weights))
+    found: ModelState = _sums(num_clients, rows, rows.models)
+    share = 1 / total.clamp(min=1)
+    means = tree.map_leaves(partial(_times, share), found)
+    moved: ModelState = tree.map_leaves(partial(_plus_old_share, 1 - share * total), old, means)
+    optimizer, parameters = None, moved.parameters  # which mean nothing where gradients came back
+    if owned.optimizer is not None:
+        gradient = cast_like(found.parameters, old.parameters)
+        step = vmap(lambda *own: ctx.solver.update(own[0], own[1], own[2], ctx.lr))
+        parameters, optimizer = step(old.parameters, gradient, owned.optimizer)
+        if ctx.present is not None:
+            parameters = tree.map_leaves(partial(_where_present, ctx.present), parameters, old.parameters)
+            optimizer = tree.map_leaves(partial(_where_present, ctx.present), optimizer, owned.optimizer)
+    new = cast_like(ModelState(parameters, moved.buffers), old)
+    return Owned(place(owned.peers, torch.arange(num_clients, device=total.device), new), optimizer)
+
+
+def _sums(num_clients: int, rows: Returned, leaves: Tree) -> Tree:
+    """Σ_r w_r x_r over the rows r of each owner, leaves [T, ...] float64."""
+
+    def total(leaf: Tensor) -> Tensor:
+        weighted = leaf.reshape(len(leaf), -1).double() * rows.weights[:, None]
+        sums = weighted.new_zeros(num_clients, weighted.shape[1]).index_add(0, rows.owners, weighted)
+        return sums.view(num_clients, *leaf.shape[1:])
+
+    return tree.map_leaves(total, leaves)
+
+
+def _times(factor: Tensor, leaf: Tensor) -> Tensor:
+    """Row t of a leaf [T, ...] times a factor of its own, [T]."""
+    return factor.view(-1, *[1] * (leaf.ndim - 1)) * leaf
+
+
+def _plus_old_share(kept: Tensor, old: Tensor, new: Tensor) -> Tensor:
+    """A share of the old rows, [T], and the new ones."""
+    return _times(kept, old) + new
+
+
+def _where_present(present: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new rows of owners that are present, the old ones of all others."""
+    return torch.where(present.view(-1, *[1] * (old.ndim - 1)), new, old)

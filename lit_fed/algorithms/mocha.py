@@ -3,12 +3,16 @@
 Smith, Chiang, Sanjabi, Talwalkar. "Federated Multi-Task Learning". NeurIPS 2017. https://arxiv.org/abs/1705.10467,
 Algorithm 1.
 
+In the dual of min_W Σ_t loss_t(w_t) + λ/2·tr(W Σ⁻¹ Wᵀ) task t has a vector b_t, and the models are W = (1/λ)·B·Σ. Each
+client raises its share of the dual by coordinate steps, one sample at a time, while all other clients do so too;
+ρ damps the steps so that together they do not go too far. A network with K outputs is K such problems.
+
 Symbols:
     w_t     -> shared.peers     model of client t with its bias; W = (1/λ)·B·Σ after every round
     Ω⁻¹     -> shared.sigma     covariance Σ of the models, of trace 1, [K, T, T]
     σ'      -> shared.damping   ρ = max_t Σ_s |Σ_ts| / Σ_tt, [K]
     X_t·α_t -> shared.combined  b_t = (1/n_t)·Σ_s α_s·x_s, [T, K, d + 1]
-    α_t     -> state.dual       y_s·α_s of each local sample, in [0, 1], [K, n]
+    α_t     -> state.dual       β_s = y_s·α_s of each local sample, in [0, 1], [K, n]
     Δv_t    -> message.value    the change of b_t, [K, d + 1]
     λ       -> regularisation
     θ_t     -> solver.local_epochs, local_steps, straggler_fraction: how far each client goes
@@ -30,27 +34,55 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.dual_ascent import DualRun, coordinate_step, dual_run, resized
 from lit_fed.core.errors import check_settings
-from lit_fed.core.graphs.peers import own_models
-from lit_fed.core.relations import Related, add_changes, reach_of, unrelated
-from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns
-from lit_fed.core.solvers.margin_losses import MarginLoss
+from lit_fed.core.graphs.peers import Peers, own_models, place, same_start
+from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
+from lit_fed.core.solvers.margin_losses import MarginLoss, best_dual, margin_loss
+from lit_fed.core.task import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["MOCHA", "DualState"]
+__all__ = ["MOCHA", "DualRun", "DualState", "Related", "coordinate_step", "learned_relations"]
+
+
+class Related(NamedTuple):
+    """What the server keeps: the models of T tasks with K outputs, their dual vectors, and how they are related."""
+
+    peers: Peers  # w_t, leaves [T, 1, ...]
+    combined: Tensor  # b_t, [T, K, d + 1] float64
+    sigma: Tensor  # Σ, [K, T, T] float64
+    damping: Tensor  # ρ, [K] float64
 
 
 class DualState(NamedTuple):
-    """What a client keeps."""
+    """What a client keeps: its dual variables, and the model that they gave it."""
 
-    dual: Tensor  # y_s·α_s, [K, most_samples]
+    dual: Tensor  # β_s, [K, most_samples]
     models: ModelState  # its model after its last local steps, which a newcomer is served with, leaves [1, ...]
     client_id: Tensor  # [] int64
+
+
+class DualRun(NamedTuple):
+    """A client's phase: it raises its share of the dual problem by coordinate steps."""
+
+    columns: Tensor  # w at the start, [K, d + 1]
+    change: Tensor  # Δb of b = share·Σ_s y_s·β_s·x_s, [K, d + 1]
+    dual: Tensor  # β_s, [K, N]
+    reach: Tensor  # [K] the local model is w + reach·Δb
+    share: Tensor  # [] weight of one sample's loss
+    optimizer: OptimizerState  # of no use to coordinate steps
+    loss: Tensor  # [] sum over steps of the sample's loss under the local model, before the step; mean over classes
+    steps: Tensor  # [] steps taken
+
+    @property
+    def local_columns(self) -> Tensor:
+        """The local model, [K, d + 1]."""
+        return torch.addcmul(self.columns, self.reach.unsqueeze(1), self.change)
 
 
 @dataclass(frozen=True)
@@ -94,7 +126,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     def shared_init(self, ctx: Context) -> Related:
         """W = 0 and Σ = I/T."""
         check_linear_task(ctx.task, "MOCHA", ("binary", "multiclass"))
-        return unrelated(ctx.task.init(1, ctx.seed), ctx.num_clients)
+        return _unrelated(ctx.task.init(1, ctx.seed), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: Related, data: ClientData) -> DualState:
         """α_t = 0."""
@@ -102,14 +134,14 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
         return DualState(dual, shared.peers.mean, data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
-        """A step takes one sample."""
+        """A coordinate step takes one sample, whatever the solver's batch size."""
         return (Phase("train", client_ids, ctx.solver.work._replace(batch_size=1)),)
 
     def client_init(self, ctx: Context, shared: Related, state: DualState, data: ClientData, losses: None) -> DualRun:
         """The local problem (Eq. 4): w_t moves by ρ·Σ_tt/λ with b_t."""
-        models, reach = own_models(shared.peers, data.client_id), reach_of(shared, data.client_id, self.regularisation)
-        share, dual = ctx.client_share(data) / data.num_samples.clamp(min=1), resized(state.dual, len(data.mask))
-        return dual_run(to_columns(models.parameters)[0], dual, reach, share, ctx.solver.init(models))
+        models, reach = own_models(shared.peers, data.client_id), _reach_of(shared, data.client_id, self.regularisation)
+        share, dual = ctx.client_share(data) / data.num_samples.clamp(min=1), _resized(state.dual, len(data.mask))
+        return _dual_run(to_columns(models.parameters)[0], dual, reach, share, ctx.solver.init(models))
 
     def client_step(self, ctx: Context, shared: Related, work: DualRun, batch: Batch) -> DualRun:
         """The best α_s of one sample."""
@@ -118,34 +150,175 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     def client_final(self, ctx: Context, shared: Related, work: DualRun, data: ClientData) -> ClientResult:
         """Δb_t goes up; w_t and ρ·Σ_tt have come down."""
         own = from_columns(work.local_columns.unsqueeze(0), shared.peers.mean.parameters)
-        state = DualState(resized(work.dual, ctx.most_samples), ModelState(own, {}), data.client_id)
+        state = DualState(_resized(work.dual, ctx.most_samples), ModelState(own, {}), data.client_id)
         down = tree.bits((work.columns, work.reach)) * torch.ones_like(data.num_samples)
         message = Message(work.change, ctx.client_weight(data), bits_down=down)
         return ClientResult(message, state, {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: Related, reduced: Reduced, client_ids: Tensor) -> Related:
-        """B, every few rounds Σ, and with them W."""
+        """B after the clients' changes, every few rounds Σ, and the models W that follow from them."""
         learns = self.rounds_per_relation and (ctx.round_idx + 1) % self.rounds_per_relation == 0
         epsilon = self.epsilon if learns else None
-        return add_changes(shared, client_ids, reduced.value, self.regularisation, epsilon)
+        return _with_changes(shared, client_ids, reduced.value, self.regularisation, epsilon)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""
         return None if seen else LocalWork(epochs=self.unseen_epochs, batch_size=1)
 
     def collaboration(self, ctx: Context, shared: Related, states: DualState) -> Tensor:
-        """Σ, the mean over classes."""
+        """Σ, its mean over the K outputs."""
         return shared.sigma.mean(0)
 
     def num_payloads(self, ctx: Context, shared: Related, num_clients: int) -> int:
-        """To each client its own model."""
+        """One for each client: its own model and its ρ·Σ_tt."""
         return num_clients
 
     def shared_outputs(self, ctx: Context, shared: Related, x: Tensor) -> None:
-        """Each client has a model of its own."""
+        """Nothing is shared by all: each client has a model of its own."""
 
     def log_prob(self, ctx: Context, shared: Related, state: DualState, x: Tensor, outputs: None) -> Tensor:
         """Sigmoids of the margins; where there are several, as shares of their sum."""
         margins = ctx.task.outputs(own_models(shared.peers, state.client_id, state.models), x)
         margins = torch.nn.functional.logsigmoid(margins) if ctx.task.target.kind == "multiclass" else margins
         return ctx.task.mix(margins.new_ones(1), margins)
+
+
+def _unrelated(models: ModelState, num_tasks: int) -> Related:
+    """Tasks with models of zeros, and Σ = I/T."""
+    models = tree.zeros_like(models)
+    combined = to_columns(models.parameters).double().repeat(num_tasks, 1, 1)
+    sigma = _independent(num_tasks).repeat(combined.shape[1], 1, 1)
+    return Related(same_start(models, num_tasks), combined, sigma, _damping_of(sigma))
+
+
+def _independent(num_tasks: int) -> Tensor:
+    """Σ of unrelated tasks, I/T, [T, T] float64."""
+    return torch.eye(num_tasks, dtype=torch.float64) / num_tasks
+
+
+def _damping_of(sigma: Tensor) -> Tensor:
+    """ρ = max_t Σ_s |Σ_ts| / Σ_tt, [K]: how much the steps of all tasks at once have to be damped.
+
+    Example:
+        >>> _damping_of(torch.tensor([[[0.5, -0.25], [-0.25, 0.5]]])).tolist()
+        [1.5]
+    """
+    return (sigma.abs().sum(2) / sigma.diagonal(dim1=1, dim2=2)).amax(1)
+
+
+def _reach_of(tasks: Related, task: Tensor, weight: float) -> Tensor:
+    """How far the model of a task moves with b_t in its own problem, ρ·Σ_tt/λ for each output, [K] float64.
+
+    Args:
+        tasks: all of them.
+        task: its number, []; one from T on is a new task, which is unrelated: 1/(λT).
+        weight: λ.
+    """
+    own = tasks.sigma.diagonal(dim1=1, dim2=2)
+    num_tasks = own.shape[1]
+    known = tasks.damping * own.index_select(1, task.clamp(max=num_tasks - 1).view(1))[:, 0]
+    return torch.where(task < num_tasks, known, 1 / num_tasks) / weight
+
+
+def _resized(dual: Tensor, size: int) -> Tensor:
+    """The first entries of the last axis, or all of them and zeros behind.
+
+    Example:
+        >>> _resized(torch.ones(1, 2), 3).tolist(), _resized(torch.ones(1, 2), 1).tolist()
+        ([[1.0, 1.0, 0.0]], [[1.0]])
+    """
+    return F.pad(dual, (0, max(size - dual.shape[-1], 0)))[..., :size]
+
+
+def _dual_run(columns: Tensor, dual: Tensor, reach: Tensor, share: Tensor, optimizer: OptimizerState) -> DualRun:
+    """The start of a client's phase, in the type of its model, `columns`."""
+    zero = torch.zeros((), dtype=columns.dtype, device=columns.device)
+    reach, share = reach.to(columns.dtype), share.to(columns.dtype)
+    return DualRun(columns, torch.zeros_like(columns), dual, reach, share, optimizer, zero, zero.clone())
+
+
+def coordinate_step(loss: MarginLoss, target: Target, run: DualRun, batch: Batch) -> DualRun:
+    """The dual variables β_s of one sample that are best for the dual problem; all others stay as they are.
+
+    Args:
+        loss: of the margin.
+        target: what kind of labels there are.
+        run: the client's work so far.
+        batch: the sample and, behind it, padding.
+    """
+    one: Batch = tree.index(batch, slice(0, 1))
+    x, here = with_constant(one.x)[0], one.mask[0].to(run.dual.dtype)
+    sign, position = _class_signs(target, one.y)[0].to(x.dtype), one.index.expand(len(run.dual), 1)
+    margin = sign * (run.local_columns @ x)
+    old = run.dual.gather(1, position)[:, 0]
+    moved = here * (best_dual(loss, old, margin, run.reach * run.share * x.square().sum()) - old)
+    return run._replace(
+        change=torch.addcmul(run.change, (run.share * sign * moved).unsqueeze(1), x),
+        dual=run.dual.scatter(1, position, (old + moved).unsqueeze(1)),
+        loss=run.loss + here * margin_loss(loss, margin).mean(),
+        steps=run.steps + here,
+    )
+
+
+def _class_signs(target: Target, y: Tensor) -> Tensor:
+    """Whether a label is the class of an output, ±1 for each output, [..., K].
+
+    Example:
+        >>> one = torch.tensor(1)
+        >>> _class_signs(Target("multiclass", 3), one).tolist(), _class_signs(Target("binary", 2), one).tolist()
+        ([-1.0, 1.0, -1.0], [1.0])
+    """
+    first = int(target.kind == "binary")  # whose only output is that of class 1
+    classes = torch.arange(first, first + target.num_outputs, device=y.device)
+    return torch.where(y.unsqueeze(-1) == classes, 1.0, -1.0)
+
+
+def _with_changes(
+    tasks: Related, which: Tensor, changes: Tensor, weight: float, epsilon: float | None = None
+) -> Related:
+    """The tasks after some b_t have changed; W follows, and Σ where it is learned.
+
+    Args:
+        tasks: before.
+        which: whose b_t have changed, [C].
+        changes: Δb_t, [C, K, d + 1].
+        weight: λ.
+        epsilon: of `learned_relations`, to learn Σ from the new models; None leaves it.
+    """
+    combined = tasks.combined.index_add(0, which, changes.double())
+    sigma, damping = tasks.sigma, tasks.damping
+    if epsilon is not None:
+        sigma = learned_relations(_related_columns(sigma, combined, weight), epsilon)
+        damping = _damping_of(sigma)
+    columns = _related_columns(sigma, combined, weight).unsqueeze(1)
+    models = ModelState(from_columns(columns, tasks.peers.parameters), {})
+    everyone = torch.arange(len(columns), device=columns.device)
+    return Related(place(tasks.peers, everyone, models), combined, sigma, damping)
+
+
+def learned_relations(columns: Tensor, epsilon: float) -> Tensor:
+    """The best Σ for these models, (WᵀW)^½ over its trace, with epsilon·I/T added, [K, T, T].
+
+    The root is taken from the singular values of W: the eigenvalues of WᵀW have lost half of the digits.
+
+    Args:
+        columns: W, [T, K, d + 1] float64.
+        epsilon: share of I/T, so that Σ has an inverse.
+    """
+    left, values, _ = torch.linalg.svd(columns.transpose(0, 1), full_matrices=False)  # [K, T, r], [K, r]
+    root = (left * values.unsqueeze(1)) @ left.transpose(1, 2)
+    trace = values.sum(1).view(-1, 1, 1)
+    start = _independent(len(columns)).to(root)
+    learned = (root / trace.clamp(min=torch.finfo(root.dtype).tiny) + epsilon * start) / (1 + epsilon)
+    return torch.where(trace > 0, learned, start)
+
+
+def _related_columns(sigma: Tensor, combined: Tensor, weight: float) -> Tensor:
+    """W = (1/λ)·B·Σ, [T, K, d + 1].
+
+    Args:
+        sigma: Σ, [K, T, T].
+        combined: B, [T, K, d + 1].
+        weight: λ.
+    """
+    return (sigma @ combined.transpose(0, 1)).transpose(0, 1) / weight

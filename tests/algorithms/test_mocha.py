@@ -18,11 +18,11 @@ from references.mocha_numpy import mocha_round, objectives, predict
 from scipy.optimize import minimize
 
 from lit_fed.algorithms import MOCHA
+from lit_fed.algorithms.mocha import _damping_of
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.relations import overlap
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.models import MLP
 
@@ -54,7 +54,7 @@ def gap_parts(federation):
 def with_sigma(federation, sigma):
     """The federation with another Σ from the start."""
     sigma = torch.as_tensor(sigma)[None].double()
-    federation.shared = federation.shared._replace(sigma=sigma, damping=overlap(sigma))
+    federation.shared = federation.shared._replace(sigma=sigma, damping=_damping_of(sigma))
     return federation
 
 

@@ -18,10 +18,10 @@ from references import ucfl_numpy as reference
 from sklearn.metrics import silhouette_score
 
 from lit_fed.algorithms import UCFL, FedAvg, Local, Oracle
+from lit_fed.algorithms.ucfl import _batch_numbers
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.streams import batch_numbers
 from lit_fed.core.types import Split
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
@@ -42,7 +42,7 @@ def divisions(federation, train=None, num_batches=2):
     """The batches of the variance, in the coming round."""
     ctx, train = federation.context("similarity"), train or federation.train
     clients = [train.client(one + train.first_id) for one in range(train.num_clients)]
-    return [batch_numbers(ctx, one, num_batches).numpy() for one in clients]
+    return [_batch_numbers(ctx, one, num_batches).numpy() for one in clients]
 
 
 def two_groups(sizes, seed=3):

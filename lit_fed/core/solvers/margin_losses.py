@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-__all__ = ["MarginLoss", "dual_step", "logistic_root", "margin_loss", "margin_prox"]
+__all__ = ["MarginLoss", "best_dual", "logistic_root", "margin_loss", "margin_prox"]
 
 MarginLoss = Literal["hinge", "logistic"]
 
@@ -21,7 +21,7 @@ def margin_loss(loss: MarginLoss, margin: Tensor) -> Tensor:
     return (1 - margin).clamp(min=0) if loss == "hinge" else -F.logsigmoid(margin)
 
 
-def dual_step(loss: MarginLoss, dual: Tensor, margin: Tensor, curvature: Tensor) -> Tensor:
+def best_dual(loss: MarginLoss, dual: Tensor, margin: Tensor, curvature: Tensor) -> Tensor:
     """The dual variable β in [0, 1] of a sample that maximises −h*(−β) − a·(β − β₀) − curvature/2·(β − β₀)².
 
     Args:
@@ -31,7 +31,7 @@ def dual_step(loss: MarginLoss, dual: Tensor, margin: Tensor, curvature: Tensor)
         curvature: how much the margin grows with β, > 0.
 
     Example:
-        >>> dual_step("hinge", torch.tensor(0.25), torch.tensor(0.5), torch.tensor(1.0)).item()
+        >>> best_dual("hinge", torch.tensor(0.25), torch.tensor(0.5), torch.tensor(1.0)).item()
         0.75
     """
     if loss == "hinge":

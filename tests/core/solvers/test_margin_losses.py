@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from lit_fed.core.solvers.margin_losses import dual_step, logistic_root, margin_loss, margin_prox
+from lit_fed.core.solvers.margin_losses import best_dual, logistic_root, margin_loss, margin_prox
 
 
 def numbers(*values):
@@ -33,7 +33,7 @@ def dual_objective(loss, beta, start, margin, curvature):
 @pytest.mark.parametrize("margin", [-3.0, 0.4, 1.2, 5.0])
 @pytest.mark.parametrize("curvature", [0.05, 1.0, 40.0])
 def test_a_dual_step_reaches_the_maximum(loss, start, margin, curvature):
-    found = float(dual_step(loss, numbers(start), numbers(margin), numbers(curvature)))
+    found = float(best_dual(loss, numbers(start), numbers(margin), numbers(curvature)))
     assert 0 <= found <= 1
     best = minimize_scalar(
         lambda beta: -dual_objective(loss, beta, start, margin, curvature), bounds=(0, 1), method="bounded",

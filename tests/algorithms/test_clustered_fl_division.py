@@ -1,9 +1,8 @@
 import pytest
 import torch
 
+from lit_fed.algorithms.clustered_fl import DivisionRule, _inner_products, _mean_and_longest, _one_cluster, divide
 from lit_fed.core import tree
-from lit_fed.core.division import DivisionRule, divide, inner_products, mean_and_longest
-from lit_fed.core.split_memory import one_cluster
 from lit_fed.core.types import ModelState
 
 RULE = DivisionRule(0.1, 0.5, False, 2, None, "single")
@@ -11,7 +10,7 @@ RULE = DivisionRule(0.1, 0.5, False, 2, None, "single")
 
 def clusters(num_clients, most=4, remembers=True):
     initial = ModelState({"w": torch.zeros(1, 2, dtype=torch.float64)}, {})
-    return one_cluster(initial, most, num_clients, remembers=remembers)
+    return _one_cluster(initial, most, num_clients, remembers=remembers)
 
 
 def updates(*rows):
@@ -97,12 +96,12 @@ def test_products_over_all_leaves():
     rng = torch.Generator().manual_seed(0)
     vectors = {"w": torch.randn(3, 2, 2, generator=rng), "b": torch.randn(3, 1, generator=rng)}
     flat = torch.cat([leaf.flatten(1) for leaf in vectors.values()], dim=1).double()
-    torch.testing.assert_close(inner_products(vectors), flat @ flat.T)
+    torch.testing.assert_close(_inner_products(vectors), flat @ flat.T)
 
 
 def test_lengths_from_products():
     rows, weight = FOUR["w"], torch.tensor([1.0, 2.0, 0.0, 5.0], dtype=torch.float64)
-    mean, longest = mean_and_longest(rows @ rows.T, weight)
+    mean, longest = _mean_and_longest(rows @ rows.T, weight)
     torch.testing.assert_close(mean, (weight @ rows / 8).norm())
     torch.testing.assert_close(longest, rows.norm(dim=1).max())
-    assert float(mean_and_longest(rows @ rows.T, 0 * weight)[0]) == 0
+    assert float(_mean_and_longest(rows @ rows.T, 0 * weight)[0]) == 0

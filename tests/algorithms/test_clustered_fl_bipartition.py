@@ -3,7 +3,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from lit_fed.core.bipartition import bipartition, cosines, separation
+from lit_fed.algorithms.clustered_fl import _cosines, _separation, bipartition
 
 
 def similarities(n, seed):
@@ -102,10 +102,10 @@ def test_cosines_from_products():
     rows = torch.tensor([[3.0, 0.0], [1.0, 1.0], [0.0, 0.0], [-2.0, 0.0]], dtype=torch.float64)
     half = 0.5**0.5
     expected = [[1, half, 0, -1], [half, 1, 0, -half], [0, 0, 0, 0], [-1, -half, 0, 1]]
-    torch.testing.assert_close(cosines(rows @ rows.T), torch.tensor(expected, dtype=torch.float64))
+    torch.testing.assert_close(_cosines(rows @ rows.T), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_separation_is_that_of_the_most_similar_pair_across():
     similarity = torch.tensor([[1.0, 0.9, -0.5], [0.9, 1.0, 0.28], [-0.5, 0.28, 1.0]])
-    assert separation(similarity, torch.tensor([False, False, True])) == pytest.approx(0.36**0.5)
-    assert separation(torch.ones(2, 2) * 1.0001, torch.tensor([False, True])) == 0
+    assert _separation(similarity, torch.tensor([False, False, True])) == pytest.approx(0.36**0.5)
+    assert _separation(torch.ones(2, 2) * 1.0001, torch.tensor([False, True])) == 0

@@ -8,17 +8,17 @@ from sklearn.metrics import silhouette_score
 from torch import nn
 from torch.func import vmap
 
-from lit_fed.core.graphs.peers import same_start
-from lit_fed.core.streams import (
+from lit_fed.algorithms.ucfl import (
     Similarity,
-    aggregate,
-    batch_numbers,
-    measured,
-    statistics,
-    stream_rows,
-    streams_of,
+    _batch_numbers,
+    _measured_similarity,
+    _served_models,
+    _statistics,
+    _stream_rows,
+    _streams_of,
     user_weights,
 )
+from lit_fed.core.graphs.peers import same_start
 from lit_fed.core.types import ClientData, ModelState, Reduced
 
 
@@ -36,28 +36,28 @@ def padded(data, extra):
 @pytest.mark.parametrize("num_batches", [2, 3, 9, 20])
 def test_batches_are_of_equal_size_and_divide_the_samples(num_batches):
     data = make_clients([9]).client(0)
-    sizes = torch.bincount(batch_numbers(context(), data, num_batches), minlength=num_batches)
+    sizes = torch.bincount(_batch_numbers(context(), data, num_batches), minlength=num_batches)
     assert int(sizes.sum()) == 9
     assert int(sizes.max() - sizes.min()) <= 1
 
 
 def test_batches_depend_on_round_and_client_and_not_on_padding():
     data, other = (make_clients([9, 9]).client(one) for one in (0, 1))
-    first = batch_numbers(context(), data, 3)
-    assert torch.equal(first, batch_numbers(context(), padded(data, 4), 3)[:9])
-    assert not torch.equal(first, batch_numbers(context(), other, 3))
-    assert not torch.equal(first, batch_numbers(context(round_idx=1), data, 3))
+    first = _batch_numbers(context(), data, 3)
+    assert torch.equal(first, _batch_numbers(context(), padded(data, 4), 3)[:9])
+    assert not torch.equal(first, _batch_numbers(context(), other, 3))
+    assert not torch.equal(first, _batch_numbers(context(round_idx=1), data, 3))
 
 
 def test_a_newcomer_may_have_more_samples_than_any_client():
     data = make_clients([25], first_id=10).client(10)
-    assert torch.bincount(batch_numbers(context(), data, 2)).tolist() == [13, 12]
+    assert torch.bincount(_batch_numbers(context(), data, 2)).tolist() == [13, 12]
 
 
 def test_gradient_and_variance_of_batches():
     task, data = make_task(), make_clients([9]).client(0)
     models, ctx = task.init(1, 0), context(task=task)
-    found, number = statistics(ctx, models, data, 4), batch_numbers(ctx, data, 4)
+    found, number = _statistics(ctx, models, data, 4), _batch_numbers(ctx, data, 4)
     _, whole = task.full_gradient(models, data)
     assert distance(found.gradient, whole) < 1e-14
     squares = []
@@ -67,13 +67,13 @@ def test_gradient_and_variance_of_batches():
         _, own = task.full_gradient(models, part)
         squares.append(sum(float((own[name] - whole[name]).square().sum()) for name in whole))
     assert float(found.variance) == pytest.approx(np.mean(squares), abs=1e-14)
-    assert distance(found, statistics(ctx, models, padded(data, 5), 4)) < 1e-14
+    assert distance(found, _statistics(ctx, models, padded(data, 5), 4)) < 1e-14
 
 
 @pytest.mark.parametrize(("size", "known"), [(0, False), (1, False), (2, True)])
 def test_batches_without_samples_do_not_count(size, known):
     task, data = make_task(), make_clients([size, 3]).client(0)
-    found = statistics(context(task=task), task.init(1, 0), data, 5)
+    found = _statistics(context(task=task), task.init(1, 0), data, 5)
     assert all(leaf.isfinite().all() for leaf in found.gradient.values())
     assert (float(found.variance) > 0) is known
 
@@ -93,7 +93,7 @@ class Noisy(nn.Module):
 def test_gradients_are_taken_in_a_fixed_mode(model_axis):
     task, data = make_task(network=Noisy, model_axis=model_axis), make_clients([9]).client(0)
     models, ctx = task.init(1, 0), context(task=task)
-    one, other = (statistics(ctx, models, data, 2) for _ in range(2))
+    one, other = (_statistics(ctx, models, data, 2) for _ in range(2))
     assert distance(one, other) == 0
     network = task.network.eval()
     leaves = {name: leaf[0].clone().requires_grad_() for name, leaf in models.parameters.items()}
@@ -179,8 +179,8 @@ def same_partition(a, b):
 @pytest.mark.parametrize("sizes", [(3, 4), (5, 5, 5, 5), (2, 6, 3)])
 def test_the_silhouette_finds_the_groups(sizes):
     rows, group = blocks(sizes)
-    assert same_partition(streams_of(rows, "silhouette"), group)
-    assert same_partition(streams_of(rows, len(sizes)), group)
+    assert same_partition(_streams_of(rows, "silhouette"), group)
+    assert same_partition(_streams_of(rows, len(sizes)), group)
 
 
 def all_divisions(count):
@@ -219,52 +219,52 @@ def test_the_number_of_streams_is_that_of_the_largest_silhouette(group, number, 
             best[count] = labels
     scores = {count: silhouette_score(points, labels) for count, labels in best.items()}
     assert max(scores, key=scores.get) == number
-    assert same_partition(streams_of(rows, "silhouette"), torch.from_numpy(best[number]))
+    assert same_partition(_streams_of(rows, "silhouette"), torch.from_numpy(best[number]))
 
 
 def test_the_silhouette_is_the_largest_over_all_numbers():
     rng = torch.Generator().manual_seed(5)
     rows = torch.softmax(3 * torch.randn(9, 9, generator=rng).double(), 1)
-    scores = {k: silhouette_score(rows.numpy(), streams_of(rows, k).numpy()) for k in range(2, 9)}
-    found = streams_of(rows, "silhouette")
+    scores = {k: silhouette_score(rows.numpy(), _streams_of(rows, k).numpy()) for k in range(2, 9)}
+    found = _streams_of(rows, "silhouette")
     assert silhouette_score(rows.numpy(), found.numpy()) == pytest.approx(max(scores.values()), abs=1e-6)
 
 
 @pytest.mark.parametrize("num_streams", ["personal", 7, 9])
 def test_as_many_streams_as_clients(num_streams):
     rows, _ = blocks((3, 4))
-    found = streams_of(rows, num_streams)
+    found = _streams_of(rows, num_streams)
     assert len(found.unique()) == 7
-    assert torch.equal(stream_rows(rows, found), rows)
+    assert torch.equal(_stream_rows(rows, found), rows)
 
 
 @pytest.mark.parametrize("num_streams", [1, 2, 4, "silhouette"])
 def test_equal_rows_share_a_stream(num_streams):
     rows = torch.full((4, 4), 0.25).double() + 1e-15 * torch.randn(4, 4).double()
-    assert streams_of(rows, num_streams).tolist() == [0] * 4
+    assert _streams_of(rows, num_streams).tolist() == [0] * 4
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_too_few_clients_for_a_silhouette(count):
-    assert len(streams_of(torch.eye(count).double(), "silhouette").unique()) == count
+    assert len(_streams_of(torch.eye(count).double(), "silhouette").unique()) == count
 
 
 def test_one_stream_is_the_mean_of_the_rows():
     rows, _ = blocks((3, 4))
-    found = stream_rows(rows, streams_of(rows, 1))
+    found = _stream_rows(rows, _streams_of(rows, 1))
     assert distance(found, rows.mean(0).expand(7, 7)) < 1e-15
 
 
 def test_rows_of_streams_have_the_sum_one():
     rows, group = blocks((3, 4))
-    found = stream_rows(rows, group)
+    found = _stream_rows(rows, group)
     assert distance(found.sum(1), torch.ones(7).double()) < 1e-12
     assert distance(found[0], rows[:3].mean(0)) < 1e-15
 
 
 def test_what_is_measured_is_kept():
     gradients, variances, weight = random_gradients(4), torch.ones(4).double(), torch.tensor([1.0, 2.0, 3.0, 4.0])
-    found = measured(Reduced((gradients, variances), weight), "personal", 1e-12)
+    found = _measured_similarity(Reduced((gradients, variances), weight), "personal", 1e-12)
     assert distance(found.rows, user_weights(gradients, variances, (gradients, variances), weight, 1e-12)) < 1e-15
     assert found.gradients is gradients
     assert torch.equal(found.weight, weight)
@@ -285,7 +285,7 @@ def aggregated(client_ids, multiplicity, aggregation="renormalised", dtype=torch
     known = Similarity(ROWS, torch.tensor([0, 1, 0]), {}, torch.ones(3), WEIGHT)
     reduced = Reduced(sent, WEIGHT[ids] * torch.tensor(multiplicity))
     ctx = make_context(num_clients=3, total_samples=10, aggregation=aggregation)
-    return aggregate(ctx, known, peers, reduced, ids)
+    return _served_models(ctx, known, peers, reduced, ids)
 
 
 def test_rows_are_scaled_to_those_that_took_part():

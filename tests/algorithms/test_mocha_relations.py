@@ -3,12 +3,19 @@ import pytest
 import torch
 from federated_round import MULTICLASS, flat, make_task
 
-from lit_fed.core.relations import add_changes, learned_relations, overlap, reach_of, related_columns, unrelated
+from lit_fed.algorithms.mocha import (
+    _damping_of,
+    _reach_of,
+    _related_columns,
+    _unrelated,
+    _with_changes,
+    learned_relations,
+)
 from lit_fed.core.solvers.affine_networks import to_columns
 
 
 def random_tasks(num_tasks=4):
-    tasks = unrelated(make_task(MULTICLASS).init(1, 0), num_tasks)
+    tasks = _unrelated(make_task(MULTICLASS).init(1, 0), num_tasks)
     rng = torch.Generator().manual_seed(0)
     changes = torch.randn(num_tasks, 3, 5, generator=rng, dtype=torch.float64)
     return tasks, changes
@@ -19,13 +26,15 @@ def test_unrelated_tasks():
     assert torch.equal(tasks.sigma, torch.eye(4, dtype=torch.float64).expand(3, 4, 4) / 4)
     assert tasks.damping.tolist() == [1, 1, 1]
     assert not flat(tasks.peers.parameters).any()
-    assert reach_of(tasks, torch.tensor(2), 0.5).tolist() == reach_of(tasks, torch.tensor(9), 0.5).tolist() == [0.5] * 3
+    assert (
+        _reach_of(tasks, torch.tensor(2), 0.5).tolist() == _reach_of(tasks, torch.tensor(9), 0.5).tolist() == [0.5] * 3
+    )
 
 
 def test_models_follow_changes_and_relations():
     tasks, changes = random_tasks()
-    tasks = add_changes(tasks, torch.arange(4), changes, 0.5, 0.1)
-    tasks = add_changes(tasks, torch.tensor([1, 3]), changes[:2], 0.5)
+    tasks = _with_changes(tasks, torch.arange(4), changes, 0.5, 0.1)
+    tasks = _with_changes(tasks, torch.tensor([1, 3]), changes[:2], 0.5)
     B = changes.clone()
     B[[1, 3]] += changes[:2]
     assert torch.allclose(tasks.combined, B, rtol=0, atol=1e-14)
@@ -35,7 +44,7 @@ def test_models_follow_changes_and_relations():
     mean = to_columns(tasks.peers.parameters).mean(0)
     assert torch.allclose(to_columns(tasks.peers.mean.parameters), mean, rtol=0, atol=1e-14)
     expected = tasks.damping * tasks.sigma[:, 3, 3] / 0.5
-    assert torch.equal(reach_of(tasks, torch.tensor(3), 0.5), expected)
+    assert torch.equal(_reach_of(tasks, torch.tensor(3), 0.5), expected)
 
 
 @pytest.mark.parametrize("shape", [(4, 3, 5), (6, 2, 3)])
@@ -65,9 +74,9 @@ def test_damping_bounds_the_interaction():
     """ρ·Σ_t Σ_tt‖v_t‖² is at least the quadratic form of Σ, for any vectors."""
     _, changes = random_tasks()
     sigma = learned_relations(changes, 0.01)
-    rho = overlap(sigma)
+    rho = _damping_of(sigma)
     for seed in range(20):
         v = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        whole = (v * related_columns(sigma, v, 1.0)).sum((0, 2))
+        whole = (v * _related_columns(sigma, v, 1.0)).sum((0, 2))
         apart = torch.einsum("ktt,tkd->k", sigma, v.square())
         assert (whole <= rho * apart + 1e-12).all()

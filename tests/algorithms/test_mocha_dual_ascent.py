@@ -2,21 +2,21 @@ import pytest
 import torch
 from federated_round import BINARY, MULTICLASS, distance
 
-from lit_fed.core.dual_ascent import coordinate_step, dual_run, resized, signs
+from lit_fed.algorithms.mocha import _class_signs, _dual_run, _resized, coordinate_step
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch
 
 
 def test_signs():
-    assert signs(BINARY, torch.tensor([0, 1])).tolist() == [[-1], [1]]
-    assert signs(MULTICLASS, torch.tensor([0, 2])).tolist() == [[1, -1, -1], [-1, -1, 1]]
+    assert _class_signs(BINARY, torch.tensor([0, 1])).tolist() == [[-1], [1]]
+    assert _class_signs(MULTICLASS, torch.tensor([0, 2])).tolist() == [[1, -1, -1], [-1, -1, 1]]
 
 
 def test_resized():
     dual = torch.arange(6.0).view(2, 3)
-    assert resized(dual, 3) is dual or torch.equal(resized(dual, 3), dual)
-    assert resized(dual, 2).tolist() == [[0, 1], [3, 4]]
-    assert resized(dual, 4).tolist() == [[0, 1, 2, 0], [3, 4, 5, 0]]
+    assert _resized(dual, 3) is dual or torch.equal(_resized(dual, 3), dual)
+    assert _resized(dual, 2).tolist() == [[0, 1], [3, 4]]
+    assert _resized(dual, 4).tolist() == [[0, 1, 2, 0], [3, 4, 5, 0]]
 
 
 def start(classes):
@@ -24,7 +24,7 @@ def start(classes):
     columns = torch.randn(classes, 4, generator=rng, dtype=torch.float64)
     reach, share = torch.rand(classes, generator=rng, dtype=torch.float64) + 0.1, torch.tensor(0.2, dtype=torch.float64)
     dual = 0.1 * torch.rand(classes, 5, generator=rng, dtype=torch.float64)
-    return dual_run(columns, dual, reach, share, OptimizerState(torch.zeros(()), {}, {}))
+    return _dual_run(columns, dual, reach, share, OptimizerState(torch.zeros(()), {}, {}))
 
 
 def batch(position, y, extra=0, real=1.0):
