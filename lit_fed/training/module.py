@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.clients import ClientTrainer, MemoryFormat, SequentialTrainer, TrainJob, choose_trainer
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator, RunningMeans
 from lit_fed.core.task import Target, Task

@@ -15,10 +15,10 @@ from federated_round import (
 from references.oracle_numpy import closest_group, oracle_round, predict
 
 from lit_fed.algorithms import IFCA, FedAvg, Oracle
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.training.demands import check_aggregation
 
