@@ -171,7 +171,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         value, cost = reduced.value
         network = shared.network._replace(peers=place(shared.network.peers, client_ids, value))
         if ctx.phase == "tails":
-            network = group_admm.dual_step(network, self._groups(ctx)[1], self.penalty_weight)
+            network = group_admm.multiplier_step(network, self._groups(ctx)[1], self.penalty_weight)
         return CostedNetwork(network, shared.cost.index_copy(0, client_ids, cost))
 
     def shared_outputs(self, ctx: Context, shared: CostedNetwork, x: Tensor) -> None:
