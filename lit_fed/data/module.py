@@ -20,7 +20,7 @@ from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.populations.build import build_populations, fingerprint, infer_target
-from lit_fed.data.populations.checks import check_class_numbers, check_labels, find_client_name, outlying_inputs
+from lit_fed.data.populations.checks import check_classes, check_labels, find_client_name, outlying_inputs
 from lit_fed.data.populations.find_client import find_client
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted", "round_blocks", "serving_blocks"]
@@ -131,7 +131,7 @@ class FederatedDataModule(LightningDataModule):
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
         self.target: Target = infer_target(seen.train.y, self.dataset.num_classes)
-        check_class_numbers(self.dataset, self.target, seen, unseen)
+        check_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):

@@ -30,7 +30,7 @@ from lit_fed.data.data_sets.base import (
     require,
 )
 from lit_fed.data.partitions.base import Dirichlet, Natural, Partition
-from lit_fed.data.populations.checks import check_finite_samples, check_training, looked_at
+from lit_fed.data.populations.checks import check_finite, check_training, looked_at
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
@@ -91,7 +91,7 @@ def build_populations(
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
-    check_finite_samples(seen, unseen)
+    check_finite(seen, unseen)
     return _hold_out(seen, unseen, unseen_fraction, seed)
 
 
