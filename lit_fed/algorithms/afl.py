@@ -10,6 +10,7 @@ Symbols:
     f_i -> work.risk             mean loss of client i's samples under the received w
     γ_w -> server_lr
     γ_λ -> lambda_lr
+    Π   -> project_to_simplex
 Deviations:
     The paper draws unbiased estimates of both gradients, of all clients or of one drawn by λ; here both are exact.
     The models are not confined to a set W, so there is no projection of w.
@@ -33,10 +34,9 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.simplex import project_to_simplex
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate"]
+__all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate", "project_to_simplex"]
 
 
 class AgnosticModels(NamedTuple):
@@ -147,3 +147,19 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     def shared_outputs(self, ctx: Context, shared: AgnosticModels, x: Tensor) -> Tensor:
         """Outputs of the model that is served, [B, 1, K]."""
         return ctx.task.outputs(shared.average if self.serve == "average" else shared.models, x)
+
+
+def project_to_simplex(point: Tensor) -> Tensor:
+    """The nearest point, in Euclidean distance, whose entries are >= 0 and sum to 1; along the last axis.
+
+    It is max(v - θ, 0) with θ = max_j (u_1 + … + u_j - 1)/j for the entries u sorted downwards: as long as u_j exceeds
+    the average before it that quotient rises, afterwards it falls.
+
+    Example:
+        >>> [round(value, 4) for value in project_to_simplex(torch.tensor([0.8, 0.6, -0.2])).tolist()]
+        [0.6, 0.4, 0.0]
+    """
+    summed = point.sort(dim=-1, descending=True).values.cumsum(-1)
+    counts = torch.arange(1, point.shape[-1] + 1, dtype=point.dtype, device=point.device)
+    threshold = ((summed - 1) / counts).amax(-1, keepdim=True)
+    return (point - threshold).clamp(min=0)

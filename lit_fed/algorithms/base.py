@@ -12,7 +12,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = ["Algorithm", "GlobalModels", "LocalRun"]
+__all__ = ["Algorithm", "GlobalModels", "LocalRun", "OwnModel", "local_run"]
 
 Shared = TypeVar("Shared", bound=Any)
 State = TypeVar("State", bound=Any)
@@ -23,6 +23,12 @@ class GlobalModels(NamedTuple):
     """Shared state of an algorithm with broadcast models."""
 
     models: ModelState  # leaves [M, ...]
+
+
+class OwnModel(NamedTuple):
+    """State of a client that keeps a model of its own, with which it is served."""
+
+    models: ModelState  # leaves [1, ...]
 
 
 class LocalRun(NamedTuple):

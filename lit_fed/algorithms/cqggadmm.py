@@ -3,6 +3,9 @@
 Ben Issaid, Elgabli, Park, Bennis, Debbah. "Communication Efficient Distributed Learning with Censored, Quantized, and
 Generalized Group ADMM". 2020. https://arxiv.org/abs/2009.06459
 GGADMM without censoring and quantisation, C-GGADMM with the first, Q-GGADMM with the second, CQ-GGADMM with both.
+The quantiser, which rounds at random so that nothing is lost on average, is that of Elgabli, Park, Bedi, Ben Issaid,
+Bennis, Aggarwal. "Q-GADMM: Quantized Group ADMM for Communication Efficient Decentralized Machine Learning". IEEE
+Transactions on Communications 69(1), 2021. https://arxiv.org/abs/1910.10453
 
 Symbols:
     θ_i          -> state.models          the model of client i, leaves [1, ...]
@@ -36,19 +39,42 @@ from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
 from lit_fed.core.graphs.peers import own_models, place
 from lit_fed.core.graphs.topology import Bipartite, TimeVarying, Topology
-from lit_fed.core.quantise import MOST_BITS, Grid, in_full, quantised
+from lit_fed.core.reduce import cast_like
+from lit_fed.core.seeds import uniforms
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = ["CQGGADMM", "QuantisedClient"]
+__all__ = ["CQGGADMM", "MOST_BITS", "QuantisedClient", "QuantiserGrid", "SentModel", "quantise"]
+
+MOST_BITS = 32
+"""Bits per number beyond which quantising costs more than it saves."""
+
+_RANGE_BITS = 32
+_WIDTH_BITS = 5  # a number of bits from 1 to 32
+
+
+class QuantiserGrid(NamedTuple):
+    """The grid of 2^b points from −R to R on which a difference is sent."""
+
+    radius: Tensor  # R, [] float64; 0 before anything is sent
+    bits: Tensor  # b, [] float64
 
 
 class QuantisedClient(NamedTuple):
     """What a client keeps."""
 
     models: ModelState  # θ_i, leaves [1, ...]
-    grid: Grid  # R_i and b_i
+    grid: QuantiserGrid  # R_i and b_i
+
+
+class SentModel(NamedTuple):
+    """What is sent to receivers who know what was sent before."""
+
+    value: Tree  # what they know then
+    grid: QuantiserGrid
+    cost: Tensor  # [] float64, bits on the way
+    is_new: Tensor  # [] bool; False where they would learn nothing
 
 
 @dataclass(frozen=True)
@@ -107,7 +133,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     def state_init(self, ctx: Context, shared: CostedNetwork, data: ClientData) -> QuantisedClient:
         """θ_i = θ⁰; a newcomer has the mean of all θ̂_i."""
         zero = torch.zeros_like(data.num_samples)
-        return QuantisedClient(own_models(shared.network.peers, data.client_id), Grid(zero, zero + self.bits))
+        return QuantisedClient(own_models(shared.network.peers, data.client_id), QuantiserGrid(zero, zero + self.bits))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """Heads, then tails, who have heard of the heads already."""
@@ -129,7 +155,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         known, last = own_models(shared.network.peers, data.client_id), work.state.grid
         new, old = work.models.parameters, known.parameters
-        sent = quantised(ctx, new, old, last, self.bit_decay, data.client_id) if self.bits else in_full(new, last)
+        sent = _quantised(ctx, new, old, last, self.bit_decay, data.client_id) if self.bits else _in_full(new, last)
         threshold = self.censor_threshold * self.censor_decay ** (ctx.round_idx + 1)
         goes = sent.is_new & (tree.norm(tree.sub(sent.value, old)) >= threshold)
         told = ModelState(sent.value, work.models.buffers)
@@ -145,8 +171,70 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         value, cost = reduced.value
         network = shared.network._replace(peers=place(shared.network.peers, client_ids, value))
         if ctx.phase == "tails":
-            network = group_admm.dual_step(network, self._groups(ctx)[1], self.penalty_weight)
+            network = group_admm.multiplier_step(network, self._groups(ctx)[1], self.penalty_weight)
         return CostedNetwork(network, shared.cost.index_copy(0, client_ids, cost))
 
     def shared_outputs(self, ctx: Context, shared: CostedNetwork, x: Tensor) -> None:
         """Nothing is shared by all: each client is served by its own model."""
+
+
+def _quantised(
+    ctx: Context, value: Tree, known: Tree, last: QuantiserGrid, decay: float, client_id: Tensor
+) -> SentModel:
+    """The difference on the next grid: d numbers of b bits, R in 32 bits and b in 5; a difference of 0 is not news.
+
+    Args:
+        ctx: what every client knows.
+        value: what there is to tell, leaves of any shape, d numbers in all.
+        known: what the receivers know.
+        last: the grid of the last difference that was sent, or the bits of the first one with R = 0.
+        decay: ω, by which the spacing falls from one grid to the next.
+        client_id: whose random numbers of the round decide, [].
+    """
+    change = tree.sub(value, known)
+    count = sum(leaf.numel() for leaf in tree.leaves(change))
+    radius = torch.stack([leaf.double().abs().amax() for leaf in tree.leaves(change)]).amax()
+    grid = _next_grid(last, radius, decay)
+    rounded = quantise(change, grid, uniforms(ctx.seed, ctx.round_idx, client_id, "quantise", count))
+    return SentModel(
+        cast_like(tree.add(known, rounded), known), grid, count * grid.bits + _RANGE_BITS + _WIDTH_BITS, radius > 0
+    )
+
+
+def _next_grid(last: QuantiserGrid, radius: Tensor, decay: float) -> QuantiserGrid:
+    """A grid from −radius to radius, whose spacing is at most `decay` times the last one, up to `MOST_BITS`."""
+    needed = torch.log2(1 + (torch.exp2(last.bits) - 1) * radius / (decay * last.radius)).ceil().clamp(1, MOST_BITS)
+    return QuantiserGrid(radius, torch.where((last.radius > 0) & (radius > 0), needed, last.bits))
+
+
+def quantise(difference: Tree, grid: QuantiserGrid, chances: Tensor) -> Tree:
+    """The difference on a grid, in float64; its expectation is the difference itself.
+
+    Args:
+        difference: δ, leaves of any shape, d numbers in all, none beyond the grid.
+        grid: R and b; where R is 0, so is the result.
+        chances: random numbers in [0, 1), [d]; one below the fractional part of (δ + R)/Δ rounds up.
+
+    Example:
+        >>> delta = torch.tensor([0.3, -0.5, 0.1], dtype=torch.float64)
+        >>> found = quantise(delta, QuantiserGrid(torch.tensor(0.5), torch.tensor(2.0)), torch.full((3,), 0.5))
+        >>> [round(one, 4) for one in found.tolist()]
+        [0.1667, -0.5, 0.1667]
+    """
+    radius, levels = grid.radius.double(), torch.exp2(grid.bits.double()) - 1
+    spacing = 2 * radius / levels  # Δ
+    safe = torch.where(spacing > 0, spacing, 1.0)
+    parts = iter(torch.split(chances, [leaf.numel() for leaf in tree.leaves(difference)]))
+
+    def rounded(leaf: Tensor) -> Tensor:
+        at = (leaf.double() + radius) / safe
+        up = next(parts).view(leaf.shape) < at - at.floor()
+        return spacing * torch.minimum(at.floor() + up, levels) - radius
+
+    return tree.map_leaves(rounded, difference)
+
+
+def _in_full(value: Tree, grid: QuantiserGrid) -> SentModel:
+    """The value itself; the grid stays as it is."""
+    cost = torch.full_like(grid.bits, tree.bits(value))
+    return SentModel(value, grid, cost, torch.ones_like(cost, dtype=torch.bool))

@@ -21,25 +21,19 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
+from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Reduced
 
-__all__ = ["DittoL2SGD", "OwnModel"]
-
-
-class OwnModel(NamedTuple):
-    """What a client keeps."""
-
-    models: ModelState  # v_i, leaves [1, ...]
+__all__ = ["DittoL2SGD"]
 
 
 @dataclass(frozen=True)

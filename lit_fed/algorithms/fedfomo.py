@@ -7,7 +7,8 @@ Symbols:
     θ_i^(l-1) -> state.models     what client i was left with, leaves [1, ...]
     θ_n^l     -> shared.peers     model that client n uploaded last, leaves [T, 1, ...]
     P         -> shared.affinity  sums of the weights of client n for client i, [T, T]
-    w_n       -> state.shares     weight of client n for client i, [T], sums to 1 or is 0
+    w_n       -> state.weights    by how much θ_n lowers the loss of client i, for the length of the way to it, [T];
+                 state.shares     the positive ones, scaled so that they sum to 1; 0 where none is
 Deviations:
     Held-out samples are drawn once and left out of the batches that they fall into; only BatchNorm's statistics see
     their inputs, and a batch that is wholly held out is no step.
@@ -29,13 +30,13 @@ from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.first_order import Mixed, first_order_step, held_out
 from lit_fed.core.graphs.neighbours import greedy_neighbours
-from lit_fed.core.graphs.peers import Peers, own_models, place, same_start
+from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, place, same_start
 from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["FedFOMO"]
+__all__ = ["FedFOMO", "FomoWork", "Mixed", "Offered", "first_order_step", "first_order_weights"]
 
 
 class Offered(NamedTuple):
@@ -43,6 +44,14 @@ class Offered(NamedTuple):
 
     peers: Peers  # θ_n, leaves [T, 1, ...]
     affinity: Tensor  # P, [T, T] float64
+
+
+class Mixed(NamedTuple):
+    """What a client makes of the models of some clients."""
+
+    models: ModelState  # leaves [1, ...]
+    weights: Tensor  # [T] float64; 0 for a model that was not at hand
+    shares: Tensor  # [T] float64; sums to 1, or is 0 where no weight is positive
 
 
 class FomoWork(NamedTuple):
@@ -109,7 +118,7 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
 
     def client_init(self, ctx: Context, shared: Offered, state: Mixed, data: ClientData, losses: None) -> FomoWork:
         """From θ_i^(l-1)."""
-        return FomoWork(*local_run(ctx, state.models), held_out(ctx, data, self.val_fraction), state)
+        return FomoWork(*local_run(ctx, state.models), _held_out(ctx, data, self.val_fraction), state)
 
     def client_step(self, ctx: Context, shared: Offered, work: FomoWork, batch: Batch) -> FomoWork:
         """A local step on the samples that are not held out; a batch that is wholly held out is none."""
@@ -152,3 +161,78 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
 
     def shared_outputs(self, ctx: Context, shared: Offered, x: Tensor) -> None:
         """Each client has a model of its own."""
+
+
+def _held_out(ctx: Context, data: ClientData, fraction: float) -> Tensor:
+    """The samples that a client of the training puts aside, the same in every round.
+
+    Args:
+        ctx: what every client knows.
+        data: the client's samples.
+        fraction: share of the samples, rounded down.
+
+    Returns:
+        True for ⌊fraction·n⌋ samples drawn at random, False for the others and for padding, [N]; of a client that was
+        not in training for none, as it does not train.
+    """
+    places = torch.arange(len(data.mask), device=data.mask.device).clamp(max=ctx.most_samples - 1)
+    drawn = draws(ctx._replace(round_idx=0), "held out", ctx.most_samples, data.client_id).index_select(0, places)
+    rank = torch.argsort(torch.argsort(drawn.masked_fill(data.mask == 0, torch.inf), stable=True))
+    count = torch.floor(fraction * data.num_samples + 1e-9) * (data.client_id < ctx.num_clients)
+    return (rank < count) & (data.mask > 0)
+
+
+def first_order_step(
+    ctx: Context,
+    previous: ModelState,
+    peers: Peers,
+    ids: Tensor,
+    data: ClientData,
+    held: Tensor,
+    keep: Literal["previous", "trained"],
+) -> Mixed:
+    """θ⁻ + Σ_n w_n (θ_n − θ⁻) with the shares of `first_order_weights`.
+
+    Args:
+        ctx: what every client knows.
+        previous: θ⁻, leaves [1, ...].
+        peers: the models of all clients, leaves [T, 1, ...].
+        ids: whose models are at hand, each once, [k].
+        data: the client's samples.
+        held: True for those that L is the mean over, [N]; where it never is, L is the mean over all.
+        keep: what is left where no weight is positive, θ⁻ or the client's own model among the peers.
+    """
+    fallback = previous if keep == "previous" else own_models(peers, data.client_id)
+    models: ModelState = tree.map_leaves(lambda leaf: leaf[:, 0], models_of(peers, ids))
+    both = tree.map_leaves(lambda one, others: torch.cat([one, others]), previous, models)
+    rows = torch.where(held.any(), held, data.mask > 0)
+    each = ctx.task.losses(ctx.task.outputs(both, data.x), data.y) * rows.unsqueeze(1)
+    losses = each.sum(0, dtype=torch.float64) / rows.sum().clamp(min=1)
+    away = tree.leaves(tree.sub(models.parameters, previous.parameters))
+    distances = torch.stack([leaf.double().reshape(len(leaf), -1).square().sum(1) for leaf in away]).sum(0).sqrt()
+    weights, shares = first_order_weights(losses, distances)
+    # shares sum to 1, so the step is a mean: the only model that helps is kept bit for bit
+    mean = tree.map_leaves(
+        lambda leaf: (shares @ leaf.double().reshape(len(leaf), -1)).view(1, *leaf.shape[1:]), models
+    )
+    helped = shares.sum() > 0
+    new = tree.map_leaves(lambda a, b: torch.where(helped, a, b), cast_like(mean, previous), fallback)
+    none = torch.zeros(ctx.num_clients, dtype=torch.float64, device=ids.device)
+    return Mixed(new, none.scatter(0, ids, weights), none.scatter(0, ids, shares))
+
+
+def first_order_weights(losses: Tensor, distances: Tensor) -> tuple[Tensor, Tensor]:
+    """w_n = (L(θ⁻) − L(θ_n)) / ‖θ_n − θ⁻‖, and the positive ones as shares, max(w, 0) / Σ max(w, 0).
+
+    Args:
+        losses: L of θ⁻ and of the models θ_n, [1 + k] float64.
+        distances: ‖θ_n − θ⁻‖, [k] float64; the weight of a copy of θ⁻ is 0.
+
+    Example:
+        >>> w, shares = first_order_weights(torch.tensor([2.0, 1.0, 1.5, 2.5]), torch.tensor([2.0, 1.0, 1.0]))
+        >>> w.tolist(), shares.tolist()
+        ([0.5, 0.5, -0.5], [0.5, 0.5, 0.0])
+    """
+    weights = torch.where(distances > 0, (losses[0] - losses[1:]) / distances, 0.0)
+    positive = weights.clamp(min=0)
+    return weights, torch.where(positive.sum() > 0, positive / positive.sum(), 0.0)

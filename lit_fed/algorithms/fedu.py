@@ -18,6 +18,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
 import torch
@@ -25,15 +26,15 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
+from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.graphs.gossip import start, traffic
 from lit_fed.core.graphs.peers import Peers, own_models, place
-from lit_fed.core.graphs.topology import Complete, Topology, adjacency
-from lit_fed.core.laplacian import check_descent, descent
+from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.plan import most_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["FedU", "TaskRun", "TaskState"]
+__all__ = ["FedU", "TaskRun", "TaskState", "laplacian"]
 
 
 class TaskState(NamedTuple):
@@ -98,7 +99,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One phase, in which a client drawn twice counts once; a Laplacian step that would diverge is refused."""
         client_ids = torch.unique(client_ids)
-        check_descent(ctx, self.topology, self.laplacian_weight, len(client_ids))
+        _check_descent(ctx, self.topology, self.laplacian_weight, len(client_ids))
         return (Phase("train", client_ids, ctx.solver.work),)
 
     def client_init(self, ctx: Context, shared: Peers, state: TaskState, data: ClientData, losses: None) -> TaskRun:
@@ -121,7 +122,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
 
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """w_i <- w_i − μ̃·η·Σ_j a_ij·(w_i − w_j), for all i at once, over those j that took part."""
-        matrix = descent(ctx, self.topology, self.laplacian_weight)
+        matrix = _descent(ctx, self.topology, self.laplacian_weight)
         return place(shared, client_ids, reduced.value, matrix, mix_buffers=False)
 
     @property
@@ -148,3 +149,70 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
         """Prediction of w_i, [B, C]."""
         own = ctx.task.outputs(state.tuned or own_models(shared, state.client_id), x)
         return super().log_prob(ctx, shared, state, x, own)
+
+
+def _check_descent(ctx: Context, topology: Topology, weight: float, count: int) -> None:
+    """Refuse a weight with which neighbours would swing about each other ever further: μ·K·weight·λ_max >= 2.
+
+    Args:
+        ctx: what every client knows.
+        topology: the graph.
+        weight: `--model.algorithm.laplacian_weight`.
+        count: clients that take part; no eigenvalue of a graph is larger than its number of nodes.
+
+    Raises:
+        ConfigError: naming the largest weight.
+    """
+    largest = min(_largest_eigenvalue(topology, ctx.num_clients, ctx.seed, ctx.round_idx), count)
+    if _step_length(ctx, weight) * largest >= 2:
+        raise ConfigError(
+            f"--model.algorithm.laplacian_weight is {weight}, with which the models of neighbours would run away from "
+            f"each other; give a number below {2 / _step_length(ctx, largest):.3g}, or a lower learning rate or fewer "
+            "local steps"
+        )
+
+
+@lru_cache(maxsize=8)
+def _largest_eigenvalue(topology: Topology, num_clients: int, seed: int, round_idx: int) -> float:
+    """The largest eigenvalue of the Laplacian of a round's graph; that of a part of its clients is never larger.
+
+    Args:
+        topology: the graph.
+        num_clients: number of clients T.
+        seed: seed of the training.
+        round_idx: round, from 0; a graph that does not change is asked for round 0 alone.
+    """
+    if not isinstance(topology, TimeVarying) and round_idx:
+        return _largest_eigenvalue(topology, num_clients, seed, 0)
+    edges = adjacency(topology, num_clients, seed, round_idx)
+    return float(torch.linalg.eigvalsh(laplacian(edges))[-1])
+
+
+def laplacian(edges: Tensor, present: Tensor | None = None) -> Tensor:
+    """The Laplacian L = D − A, [T, T] float64; (Lx)_i is the sum of x_i − x_j over the neighbours j of i.
+
+    Args:
+        edges: adjacency, [T, T] float64.
+        present: True for the clients that take part, [T]; edges of the others are left out. None: all.
+
+    Example:
+        >>> laplacian(torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 0.0]])).tolist()
+        [[1.0, -1.0, 0.0], [-1.0, 2.0, -1.0], [0.0, -1.0, 1.0]]
+    """
+    kept = edges if present is None else edges * (present[:, None] & present)
+    return torch.diag(kept.sum(1)) - kept
+
+
+def _step_length(ctx: Context, weight: float) -> float:
+    """What the K local steps of a round with the learning rate μ come to for a term of this weight: μ·K·weight.
+
+    K is that of the largest client, so that it is the same at both ends of an edge.
+    """
+    return float(ctx.lr) * most_steps(ctx) * weight
+
+
+def _descent(ctx: Context, topology: Topology, weight: float) -> Tensor:
+    """I − μ·K·weight·L of the round's graph between those present, [T, T] float64; rows and columns sum to 1."""
+    edges = adjacency(topology, ctx.num_clients, ctx.seed, ctx.round_idx)
+    matrix = laplacian(edges, None if ctx.present is None else ctx.present.cpu())
+    return torch.eye(len(edges), dtype=torch.float64) - _step_length(ctx, weight) * matrix

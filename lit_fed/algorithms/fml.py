@@ -32,10 +32,10 @@ from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState
 
-__all__ = ["FML", "MutualRun", "PersonalModel"]
+__all__ = ["FML", "MutualClient", "MutualRun"]
 
 
-class PersonalModel(NamedTuple):
+class MutualClient(NamedTuple):
     """What a client keeps."""
 
     personal: ModelState  # φ_i, leaves [1, ...]
@@ -52,7 +52,7 @@ class MutualRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FML(Algorithm[GlobalModels, PersonalModel, MutualRun]):
+class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
     """Each client trains a personal and a meme model that teach each other; the meme models are averaged.
 
     Args:
@@ -74,12 +74,12 @@ class FML(Algorithm[GlobalModels, PersonalModel, MutualRun]):
         }
         check_settings(self, checks)
 
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> PersonalModel:
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
         """φ_i starts with the initial weights, also where the meme model has left them."""
-        return PersonalModel(ctx.task.init(1, ctx.seed) if ctx.phase == "adapt" else shared.models)
+        return MutualClient(ctx.task.init(1, ctx.seed) if ctx.phase == "adapt" else shared.models)
 
     def client_init(
-        self, ctx: Context, shared: GlobalModels, state: PersonalModel, data: ClientData, losses: None
+        self, ctx: Context, shared: GlobalModels, state: MutualClient, data: ClientData, losses: None
     ) -> MutualRun:
         """The own personal model and a copy of the meme."""
         optimizer = (ctx.solver.init(shared.models), ctx.solver.init(state.personal))
@@ -104,7 +104,7 @@ class FML(Algorithm[GlobalModels, PersonalModel, MutualRun]):
     def client_final(self, ctx: Context, shared: GlobalModels, work: MutualRun, data: ClientData) -> ClientResult:
         """The meme model goes to the server, which averages it as FedAvg does; the personal model stays."""
         message = Message(work.models, ctx.client_weight(data))
-        return ClientResult(message, PersonalModel(work.personal), {"loss": work.loss / work.steps.clamp(min=1)})
+        return ClientResult(message, MutualClient(work.personal), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no personal model yet distils one."""
@@ -113,6 +113,6 @@ class FML(Algorithm[GlobalModels, PersonalModel, MutualRun]):
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
         """Nothing: the meme model serves nobody."""
 
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: PersonalModel, x: Tensor, outputs: None) -> Tensor:
+    def log_prob(self, ctx: Context, shared: GlobalModels, state: MutualClient, x: Tensor, outputs: None) -> Tensor:
         """Prediction of the personal model, [B, C]."""
         return super().log_prob(ctx, shared, state, x, ctx.task.outputs(state.personal, x))

@@ -26,40 +26,44 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.base import Algorithm, OwnModel
 from lit_fed.core import tree
-from lit_fed.core.chain import Chain, chain
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.group_admm import (
     GroupNetwork,
     augmented,
-    dual_step,
     group_phases,
     initial_network,
+    multiplier_step,
     neighbours_of,
 )
 from lit_fed.core.graphs.peers import own_models, place
+from lit_fed.core.seeds import generator
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
 
-__all__ = ["GADMM", "ChainClient"]
+__all__ = ["GADMM", "Chain", "chain"]
 
 
-class ChainClient(NamedTuple):
-    """What a client keeps."""
+class Chain(NamedTuple):
+    """A chain of T clients."""
 
-    models: ModelState  # x_i, leaves [1, ...]
+    order: Tensor  # [T] int64, client ids from the first to the last
+    heads: Tensor  # [T] bool, whether a client is the first, third, fifth, …
+    edges: Tensor  # [T + 1, T] float64 adjacency, 1 for neighbours; a newcomer, in the last row, hears of the last one
 
 
 @dataclass(frozen=True)
-class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
+class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     """The minimiser of Σ_i f_i without a server: each client hears of its two neighbours in a chain.
 
     Args:
@@ -113,10 +117,10 @@ class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
         """x_i = θ⁰ for all, and λ = 0."""
         return initial_network(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
-    def state_init(self, ctx: Context, shared: GroupNetwork, data: ClientData) -> ChainClient:
+    def state_init(self, ctx: Context, shared: GroupNetwork, data: ClientData) -> OwnModel:
         """x_i = θ⁰; a newcomer starts from x_T, the last of the chain."""
         client, last = data.client_id, self._chain(ctx).order[-1].to(data.client_id.device)
-        return ChainClient(own_models(shared.peers, torch.where(client < ctx.num_clients, client, last)))
+        return OwnModel(own_models(shared.peers, torch.where(client < ctx.num_clients, client, last)))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, ...]:
         """Heads, then tails, who know the heads' new models already."""
@@ -124,7 +128,7 @@ class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
         return group_phases(client_ids, self._chain(ctx).heads, work)
 
     def client_init(
-        self, ctx: Context, shared: GroupNetwork, state: ChainClient, data: ClientData, losses: None
+        self, ctx: Context, shared: GroupNetwork, state: OwnModel, data: ClientData, losses: None
     ) -> PenalisedRun:
         """f_i(x) + ⟨λ_i − λ_{i−1} − ρ(x_{i−1} + x_{i+1}), x⟩ + ρ·d_i/2·‖x‖², with d_i neighbours, 1 or 2."""
         return augmented(ctx, self._network(ctx, shared), state, data, self._chain(ctx).edges, self.penalty_weight)
@@ -141,14 +145,14 @@ class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
         if self._is_redrawn(ctx):  # the heads have new neighbours, who tell them where they stand
             up, down = (up, 2 * down) if ctx.phase == "heads" else (2 * up, down)
         message = Message(work.models, ctx.client_weight(data), up, down)
-        return ClientResult(message, ChainClient(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: GroupNetwork, reduced: Reduced, client_ids: Tensor) -> GroupNetwork:
         """What the network does: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
         network = shared._replace(peers=place(shared.peers, client_ids, reduced.value))
         if ctx.phase == "heads":
             return network
-        return dual_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
+        return multiplier_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a newcomer has yet to find its model."""
@@ -156,3 +160,36 @@ class GADMM(Algorithm[GroupNetwork, ChainClient, PenalisedRun]):
 
     def shared_outputs(self, ctx: Context, shared: GroupNetwork, x: Tensor) -> None:
         """Nothing is shared by all: each client is served by its own model."""
+
+
+@lru_cache(maxsize=4)
+def chain(num_clients: int, seed: int, draw: int | None = None) -> Chain:
+    """A chain: in the order of the ids, or by the clients' places.
+
+    Args:
+        num_clients: number of clients T.
+        seed: seed of the training.
+        draw: which draw of random places in a square; the chain starts at client 0 and goes on to the nearest client
+            that is not in it yet. None: the order of the ids.
+
+    Example:
+        >>> chain(3, seed=0).order.tolist(), chain(3, seed=0).heads.tolist()
+        ([0, 1, 2], [True, False, True])
+    """
+    places = None if draw is None else generator(seed, draw, 0, "places").random((num_clients, 2))
+    order = torch.arange(num_clients) if places is None else torch.from_numpy(_nearest(places))
+    heads = torch.zeros(num_clients, dtype=torch.bool).index_fill_(0, order[::2], True)
+    edges = torch.zeros(num_clients + 1, num_clients, dtype=torch.float64)
+    edges[-1, order[-1]] = 1
+    edges[order[:-1], order[1:]] = edges[order[1:], order[:-1]] = 1
+    return Chain(order, heads, edges)
+
+
+def _nearest(places: np.ndarray) -> np.ndarray:
+    """The path from the first of the places [T, 2] to the nearest one left, and so on, [T] int64."""
+    left, path = np.arange(1, len(places)), [0]
+    while len(left):
+        away = np.square(places[left] - places[path[-1]]).sum(1)
+        path.append(int(left[away.argmin()]))
+        left = np.delete(left, away.argmin())
+    return np.array(path, dtype=np.int64)

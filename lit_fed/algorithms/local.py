@@ -13,23 +13,17 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, local_run
+from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, Reduced
 
-__all__ = ["Local", "OwnModel"]
-
-
-class OwnModel(NamedTuple):
-    """What a client keeps."""
-
-    models: ModelState  # leaves [1, ...]
+__all__ = ["Local"]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels
+from lit_fed.algorithms.base import Algorithm, GlobalModels, OwnModel
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
@@ -38,13 +38,7 @@ from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["ColumnRun", "MeanRegularizedMTL", "OwnColumn"]
-
-
-class OwnColumn(NamedTuple):
-    """What a client keeps."""
-
-    models: ModelState  # w_i, leaves [1, ...]
+__all__ = ["ColumnRun", "MeanRegularizedMTL"]
 
 
 class ColumnRun(NamedTuple):
@@ -59,7 +53,7 @@ class ColumnRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeanRegularizedMTL(Algorithm[GlobalModels, OwnColumn, ColumnRun]):
+class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
     """Every client trains its own model, with a penalty on its distance from the mean of all clients' models.
 
     Args:
@@ -82,16 +76,16 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnColumn, ColumnRun]):
         }
         check_settings(self, checks)
 
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnColumn:
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
         """All columns start alike; for an unseen client, at the mean."""
-        return OwnColumn(shared.models)
+        return OwnModel(shared.models)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One phase, in which a client drawn twice counts once."""
         return (Phase("train", torch.unique(client_ids), ctx.solver.work),)
 
     def client_init(
-        self, ctx: Context, shared: GlobalModels, state: OwnColumn, data: ClientData, losses: None
+        self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
     ) -> ColumnRun:
         """Training goes on from the own column; an unseen client has no share in the mean."""
         weight = ctx.client_weight(data) / (ctx.total_samples if ctx.weighting == "samples" else ctx.num_clients)
@@ -111,7 +105,7 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnColumn, ColumnRun]):
         """The server is sent the own change on top of the mean; the column stays."""
         sent = tree.add(shared.models, tree.sub(work.models, work.start))
         message = Message(sent, ctx.client_weight(data))
-        return ClientResult(message, OwnColumn(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
+        return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """The mean of all columns, w̄ + Σ_i s_i·(w_i − w_i⁰): absent clients have not moved."""

@@ -1,9 +1,10 @@
 """MixtureADMM: personal models around their mean, by alternating minimisation without random steps; in four forms.
 
 min Σ_i f_i(x_i) + λ/2·Σ_i ‖x_i − x̄‖², the objective of Hanzely, Richtárik. "Federated Learning of a Mixture of Global
-and Local Models". 2020. https://arxiv.org/abs/2002.05516, Equation 2, as a sharing problem with N·z = Σ_i x_i; form
-`gauss_seidel` is the flexible ADMM of Hong, Luo, Razaviyayn. "Convergence Analysis of Alternating Direction Method of
-Multipliers for a Family of Nonconvex Problems". SIAM J. Optim. 2016. https://arxiv.org/abs/1410.1390, Algorithm 4.
+and Local Models". 2020. https://arxiv.org/abs/2002.05516, Equation 2. As a sharing problem it is, for N·z = Σ_i x_i,
+min Σ_i (f_i(x_i) + λ/2·‖x_i‖²) − λN/2·‖z‖². Form `gauss_seidel` is the flexible ADMM of Hong, Luo, Razaviyayn.
+"Convergence Analysis of Alternating Direction Method of Multipliers for a Family of Nonconvex Problems". SIAM J. Optim.
+2016. https://arxiv.org/abs/1410.1390, Algorithm 4.
 
 Symbols:
     x_i  -> state.models  the personal model of client i, leaves [1, ...]
@@ -23,22 +24,47 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.core import sharing, tree
+from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
+from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.sharing import SharingClient, SharingServer, SharingWeights
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
-__all__ = ["MixtureADMM"]
+__all__ = ["MixtureADMM", "SharingClient", "SharingServer", "SharingWeights"]
+
+
+class SharingWeights(NamedTuple):
+    """The numbers of the problem and of its augmented Lagrangian."""
+
+    num_clients: int  # N
+    prox: float  # λ
+    penalty: float  # ρ, of N·z = Σ_i x_i
+    dual_step: float  # β
+    copy: float  # ρ_i, of x'_i = x_i
+
+
+class SharingServer(NamedTuple):
+    """What the server knows."""
+
+    models: ModelState  # z, leaves [1, ...]
+    dual: dict[str, Tensor]  # y, the multiplier of N·z = Σ_i x_i, leaves [1, ...]
+    total: dict[str, Tensor]  # Σ, the sum of all x_i, or of their copies, leaves [1, ...]
+
+
+class SharingClient(NamedTuple):
+    """What a client keeps."""
+
+    models: ModelState  # x_i, leaves [1, ...]
+    copy: dict[str, Tensor]  # x'_i, that stands for x_i in the constraint, leaves [1, ...]; {} without copies
+    dual: dict[str, Tensor]  # y_i, the multiplier of x'_i = x_i, leaves [1, ...]; {} without copies
 
 
 @dataclass(frozen=True)
@@ -94,8 +120,8 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     def shared_init(self, ctx: Context) -> SharingServer:
         """x_i = x'_i = z for all, and y = 0; a ρ for which z has no minimum is refused."""
         if self.form != "alternating_prox":
-            sharing.check_weights(self._weights(ctx), copies=self.form == "copies")
-        return sharing.initial_server(solvable_start(ctx, self.local_solve), ctx.num_clients)
+            _check_weights(self._weights(ctx), copies=self.form == "copies")
+        return _initial_server(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: SharingServer, data: ClientData) -> SharingClient:
         """x_i = x'_i = z and y_i = 0."""
@@ -119,7 +145,7 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
         elif self.form == "copies":  # λ/2·‖x‖² + ρ_i/2·‖x − x'_i‖² − ⟨y_i, x⟩
             more, pull = weights.copy, tree.add(tree.scale(state.copy, weights.copy), state.dual)
         else:  # λ/2·‖x‖² + ρ/2·‖N·z − Σ_{j≠i} x_j − x‖² − ⟨y, x⟩
-            more, pull = weights.penalty, tree.add(tree.scale(x, weights.penalty), sharing.others(shared, weights))
+            more, pull = weights.penalty, tree.add(tree.scale(x, weights.penalty), _others(shared, weights))
         return penalised_run(ctx, state, self.prox_weight + more, tree.scale(pull, -1), ctx.client_share(data))
 
     def client_step(self, ctx: Context, shared: SharingServer, work: PenalisedRun, batch: Batch) -> PenalisedRun:
@@ -130,18 +156,18 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
         """The exact x-update, where it is wanted, and that of the copy; the change of either goes up."""
         work = exact_solution(ctx, work, data) if self.local_solve == "exact" else work
         old, new = work.state, work.state._replace(models=work.models)
-        new = sharing.move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
+        new = _move_copy(shared, new, self._weights(ctx)) if self.form == "copies" else new
         now, before = ((one.copy or one.models.parameters, one.models.buffers) for one in (new, old))
         message = Message(ModelState(*tree.sub(now, before)), torch.ones_like(data.num_samples))
         return ClientResult(message, new, {"loss": work.loss / work.steps.clamp(min=1)})
 
     def server_step(self, ctx: Context, shared: SharingServer, reduced: Reduced, client_ids: Tensor) -> SharingServer:
         """The new sum; at the end of the round, z <- (ρΣ − y) / (ρN − λ) and y <- y + β(N·z − Σ)."""
-        new = sharing.add_changes(shared, reduced, ctx.num_clients)
+        new = _add_changes(shared, reduced, ctx.num_clients)
         if self.form == "alternating_prox":  # z <- Σ / N
             new = new._replace(models=new.models._replace(parameters=tree.scale(new.total, 1 / ctx.num_clients)))
         elif ctx.phase != "turn":
-            new = sharing.mean_step(new, self._weights(ctx))
+            new = _mean_step(new, self._weights(ctx))
         return cast_like(new, shared)  # type: ignore[no-any-return]
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
@@ -150,3 +176,62 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
 
     def shared_outputs(self, ctx: Context, shared: SharingServer, x: Tensor) -> None:
         """Nothing is shared: each client is served by its own model."""
+
+
+def _check_weights(weights: SharingWeights, *, copies: bool) -> None:
+    """Refuse weights for which an update has no minimum.
+
+    Args:
+        weights: the weights.
+        copies: whether clients have copies.
+
+    Raises:
+        ConfigError: naming the field of the algorithm that is too small.
+    """
+    num_clients, limit, rho, _, copy_weight = weights
+    if num_clients * rho <= limit:
+        raise ConfigError(
+            f"--model.algorithm.penalty_weight is {rho:g}, and {num_clients} clients times that is not above "
+            f"prox_weight {limit:g}; give a number > {limit / num_clients:g}, better > {4 * limit / num_clients:g}"
+        )
+    if copies and copy_weight == 0:
+        raise ConfigError("--model.algorithm.copy_weight is 0, ten times prox_weight; give a number > 0")
+
+
+def _initial_server(models: ModelState, num_clients: int) -> SharingServer:
+    """All N clients at z, and y = 0."""
+    return SharingServer(models, tree.zeros_like(models.parameters), tree.scale(models.parameters, num_clients))
+
+
+def _others(server: SharingServer, weights: SharingWeights) -> dict[str, Tensor]:
+    """The vector y + ρ(N·z − Σ): all that a client has to know of the others."""
+    gap = tree.sub(tree.scale(server.models.parameters, weights.num_clients), server.total)
+    return tree.add(server.dual, tree.scale(gap, weights.penalty))  # type: ignore[no-any-return]
+
+
+def _move_copy(server: SharingServer, client: SharingClient, weights: SharingWeights) -> SharingClient:
+    """The new x'_i = (ρ_i·x_i + y − y_i + ρ(N·z − Σ_{j≠i} x'_j)) / (ρ_i + ρ), and y_i + β(x'_i − x_i)."""
+
+    def closest(x: Tensor, old: Tensor, y_i: Tensor, pull: Tensor) -> Tensor:
+        return (weights.copy * x - y_i + weights.penalty * old + pull) / (weights.copy + weights.penalty)
+
+    x = client.models.parameters
+    copy = tree.map_leaves(closest, x, client.copy, client.dual, _others(server, weights))
+    return client._replace(copy=copy, dual=tree.add(client.dual, tree.scale(tree.sub(copy, x), weights.dual_step)))
+
+
+def _add_changes(server: SharingServer, reduced: Reduced, num_clients: int) -> SharingServer:
+    """The new Σ, in float64, from the mean change of those that took part, each with weight 1."""
+    change: ModelState = tree.scale(reduced.value, reduced.weight)
+    buffers = tree.add(server.models.buffers, tree.scale(change.buffers, 1 / num_clients))
+    models = ModelState(server.models.parameters, buffers)
+    return server._replace(models=models, total=tree.add(server.total, change.parameters))
+
+
+def _mean_step(server: SharingServer, weights: SharingWeights) -> SharingServer:
+    """The new z = (ρΣ − y) / (ρN − λ), and y + β(N·z − Σ)."""
+    num_clients, prox, penalty, dual_step, _ = weights
+    z = tree.scale(tree.sub(tree.scale(server.total, penalty), server.dual), 1 / (penalty * num_clients - prox))
+    gap = tree.sub(tree.scale(z, num_clients), server.total)
+    dual = tree.add(server.dual, tree.scale(gap, dual_step))
+    return server._replace(models=server.models._replace(parameters=z), dual=dual)

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels
+from lit_fed.algorithms.base import Algorithm, GlobalModels, OwnModel
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
@@ -35,16 +35,10 @@ from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase
 
-__all__ = ["OwnModel", "ProxAvg", "ProxRun"]
+__all__ = ["ProxAvg", "ProxAvgRun"]
 
 
-class OwnModel(NamedTuple):
-    """What a client keeps."""
-
-    models: ModelState  # x_i, leaves [1, ...]
-
-
-class ProxRun(NamedTuple):
+class ProxAvgRun(NamedTuple):
     """A client's phase."""
 
     models: ModelState  # x_i, leaves [1, ...]
@@ -55,7 +49,7 @@ class ProxRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxRun]):
+class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
     """Every client trains its own model with a proximal term towards the average of all personal models.
 
     Args:
@@ -93,19 +87,19 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxRun]):
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
-    ) -> ProxRun:
+    ) -> ProxAvgRun:
         """Training goes on from the client's own model, not from the average."""
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
-        return ProxRun(state.models, state.models, ctx.solver.init(state.models), zero, zero.clone())
+        return ProxAvgRun(state.models, state.models, ctx.solver.init(state.models), zero, zero.clone())
 
-    def client_step(self, ctx: Context, shared: GlobalModels, work: ProxRun, batch: Batch) -> ProxRun:
+    def client_step(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, batch: Batch) -> ProxAvgRun:
         """A step on f_i(x_i) + λ/2·‖x_i − z‖², z as received."""
         pull = Penalty(self.prox_weight, shared.models.parameters)
         models, optimizer, loss = ctx.solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=pull)
         work = work._replace(models=models, optimizer=optimizer)
         return work._replace(loss=work.loss + loss.mean(), steps=work.steps + 1)
 
-    def client_final(self, ctx: Context, shared: GlobalModels, work: ProxRun, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ClientResult:
         """x_i goes to the server, and stays."""
         if self.local_solve == "exact":
             work = self._solved(ctx, shared, work, data)
@@ -115,7 +109,7 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxRun]):
         message = Message(sent, ctx.client_weight(data))
         return ClientResult(message, OwnModel(work.models), {"loss": work.loss / work.steps.clamp(min=1)})
 
-    def _solved(self, ctx: Context, shared: GlobalModels, work: ProxRun, data: ClientData) -> ProxRun:
+    def _solved(self, ctx: Context, shared: GlobalModels, work: ProxAvgRun, data: ClientData) -> ProxAvgRun:
         """x_i = prox_{f_i/λ}(z)."""
         loss, _ = ctx.task.full_gradient(work.models, data)
         models = minimise(ctx.task, work.models, data, Penalty(self.prox_weight, shared.models.parameters))

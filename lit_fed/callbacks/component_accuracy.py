@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
+from lit_fed.algorithms.fedbn import NormState
 from lit_fed.clients import evaluate
-from lit_fed.core.local_norm import NormState
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics import ClientTable

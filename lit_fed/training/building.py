@@ -12,11 +12,11 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_sampling
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts

@@ -17,9 +17,9 @@ from federated_round import (
 from references.fedfomo_numpy import combine, fedfomo_round, probability
 
 from lit_fed.algorithms import FedFOMO, Local
+from lit_fed.algorithms.fedfomo import _held_out
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.first_order import held_out
 from lit_fed.core.graphs.peers import draws, own_models
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ModelState, Split
@@ -39,7 +39,7 @@ def left_with(federation):
 def held_samples(federation, fraction):
     ctx = federation.context("train")
     clients = (federation.train.client(one) for one in range(federation.train.num_clients))
-    return [held_out(ctx, one, fraction).nonzero()[:, 0].tolist() for one in clients]
+    return [_held_out(ctx, one, fraction).nonzero()[:, 0].tolist() for one in clients]
 
 
 # ---------------------------------------------------------------------- against the reference

@@ -19,9 +19,9 @@ from references.gadmm_numpy import exact, gadmm_round, inexact, predict, rewire
 
 import lit_fed.algorithms.gadmm as module
 from lit_fed.algorithms import GADMM
+from lit_fed.algorithms.gadmm import Chain, chain
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.chain import Chain, chain
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers.newton import minimise

@@ -21,9 +21,9 @@ from references.fedavg_numpy import predict
 from references.qffl_numpy import q_fedavg_round, q_fedsgd_round
 
 from lit_fed.algorithms import FedAvg, QFedAvg, QFedSGD
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear

@@ -22,9 +22,9 @@ from references.fedavg_numpy import predict
 from references.scaffold_numpy import scaffold_round
 
 from lit_fed.algorithms import SCAFFOLD, FedAvg
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear

@@ -25,10 +25,10 @@ from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimization
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
 from lit_fed.core.mixtures.surrogate import check_surrogate

@@ -18,9 +18,9 @@ from references import ucfl_numpy as reference
 from sklearn.metrics import silhouette_score
 
 from lit_fed.algorithms import UCFL, FedAvg, Local, Oracle
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.algorithms.ucfl import _batch_numbers
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 

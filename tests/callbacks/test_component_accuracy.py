@@ -7,8 +7,8 @@ import torch
 from fed_runs import run_cli
 from running import run
 
+from lit_fed.algorithms.fedbn import NormState
 from lit_fed.callbacks.component_accuracy import component_table, with_one_component
-from lit_fed.core.local_norm import NormState
 from lit_fed.data import Digits, LabelPermutations
 from lit_fed.data.module import FederatedDataModule
 

@@ -33,11 +33,11 @@ from normalised import NormalisedMLP
 
 import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_aggregation
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator

@@ -22,10 +22,10 @@ from test_algorithms import everything, finite
 from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.task import Task

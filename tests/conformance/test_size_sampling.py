@@ -13,10 +13,10 @@ from test_algorithms import SMALL, all_algorithms, federation_of
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM, MeanRegularizedMTL
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.demands import check_cohort, check_sampling
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Digits

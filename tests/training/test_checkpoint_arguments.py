@@ -3,7 +3,7 @@
 import pytest
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
-from lit_fed.core.local_norm import LocalNorm
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.training.checkpoint import compare_arguments, compare_identities
 

@@ -24,9 +24,9 @@ __all__ = [
     "GroupNetwork",
     "augmented",
     "costed_network",
-    "dual_step",
     "group_phases",
     "initial_network",
+    "multiplier_step",
     "neighbours_of",
     "two_groups",
 ]
@@ -108,7 +108,7 @@ def augmented(
     return penalised_run(ctx, state, penalty * row.sum(), linear, ctx.client_share(data))
 
 
-def dual_step(network: GroupNetwork, edges: Tensor, penalty: float) -> GroupNetwork:
+def multiplier_step(network: GroupNetwork, edges: Tensor, penalty: float) -> GroupNetwork:
     """α_i <- α_i + ρ·Σ_j (x_i − x_j) over the neighbours j, with what both have sent.
 
     Args:

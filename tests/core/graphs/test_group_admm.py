@@ -9,9 +9,9 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.group_admm import (
     augmented,
     costed_network,
-    dual_step,
     group_phases,
     initial_network,
+    multiplier_step,
     neighbours_of,
     two_groups,
 )
@@ -73,7 +73,7 @@ def test_what_is_added_to_a_clients_loss(client, weighting):
 def test_the_dual_step_adds_differences_to_neighbours():
     given = network()
     sent = flat(given.peers.parameters)
-    found = flat(dual_step(given, EDGES, 0.7).dual)
+    found = flat(multiplier_step(given, EDGES, 0.7).dual)
     expected = torch.stack(
         [
             1 + 0.7 * (2 * sent[0] - sent[1] - sent[2]),

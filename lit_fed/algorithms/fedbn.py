@@ -1,7 +1,7 @@
 """FedBN: every client keeps its batch normalisation, whatever the algorithm.
 
 Li, Jiang, Zhang, Kamp, Dou. "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization". ICLR 2021.
-https://arxiv.org/abs/2102.07623, Algorithm 1.
+https://arxiv.org/abs/2102.07623, Algorithm 1. `--model.batch_norm local` puts `LocalNorm` around any algorithm.
 
 Symbols:
     w_k^l of a BN layer -> state.norm  scale, shift and running statistics of client k, leaves [M, ...]
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -62,41 +63,20 @@ class LocalNorm:
 
     inner: Any
 
+    # what the algorithm says of itself
+    default_weighting = property(attrgetter("inner.default_weighting"))
+    needs_all_clients = property(attrgetter("inner.needs_all_clients"))
+    counts_draws = property(attrgetter("inner.counts_draws"))
+    refuses_size_sampling = property(attrgetter("inner.refuses_size_sampling"))
+    reduce = property(attrgetter("inner.reduce"))
+    divided_by = property(attrgetter("inner.divided_by"))
+    num_models = property(attrgetter("inner.num_models"))
+
     def __post_init__(self) -> None:
         """Refuse an algorithm that cannot do without the normalisation of its clients."""
         reason = self.inner.conformance_exempt.get("local_batch_norm")
         if reason is not None:
             raise ConfigError(f"--model.batch_norm is local, and {type(self.inner).__name__} cannot: {reason}")
-
-    @property
-    def default_weighting(self) -> str:
-        """As the algorithm's."""
-        return self.inner.default_weighting  # type: ignore[no-any-return]
-
-    @property
-    def needs_all_clients(self) -> bool:
-        """As the algorithm's."""
-        return self.inner.needs_all_clients  # type: ignore[no-any-return]
-
-    @property
-    def counts_draws(self) -> bool:
-        """As the algorithm's."""
-        return self.inner.counts_draws  # type: ignore[no-any-return]
-
-    @property
-    def refuses_size_sampling(self) -> str:
-        """As the algorithm's."""
-        return self.inner.refuses_size_sampling  # type: ignore[no-any-return]
-
-    @property
-    def reduce(self) -> str:
-        """As the algorithm's."""
-        return self.inner.reduce  # type: ignore[no-any-return]
-
-    @property
-    def divided_by(self) -> str:
-        """As the algorithm's."""
-        return self.inner.divided_by  # type: ignore[no-any-return]
 
     def collaboration(self, ctx: Context, shared: Tree, states: NormState) -> Tensor | None:
         """As the algorithm's."""
@@ -105,11 +85,6 @@ class LocalNorm:
     def num_payloads(self, ctx: Context, shared: Tree, num_clients: int) -> int:
         """As the algorithm's."""
         return self.inner.num_payloads(ctx, shared, num_clients)  # type: ignore[no-any-return]
-
-    @property
-    def num_models(self) -> int:
-        """M."""
-        return self.inner.num_models  # type: ignore[no-any-return]
 
     def shared_init(self, ctx: Context) -> Tree:
         """The algorithm's; its BatchNorm leaves stay what they are."""
@@ -189,15 +164,6 @@ def _take(models: ModelState, names: frozenset[str]) -> dict[str, Tensor]:
     return {name: leaf for name, leaf in (models.parameters | models.buffers).items() if name in names}
 
 
-def _trained_where_sent(sent: Chosen, trained: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The normalisation of a client that sends some of its models: trained for these, and for the others as it was."""
-
-    def choose(name: str, leaf: Tensor) -> Tensor:
-        return torch.where(sent.taken.view(-1, *[1] * (leaf.ndim - 1)) > 0, trained[name], leaf)
-
-    return {name: choose(name, leaf) for name, leaf in kept.items()}
-
-
 def _put(shared: Tree, norm: dict[str, Tensor]) -> Tree:
     """The same tree with these leaves in each of its models."""
     if isinstance(shared, ModelState):
@@ -208,3 +174,12 @@ def _put(shared: Tree, norm: dict[str, Tensor]) -> Tree:
         values = [_put(value, norm) for value in shared]
         return type(shared)(*values) if hasattr(shared, "_fields") else type(shared)(values)
     return shared
+
+
+def _trained_where_sent(sent: Chosen, trained: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The normalisation of a client that sends some of its models: trained for these, and for the others as it was."""
+
+    def choose(name: str, leaf: Tensor) -> Tensor:
+        return torch.where(sent.taken.view(-1, *[1] * (leaf.ndim - 1)) > 0, trained[name], leaf)
+
+    return {name: choose(name, leaf) for name, leaf in kept.items()}

@@ -2,14 +2,14 @@ import pytest
 import torch
 from federated_round import make_context
 
-from lit_fed.core.quantise import Grid, in_full, next_grid, quantise, quantised
+from lit_fed.algorithms.cqggadmm import QuantiserGrid, _in_full, _next_grid, _quantised, quantise
 
 DELTA = torch.tensor([0.3, -0.5, 0.1], dtype=torch.float64)
 KNOWN = torch.tensor([4.0, 1.0, -2.0], dtype=torch.float64)
 
 
 def grid(radius, bits):
-    return Grid(*torch.tensor([radius, bits], dtype=torch.float64))
+    return QuantiserGrid(*torch.tensor([radius, bits], dtype=torch.float64))
 
 
 @pytest.mark.parametrize(
@@ -28,12 +28,8 @@ def test_unbiased_and_within_a_spacing(bits):
     delta = torch.randn(6, generator=rng, dtype=torch.float64)
     radius = delta.abs().max()
     spacing = float(2 * radius / (2**bits - 1))
-    draws = torch.stack(
-        [
-            quantise(delta, Grid(radius, torch.tensor(bits)), torch.rand(6, generator=rng, dtype=torch.float64))
-            for _ in range(4000)
-        ]
-    )
+    on = QuantiserGrid(radius, torch.tensor(bits))
+    draws = torch.stack([quantise(delta, on, torch.rand(6, generator=rng, dtype=torch.float64)) for _ in range(4000)])
     assert float((draws - delta).abs().max()) <= spacing * (1 + 1e-12) + 1e-15
     assert float((draws.mean(0) - delta).abs().max()) < 4 * spacing / 2 / 4000**0.5 + 1e-15
     assert float(draws.abs().max()) <= float(radius) * (1 + 1e-12)
@@ -71,7 +67,7 @@ def test_nothing_is_quantised_to_nothing():
     ],
 )
 def test_bits_of_the_next_grid(last, radius, decay, bits):
-    found = next_grid(grid(*last), torch.tensor(radius, dtype=torch.float64), decay)
+    found = _next_grid(grid(*last), torch.tensor(radius, dtype=torch.float64), decay)
     assert found.bits == bits
     assert found.radius == radius
     if last[0] and radius and bits < 32:
@@ -80,14 +76,14 @@ def test_bits_of_the_next_grid(last, radius, decay, bits):
 
 def test_what_is_sent_and_what_it_costs():
     ctx, client = make_context(), torch.tensor(3)
-    sent = quantised(ctx, {"w": KNOWN + DELTA}, {"w": KNOWN}, grid(0.0, 2), 0.9, client)
+    sent = _quantised(ctx, {"w": KNOWN + DELTA}, {"w": KNOWN}, grid(0.0, 2), 0.9, client)
     assert float(sent.grid.bits) == 2
     assert float(sent.cost) == 3 * 2 + 32 + 5
     assert bool(sent.is_new)
     assert float(sent.grid.radius) == pytest.approx(0.5)
-    again = quantised(ctx, {"w": KNOWN - DELTA}, {"w": KNOWN}, sent.grid, 0.9, client)
+    again = _quantised(ctx, {"w": KNOWN - DELTA}, {"w": KNOWN}, sent.grid, 0.9, client)
     assert float(again.cost) == 3 * 3 + 32 + 5
-    nothing = quantised(ctx, {"w": KNOWN}, {"w": KNOWN}, sent.grid, 0.9, client)
+    nothing = _quantised(ctx, {"w": KNOWN}, {"w": KNOWN}, sent.grid, 0.9, client)
     assert not bool(nothing.is_new)
     assert torch.equal(nothing.value["w"], KNOWN)
     steps = (sent.value["w"] - KNOWN + 0.5) * 3
@@ -101,7 +97,7 @@ def test_rounding_differs_between_clients_and_rounds():
 
     def sent(round_idx, client):
         ctx = make_context(round_idx=round_idx)
-        return quantised(ctx, change, zero, grid(0.0, 2), 0.9, torch.tensor(client)).value["w"]
+        return _quantised(ctx, change, zero, grid(0.0, 2), 0.9, torch.tensor(client)).value["w"]
 
     assert torch.equal(sent(0, 1), sent(0, 1))
     assert not torch.equal(sent(0, 1), sent(0, 2))
@@ -109,7 +105,7 @@ def test_rounding_differs_between_clients_and_rounds():
 
 
 def test_in_full():
-    sent = in_full({"w": DELTA}, grid(0.2, 4))
+    sent = _in_full({"w": DELTA}, grid(0.2, 4))
     assert torch.equal(sent.value["w"], DELTA)
     assert float(sent.cost) == 3 * 64
     assert sent.grid == grid(0.2, 4)
@@ -120,8 +116,8 @@ def test_many_clients_at_once():
     changes = torch.randn(5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ctx, last, ids = make_context(), grid(0.3, 3), torch.arange(5)
     zero = torch.zeros(7, dtype=torch.float64)
-    at_once = torch.func.vmap(lambda change, one: quantised(ctx, change, zero, last, 0.9, one))(changes, ids)
+    at_once = torch.func.vmap(lambda change, one: _quantised(ctx, change, zero, last, 0.9, one))(changes, ids)
     for row in range(5):
-        alone = quantised(ctx, changes[row], zero, last, 0.9, ids[row])
+        alone = _quantised(ctx, changes[row], zero, last, 0.9, ids[row])
         assert torch.equal(at_once.value[row], alone.value)
         assert at_once.cost[row] == alone.cost

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.chain import chain
+from lit_fed.algorithms.gadmm import chain
 from lit_fed.core.seeds import generator
 
 

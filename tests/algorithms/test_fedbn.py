@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 
 SIZES = [6, 9, 3]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_fed.core.simplex import project_to_simplex
+from lit_fed.algorithms.afl import project_to_simplex
 
 
 def points(rows=200, size=7):

@@ -2,7 +2,7 @@ import pytest
 import torch
 from federated_round import REGRESSION, Scale, distance, make_clients, make_context, make_task
 
-from lit_fed.core.first_order import first_order_step, first_order_weights, held_out
+from lit_fed.algorithms.fedfomo import _held_out, first_order_step, first_order_weights
 from lit_fed.core.graphs.peers import Peers
 from lit_fed.core.types import ClientData, ModelState
 
@@ -75,21 +75,21 @@ def padded(data, extra):
 @pytest.mark.parametrize(("size", "count"), [(1, 0), (4, 0), (5, 1), (9, 1), (10, 2), (15, 3)])
 def test_a_share_rounded_down_whatever_the_padding(size, count):
     ctx, data = make_context(most_samples=15), make_clients([size]).client(0)
-    held = held_out(ctx, data, 0.2)
+    held = _held_out(ctx, data, 0.2)
     assert int(held.sum()) == count
     for extra in (3, 20):
-        assert torch.equal(held_out(ctx, padded(data, extra), 0.2), torch.cat([held, torch.zeros(extra) > 0]))
+        assert torch.equal(_held_out(ctx, padded(data, extra), 0.2), torch.cat([held, torch.zeros(extra) > 0]))
 
 
 def test_the_same_in_every_round_and_others_for_other_clients():
     train = make_clients([30, 30])
     ctx = make_context(most_samples=30)
-    one, other = (held_out(ctx, train.client(client), 0.5) for client in (0, 1))
-    assert torch.equal(one, held_out(ctx._replace(round_idx=7), train.client(0), 0.5))
+    one, other = (_held_out(ctx, train.client(client), 0.5) for client in (0, 1))
+    assert torch.equal(one, _held_out(ctx._replace(round_idx=7), train.client(0), 0.5))
     assert not torch.equal(one, other)
-    assert not torch.equal(one, held_out(ctx._replace(seed=1), train.client(0), 0.5))
+    assert not torch.equal(one, _held_out(ctx._replace(seed=1), train.client(0), 0.5))
 
 
 def test_newcomers_hold_nothing_out():
     data = make_clients([20], first_id=10).client(10)
-    assert not held_out(make_context(most_samples=5), data, 0.5).any()
+    assert not _held_out(make_context(most_samples=5), data, 0.5).any()
