@@ -147,5 +147,5 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     def log_prob(self, ctx: Context, shared: Related, state: DualState, x: Tensor, outputs: None) -> Tensor:
         """Sigmoids of the margins; where there are several, as shares of their sum."""
         margins = ctx.task.outputs(own_models(shared.peers, state.client_id, state.models), x)
-        margins = torch.nn.functional.logsigmoid(margins) if ctx.task.target.kind == "multiclass" else margins
+        margins = torch.nn.functional.logsigmoid(margins) if ctx.task.target.num_outputs > 1 else margins
         return ctx.task.mix(margins.new_ones(1), margins)

@@ -12,7 +12,7 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.solvers.affine_networks import with_constant
 from lit_fed.core.solvers.margin_losses import MarginLoss, dual_step, margin_loss
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch
 
 __all__ = ["DualRun", "coordinate_step", "dual_run", "resized", "signs"]
@@ -48,10 +48,11 @@ def signs(target: Target, y: Tensor) -> Tensor:
 
     Example:
         >>> one = torch.tensor(1)
-        >>> signs(Target("multiclass", 3), one).tolist(), signs(Target("binary", 2), one).tolist()
+        >>> from lit_fed.core.targets import Binary, Multiclass
+        >>> signs(Multiclass(3), one).tolist(), signs(Binary(), one).tolist()
         ([-1.0, 1.0, -1.0], [1.0])
     """
-    first = int(target.kind == "binary")  # whose only output is that of class 1
+    first = target.num_classes - target.num_outputs  # 1 of two classes, whose only output is that of class 1
     classes = torch.arange(first, first + target.num_outputs, device=y.device)
     return torch.where(y.unsqueeze(-1) == classes, 1.0, -1.0)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.plan import num_steps
 from lit_fed.core.seeds import generator
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Phase, Population, ServingBlock, Split
 from lit_fed.data.blocks import cut_blocks, draw_cohort, make_blocks, split_by_work
 from lit_fed.data.data_sets.base import DataSet

@@ -23,7 +23,8 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_norm import LocalNorm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator, RunningMeans
-from lit_fed.core.task import Target, Task
+from lit_fed.core.targets import Target
+from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, Phase, Population, Reduced, Split, Tree
 from lit_fed.metrics import ClientTable
 from lit_fed.metrics.round_time import PhaseTraffic

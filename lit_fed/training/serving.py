@@ -12,7 +12,7 @@ from lit_fed.callbacks.base import FederatedCallback
 from lit_fed.clients import ClientTrainer, PredictJob, TrainJob, add_scores, evaluate
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.metrics import ClientTable
@@ -60,7 +60,7 @@ class ServingFacts(NamedTuple):
         return cls(
             **plain
             | {
-                "target": Target(*plain["target"]),
+                "target": Target.from_plain(*plain["target"]),
                 "normalisation": None if constants is None else Normalisation(*constants),
             }
         )
