@@ -22,9 +22,12 @@ _ROOMS = (
     "lit_fed.models",
     "lit_fed.callbacks",
     "lit_fed.core.local_solver",
+    "lit_fed.core.targets",
+    "lit_fed.core.task",
     "lit_fed.core.graphs.topology",
     "lit_fed.core.graphs.mixing",
     "lit_fed.core.mixtures.surrogate",
+    "lit_fed.core.targets",
     "lit_fed.core.errors",
 )
 

@@ -8,10 +8,10 @@ Between rounds, `lit_fed.serving` serves the clients.
 Example:
     FedEM on two clients whose labels contradict each other.
 
-    >>> from lit_fed import FedEM, Linear, rounds, serving
+    >>> from lit_fed import Binary, FedEM, Linear, rounds, serving
     >>> x = torch.linspace(-1, 1, 8)[:, None]
     >>> train = Split.of([(x, (x[:, 0] > 0).long()), (x, (x[:, 0] < 0).long())])
-    >>> task = Task.create(lambda: Linear((1,), 1), Target("binary", 2))
+    >>> task = Task.create(lambda: Linear((1,), 1), Binary())
     >>> federation = rounds.start(FedEM(num_components=2), task, train, solver=LocalSolver(lr=2.0))
     >>> losses = [federation.round(train).metrics["loss"] for _ in range(20)]
     >>> serving.evaluate(federation, train)[:, [0, 2]].tolist()  # samples and hits of each client

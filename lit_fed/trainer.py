@@ -239,7 +239,7 @@ class FederatedTrainer(Trainer):
             write_table(table, partial / "clients.csv")
             write_table(predictions, partial / f"predictions.{format}")
         if results:
-            print_table(results, "newcomers", module.target.kind == "regression")
+            print_table(results, "newcomers", module.target.metric)
         sys.stdout.write(f"results: {folder}\n")
         return table
 

@@ -12,15 +12,16 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
-from lit_fed.core.task import Target, Task
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.models import Linear, Network
 
-BINARY = Target("binary", 2)
-MULTICLASS = Target("multiclass", 3)
-REGRESSION = Target("regression", 1)
-POSITIONS = Target("multiclass", 3, positions=True)
+BINARY = Binary()
+MULTICLASS = Multiclass(3)
+REGRESSION = Regression()
+POSITIONS = Sequences(3)
 
 
 class Scale(Network):

@@ -44,7 +44,7 @@ from lit_fed.core.graphs.peers import Peers, own_models, place, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
 from lit_fed.core.solvers.margin_losses import MarginLoss, best_dual, margin_loss
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["MOCHA", "DualRun", "DualState", "Related", "coordinate_step", "learned_relations"]
@@ -179,7 +179,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     def log_prob(self, ctx: Context, shared: Related, state: DualState, x: Tensor, outputs: None) -> Tensor:
         """Sigmoids of the margins; where there are several, as shares of their sum."""
         margins = ctx.task.outputs(own_models(shared.peers, state.client_id, state.models), x)
-        margins = torch.nn.functional.logsigmoid(margins) if ctx.task.target.kind == "multiclass" else margins
+        margins = torch.nn.functional.logsigmoid(margins) if ctx.task.target.num_outputs > 1 else margins
         return ctx.task.mix(margins.new_ones(1), margins)
 
 
@@ -265,10 +265,11 @@ def _class_signs(target: Target, y: Tensor) -> Tensor:
 
     Example:
         >>> one = torch.tensor(1)
-        >>> _class_signs(Target("multiclass", 3), one).tolist(), _class_signs(Target("binary", 2), one).tolist()
+        >>> from lit_fed.core.targets import Binary, Multiclass
+        >>> _class_signs(Multiclass(3), one).tolist(), _class_signs(Binary(), one).tolist()
         ([-1.0, 1.0, -1.0], [1.0])
     """
-    first = int(target.kind == "binary")  # whose only output is that of class 1
+    first = target.num_classes - target.num_outputs  # 1 of two classes, whose only output is that of class 1
     classes = torch.arange(first, first + target.num_outputs, device=y.device)
     return torch.where(y.unsqueeze(-1) == classes, 1.0, -1.0)
 

@@ -253,7 +253,7 @@ def _label_loss(ctx: Context, loss: MarginLoss, fit: Tensor, labels: Tensor) -> 
         fit: predictions, [n].
         labels: numbers, or 0 and 1, [n].
     """
-    if ctx.task.target.kind == "regression":
+    if ctx.task.target.continuous:
         return 0.5 * (fit - labels).square()
     return margin_loss(loss, _label_signs(labels) * fit)
 
@@ -268,7 +268,7 @@ def label_prox(ctx: Context, loss: MarginLoss, point: Tensor, labels: Tensor, we
         labels: numbers, or 0 and 1, [n].
         weight: > 0.
     """
-    if ctx.task.target.kind == "regression":
+    if ctx.task.target.continuous:
         return (labels + weight * point) / (1 + weight)
     return _label_signs(labels) * margin_prox(loss, _label_signs(labels) * point, weight)
 

@@ -59,7 +59,7 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
     rows = table.compute()
     table.reset()
     module.client_rows[population] = rows
-    log_results(module, f"{split}/{population}", summarise(rows, module.target.kind == "regression"))
+    log_results(module, f"{split}/{population}", summarise(rows, module.target.metric))
     _notice_outlier(module, population, split, rows)
 
 

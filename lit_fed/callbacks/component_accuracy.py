@@ -42,8 +42,7 @@ class ComponentAccuracy(Callback):
         folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir else None
         if folder is not None and folder.is_dir():
             measured = slice(None) if seen.measured is None else seen.measured
-            hit = "mse" if module.target.kind == "regression" else "accuracy"
-            table = component_table(rows, seen.groups[measured], hit)
+            table = component_table(rows, seen.groups[measured], module.target.metric)
             write_atomically(folder / "components.csv", table.to_csv(index=False))
 
     def _measured(self, trainer: Trainer, module: FederatedModule) -> Tensor:

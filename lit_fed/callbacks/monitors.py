@@ -55,7 +55,7 @@ def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
     """Keys that the callbacks of this package log in a fit; the algorithm's own metrics are left out."""
     data, module = data_of(trainer), federated(pl_module)
     populations = ["seen"] if data.unseen is None else ["seen", "unseen"]
-    statistics = summarise(torch.ones(1, 3), module.target.kind == "regression")
+    statistics = summarise(torch.ones(1, 3), module.target.metric)
     keys = {f"{data.evaluation_split}/{one}/{key}" for one in populations for key in statistics}
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]
         served = ["loss@served", *statistics]

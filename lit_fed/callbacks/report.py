@@ -57,7 +57,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         positions = range(len(population.names)) if population.measured is None else population.measured.tolist()
         count = rows[:, 0]
         each = rows[:, 1:3] / count.clamp(min=1)[:, None]
-        hit = "mse" if module.target.kind == "regression" else "accuracy"
+        hit = module.target.metric
         columns = {
             "client_id": [population.names[position] for position in positions],
             "population": name,
@@ -122,14 +122,14 @@ class RunReport(Callback):
         """Print the table of a `validate` run."""
         module = federated(pl_module)
         if trainer.state.fn == "validate" and trainer.is_global_zero:
-            print_table(module.results, data_of(trainer).evaluation_split, module.target.kind == "regression")
+            print_table(module.results, data_of(trainer).evaluation_split, module.target.metric)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write everything, summary.json last."""
         module = federated(pl_module)
         if not trainer.is_global_zero:
             return
-        print_table(module.results, "test", module.target.kind == "regression")
+        print_table(module.results, "test", module.target.metric)
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -181,12 +181,11 @@ def _git_commit() -> str | None:
         return None
 
 
-def print_table(results: dict[str, float], split: str, regression: bool) -> None:
+def print_table(results: dict[str, float], split: str, hit: str) -> None:
     """Print the statistics over clients of one split, a line for each population."""
     from rich.console import Console
     from rich.table import Table
 
-    hit = "mse" if regression else "accuracy"
     shown = {hit: hit, "worst decile": f"{hit}_decile", "worst client": f"{hit}_worst", "loss": "loss"}
     table = Table(title=split)
     table.add_column("clients")

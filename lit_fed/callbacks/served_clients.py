@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
 from lit_fed.core.machine.files import whole_file
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import NewcomerData
 from lit_fed.metrics import summarise
@@ -137,7 +137,7 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     columns["label"] = served.labels.flatten().numpy()
-    if target.kind == "regression":
+    if target.continuous:
         return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
     log_prob = served.log_prob.flatten(0, -2)
     columns["prediction"] = log_prob.argmax(1).numpy()
@@ -164,7 +164,7 @@ def unseen_tables(
     predictions = prediction_table(served, population.names, first_id, module.target)
     if not data.labelled.all():
         label = predictions["label"]
-        label = label if module.target.kind == "regression" else label.astype("Int64")
+        label = label if module.target.continuous else label.astype("Int64")
         predictions["label"] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
@@ -173,5 +173,5 @@ def unseen_tables(
         client_table({"unseen": population}, module).drop(columns="population").rename(columns={"client_id": "client"})
     )
     table["num_test"] = served.sizes.numpy()
-    results = summarise(rows, module.target.kind == "regression")
+    results = summarise(rows, module.target.metric)
     return table, predictions, {f"newcomers/unseen/{key}": value for key, value in results.items()}

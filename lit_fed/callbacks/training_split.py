@@ -40,6 +40,6 @@ class TrainingSplitEvaluation(Callback):
         # a table of its own: the module's may hold what the evaluation of another split has yet to report
         table = ClientTable(getattr(data_of(trainer), population).num_measured).to(module.device)
         measure_population(trainer, module, population, "train", table)
-        results = summarise(table.compute(), module.target.kind == "regression")
+        results = summarise(table.compute(), module.target.metric)
         named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
         log_results(module, f"train/{population}", named)

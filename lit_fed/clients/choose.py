@@ -12,7 +12,7 @@ from lit_fed.clients.debug import DebugTrainer
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import ClosedForm
+from lit_fed.core.networks.closed_form import ClosedForm
 
 __all__ = ["MemoryFormat", "choose_trainer"]
 

@@ -15,7 +15,7 @@ from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.parser import FederatedParser, refuse_nulls
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions.base import Natural
@@ -117,7 +117,7 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
 def _label_counts(population: Population, target: Target) -> np.ndarray | None:
     """Samples of each client and label, [T, classes]; None: no classes, several in a sample, or drawn when needed."""
     drawn = population.train.samples_per_block is not None
-    if target.kind == "regression" or target.positions or drawn:
+    if target.continuous or target.positions or drawn:
         return None
     num_clients = population.train.num_clients
     counts = np.zeros(num_clients * target.num_classes, dtype=np.int64)

@@ -19,7 +19,6 @@ from lit_fed.data.partitions.pachinko import Pachinko
 from lit_fed.data.partitions.quantity_skew import QuantitySkew
 from lit_fed.data.partitions.shards import Shards
 from lit_fed.data.populations.build import (
-    Target,
     build_populations,
     fingerprint,
     infer_target,
@@ -58,7 +57,6 @@ __all__ = [
     "Shards",
     "Sine",
     "Synthetic",
-    "Target",
     "build_populations",
     "check_labels",
     "cohort_size",

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation
 
 __all__ = ["TrainingFacts"]
@@ -51,7 +51,7 @@ class TrainingFacts(NamedTuple):
         return cls(
             **plain
             | {
-                "target": Target(*plain["target"]),
+                "target": Target.from_plain(*plain["target"]),
                 "normalisation": None if constants is None else Normalisation(*constants),
             }
         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_fed.core.blocks import draw_cohort, serving_blocks
 from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.seeds import generator
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.data_sets.digits import Digits

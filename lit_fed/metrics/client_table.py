@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -66,19 +66,19 @@ class ClientTable(Metric):
         return self.rows.cpu().clone()
 
 
-def summarise(rows: Tensor, regression: bool = False) -> dict[str, float]:
-    """`loss` and `accuracy` with the statistics of `client_statistics`; for regression `loss` and `mse`.
+def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> dict[str, float]:
+    """`loss`, and `accuracy` or `mse` with the statistics of `client_statistics`.
 
     Args:
-        rows: number of samples, sum of losses and sum of hits (regression: squared errors) of each client, [T, >=3].
-        regression: what the third column is.
+        rows: number of samples, sum of losses and sum of hits (`mse`: squared errors) of each client, [T, >=3].
+        metric: name of the mean of the third column; of `mse` the largest are the worst.
     """
     count, loss, hits = rows[:, :3].unbind(1)
     if not (count > 0).any():
         return {}
     each = count.clamp(min=1)
     results = {"loss": float(loss.sum() / count.sum())}
-    if not regression:
-        return results | client_statistics(hits / each, count, "accuracy")
-    larger_is_better = client_statistics(-hits / each, count, "mse")
+    if metric == "accuracy":
+        return results | client_statistics(hits / each, count, metric)
+    larger_is_better = client_statistics(-hits / each, count, metric)
     return results | {key: abs(value) for key, value in larger_is_better.items()}

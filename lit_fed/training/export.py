@@ -124,7 +124,7 @@ class Combination(nn.Module):
             return torch.stack(each, dim=1)
 
         prediction = self.predict(SubstitutedTask.of(self.task, source), x)
-        return prediction[..., 0] if self.task.target.kind == "regression" else prediction.exp()
+        return self.task.target.shown(prediction)
 
 
 def personal_model(
@@ -208,8 +208,8 @@ def _about(
         "input_shape": ["N", *example.shape[1:]],
         "input_type": str(example.dtype).removeprefix("torch."),
         "normalisation": None if normalisation is None else normalisation._asdict(),
-        "output": "value" if target.kind == "regression" else "probabilities",
-        "classes": None if target.kind == "regression" else list(range(target.num_classes)),
+        "output": "value" if target.continuous else "probabilities",
+        "classes": None if target.continuous else list(range(target.num_classes)),
     }
 
 

@@ -21,12 +21,12 @@ from lit_fed.algorithms import SharingADMM
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Binary
 from lit_fed.core.types import Split
 from lit_fed.models import MLP
 
 BLOCKS = [3, 2, 4]
-BINARY = Target("binary", 2)
+BINARY = Binary()
 
 
 def table(rows=12, target=REGRESSION, features=9, seed=0, dtype=torch.float64):

@@ -117,7 +117,7 @@ def test_a_checkpoint_file_opens_a_new_version(left_behind):
 
 
 def test_a_split_without_samples_is_said_instead_of_an_empty_table(capsys):
-    print_table({"test/seen/loss": 1.0, "val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "test", False)
+    print_table({"test/seen/loss": 1.0, "val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "test", "accuracy")
     assert capsys.readouterr().out == "test: no client has samples in this split, so nothing was measured\n"
-    print_table({"val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "val", False)
+    print_table({"val/seen/accuracy": 0.5, "val/seen/loss": 1.0}, "val", "accuracy")
     assert "0.5000" in capsys.readouterr().out

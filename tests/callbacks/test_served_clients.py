@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lit_fed.training.serving import BlockPredictions
 
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Binary, Regression, Sequences
 from lit_fed.core.tree import stack
 from lit_fed.core.types import ModelState
-from lit_fed.training.serving import BlockPredictions
 
 TRAINER = SimpleNamespace(
     is_global_zero=True,
@@ -38,7 +38,7 @@ def served(*blocks, states=None):
 def test_rows_stand_in_the_order_of_clients_and_samples():
     log_prob = np.log(np.array([[0.25, 0.75], [0.5, 0.5], [0.9, 0.1]], np.float32))
     callback = served(block([5], [2], [1, 0], log_prob[:2]), (), block([4], [1], [1], log_prob[2:]))
-    table = prediction_table(callback, ["ann", "bob"], 4, Target("binary", 2))
+    table = prediction_table(callback, ["ann", "bob"], 4, Binary())
     assert table.columns.tolist() == ["client", "client_id", "sample", "label", "prediction", "p_0", "p_1"]
     assert table["client"].tolist() == ["ann", "bob", "bob"]
     assert table["client_id"].tolist() == [4, 5, 5]
@@ -51,7 +51,7 @@ def test_rows_stand_in_the_order_of_clients_and_samples():
 def test_sequences_have_a_row_for_each_position():
     shares = np.array([[[0.1, 0.2, 0.7], [0.6, 0.3, 0.1]]] * 2, np.float32)
     callback = served(block([5, 4], [1, 1], [[2, 1], [0, 0]], np.log(shares)))
-    table = prediction_table(callback, ["ann", "bob"], 4, Target("multiclass", 3, positions=True))
+    table = prediction_table(callback, ["ann", "bob"], 4, Sequences(3))
     assert table.columns.tolist()[:6] == ["client", "client_id", "sample", "position", "label", "prediction"]
     assert table["client"].tolist() == ["ann", "ann", "bob", "bob"]
     assert table["sample"].tolist() == [0, 0, 0, 0]
@@ -63,7 +63,7 @@ def test_sequences_have_a_row_for_each_position():
 
 def test_regression_has_predicted_values():
     callback = served(block([4], [2], [0.5, -1.0], [[0.25], [2.0]]))
-    table = prediction_table(callback, ["ann", "bob"], 4, Target("regression", 1))
+    table = prediction_table(callback, ["ann", "bob"], 4, Regression())
     assert table.columns.tolist() == ["client", "client_id", "sample", "label", "prediction"]
     assert table["label"].tolist() == [0.5, -1.0]
     assert table["prediction"].tolist() == [0.25, 2.0]

@@ -21,8 +21,9 @@ from torch.nn import functional as F
 
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.seeds import seed_of
-from lit_fed.core.task import ClosedForm, Task
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState
 from lit_fed.models import MLP, Linear, Network
 

@@ -12,7 +12,7 @@ from bad_files import EXECUTED, GOOD, X, Y, npy, raw, refused, save, set_up, tex
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine import memory
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
@@ -180,7 +180,7 @@ NEWCOMERS = {name: BOB[name] for name in (
 @pytest.mark.parametrize("name", NEWCOMERS)
 def test_newcomers(tmp_path, name):
     facts = TrainingFacts(
-        (3,), "float32", (), Target("multiclass", 3), 2, 8, 4, None, 4, 1024, "samples", 0, 1, None,
+        (3,), "float32", (), Multiclass(3), 2, 8, 4, None, 4, 1024, "samples", 0, 1, None,
     )  # fmt: skip
     make, words = NEWCOMERS[name]
     save(tmp_path / "ann.npz", **GOOD)
@@ -286,11 +286,11 @@ def test_a_class_without_samples_is_fine_where_the_number_is_given(tmp_path):
     save(tmp_path / "seen/ann.npz", **GOOD | {"y_train": np.array([0, 5, 2, 1])})
     data = FederatedDataModule(ClientFolder(str(tmp_path), num_classes=8))
     data.setup()
-    assert data.target == Target("multiclass", 8)
+    assert data.target == Multiclass(8)
     save(tmp_path / "seen/bob.npz", **GOOD | {"y_test": np.array([3, 4])})  # a class may be in any split
     data = FederatedDataModule(ClientFolder(str(tmp_path)))
     data.setup()
-    assert data.target == Target("multiclass", 6)
+    assert data.target == Multiclass(6)
 
 
 def test_labels_from_one_have_a_class_too_many(tmp_path):
@@ -303,4 +303,4 @@ def test_a_vocabulary_may_have_gaps(tmp_path):
     save(tmp_path / "seen/ann.npz", x_train=tokens, y_train=tokens, x_test=tokens, y_test=tokens)
     data = FederatedDataModule(ClientFolder(str(tmp_path)))
     data.setup()
-    assert data.target == Target("multiclass", 901, positions=True)
+    assert data.target == Sequences(901)

@@ -60,7 +60,7 @@ def test_summary_of_a_classification():
 def test_summary_of_a_regression_ranks_by_the_largest_error():
     squared = torch.arange(1.0, 21.0, dtype=torch.float64)  # mean squared errors 1 … 20
     rows = torch.stack([torch.full_like(squared, 2), squared, 2 * squared], dim=1)
-    found = summarise(rows, regression=True)
+    found = summarise(rows, "mse")
     assert set(found) == {"loss", "mse", "mse_decile", "mse_worst", "mse_std", "mse_unweighted"}
     assert found["loss"] == pytest.approx(5.25)
     assert found["mse"] == found["mse_unweighted"] == pytest.approx(10.5)
@@ -70,7 +70,7 @@ def test_summary_of_a_regression_ranks_by_the_largest_error():
 
 
 def test_summary_of_nothing():
-    assert summarise(torch.zeros(3, 3)) == summarise(torch.zeros(3, 3), regression=True) == {}
+    assert summarise(torch.zeros(3, 3)) == summarise(torch.zeros(3, 3), "mse") == {}
 
 
 def test_further_columns_are_ignored():

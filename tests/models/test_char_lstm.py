@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import Target, Task
+from lit_fed.core.targets import Sequences
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
 from lit_fed.models import CharLSTM
 
@@ -49,7 +50,7 @@ def test_outputs_are_those_of_the_recurrence():
 
 
 def test_losses_are_averaged_over_positions():
-    task = Task.create(small, Target("multiclass", 7, positions=True), dtype=torch.float64)
+    task = Task.create(small, Sequences(7), dtype=torch.float64)
     models, x, y = task.init(2, 0), torch.randint(7, (3, 5)), torch.randint(7, (3, 5))
     outputs = task.outputs(models, x)
     assert outputs.shape == (3, 2, 5, 7)

@@ -5,7 +5,7 @@ import torch
 from torch.func import functional_call
 
 from lit_fed.core import tree
-from lit_fed.core.task import ClosedForm
+from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.models import Linear, Network
 
 

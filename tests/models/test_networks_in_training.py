@@ -15,7 +15,8 @@ from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.task import Target, Task
+from lit_fed.core.targets import Multiclass, Sequences
+from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
 from lit_fed.models import CNN2, MLP, CharLSTM, FedEMCNN, LeafCNN, LeNet5, Linear, MobileNetV2, ResNet18, ResNet34
 
@@ -41,7 +42,7 @@ every_network = pytest.mark.parametrize("case", CASES)
 
 def make(case, dtype=torch.float64):
     network, shape, options = CASES[case]
-    target = Target("multiclass", NUM_CLASSES, positions=network is CharLSTM)
+    target = (Sequences if network is CharLSTM else Multiclass)(NUM_CLASSES)
     return Task.create(lambda: network(shape, NUM_CLASSES, **options), target, dtype=dtype)
 
 

@@ -5,7 +5,8 @@ import torch
 from torchvision.models import MobileNet_V2_Weights, ResNet18_Weights, mobilenet_v2, resnet18
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import Target, Task
+from lit_fed.core.targets import Multiclass
+from lit_fed.core.task import Task
 from lit_fed.models import MobileNetV2, ResNet18, pretrained
 
 SHAPE = (3, 32, 32)
@@ -43,7 +44,7 @@ def test_a_file_is_taken_whole(tmp_path, trained, name):
 def test_a_classifier_for_other_classes_stays_random(tmp_path, trained):
     path = write(tmp_path, trained)
     heads = {"classifier.1.weight", "classifier.1.bias"}
-    task = Task.create(lambda: MobileNetV2(SHAPE, 3, weights=path), Target("multiclass", 3))
+    task = Task.create(lambda: MobileNetV2(SHAPE, 3, weights=path), Multiclass(3))
     models = task.init(2, 0)
     for name, leaf in (models.parameters | models.buffers).items():
         if name.removeprefix("layers.") not in heads:

@@ -21,7 +21,7 @@ from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.training.export import check_program_file, personal_model, save_program
@@ -126,7 +126,7 @@ def test_batch_norm_of_the_client(tmp_path):
 
 
 # ---------------------------------------------------------------------- one state, without a run
-def built(network, shape, target=Target("multiclass", 5), algorithm=FedAvg(), label_shape=()):  # noqa: B008 - frozen
+def built(network, shape, target=Multiclass(5), algorithm=FedAvg(), label_shape=()):  # noqa: B008 - frozen
     """A module with random models, which have running statistics of their own."""
     module = FederatedModule(algorithm, network=network)
     dtype = torch.int64 if target.positions else torch.float32
@@ -142,7 +142,7 @@ def expectation(module, state, x):
     ctx, own = module.federation.context("evaluate"), module.algorithm
     with torch.no_grad():
         log_prob = own.log_prob(ctx, module.shared, state, x, own.shared_outputs(ctx, module.shared, x))
-    return log_prob[..., 0] if module.target.kind == "regression" else log_prob.exp()
+    return log_prob[..., 0] if module.target.continuous else log_prob.exp()
 
 
 NETWORKS = {
@@ -164,7 +164,7 @@ def with_network(name):
     options, shape = NETWORKS[name]
     text = name == "CharLSTM"
     module = built(
-        partial(getattr(models, name), **options), shape, Target("multiclass", 5, positions=text),
+        partial(getattr(models, name), **options), shape, (Sequences if text else Multiclass)(5),
         label_shape=shape if text else (),
     )  # fmt: skip
     return module, torch.randint(0, 5, (3, *shape)) if text else torch.rand(3, *shape)
@@ -199,7 +199,7 @@ def test_networks_as_onnx(name, tmp_path):
 
 @pytest.mark.parametrize(
     ("target", "shape"),
-    [(Target("binary", 2), (4, 2)), (Target("regression", 1), (4,)), (Target("multiclass", 3), (4, 3))],
+    [(Binary(), (4, 2)), (Regression(), (4,)), (Multiclass(3), (4, 3))],
 )
 def test_kinds_of_targets(target, shape):
     module = built(models.Linear, (6,), target, FedEM(num_components=2))

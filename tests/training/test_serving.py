@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Sequences
 from lit_fed.data import Normalisation
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.training.output import check_new_folder, check_table_file, new_folder
@@ -13,7 +13,7 @@ from lit_fed.training.output import check_new_folder, check_table_file, new_fold
 @pytest.mark.parametrize("normalisation", [None, Normalisation((0.1, 0.2), (0.3, 0.4))])
 def test_facts_survive_a_checkpoint(tmp_path, normalisation):
     facts = TrainingFacts(
-        (2, 3), "float32", (5,), Target("multiclass", 4, positions=True), 7, 90, 33, torch.arange(7), 16, 8,
+        (2, 3), "float32", (5,), Sequences(4), 7, 90, 33, torch.arange(7), 16, 8,
         "uniform", 3, 20, normalisation,
     )  # fmt: skip
     torch.save(facts.plain(), tmp_path / "facts.pt")

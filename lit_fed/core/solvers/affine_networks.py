@@ -18,16 +18,15 @@ def check_linear_task(task: Task, algorithm: str, kinds: tuple[str, ...]) -> Non
     Args:
         task: labels and network; the network has to have a matrix [K, d] and a vector [K] as its parameters.
         algorithm: the algorithm's name.
-        kinds: of targets that it learns.
+        kinds: names of the targets that it learns.
 
     Raises:
         ConfigError: naming the kind of labels or the network.
     """
-    kind = "sequences" if task.target.positions else task.target.kind
-    if kind not in kinds:
+    if task.target.name not in kinds:
         raise ConfigError(
-            f"{algorithm} learns {' and '.join(kinds)} labels, and these are {kind}; give another --data.dataset or "
-            "--model.algorithm"
+            f"{algorithm} learns {' and '.join(kinds)} labels, and these are {task.target.name}; give another "
+            "--data.dataset or --model.algorithm"
         )
     if not _is_affine(task):
         raise ConfigError(

@@ -78,8 +78,8 @@ def minimise(
         ConfigError: as `check_solvable`.
 
     Example:
-        >>> from lit_fed.core.task import Target
-        >>> task = Task.create(lambda: torch.nn.Linear(1, 1, bias=False), Target("regression", 1))
+        >>> from lit_fed.core.targets import Regression
+        >>> task = Task.create(lambda: torch.nn.Linear(1, 1, bias=False), Regression())
         >>> one = Batch(torch.ones(1, 1), torch.tensor([4.0]), torch.zeros(1, dtype=torch.int64), torch.ones(1))
         >>> prox = Penalty(1.0, {"weight": torch.zeros(1, 1, 1)})  # ½(w − 4)² + ½w²
         >>> round(float(minimise(task, task.init(1, 0), one, prox).parameters["weight"]), 4)

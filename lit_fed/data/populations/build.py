@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import (
     ClientDataSet,
@@ -35,7 +35,6 @@ from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS",
-    "Target",
     "build_populations",
     "fingerprint",
     "infer_target",
@@ -155,7 +154,7 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
         num_classes: number of classes where the data set knows it; None: one more than the largest label.
 
     Returns:
-        The target; two classes are "binary" (one logit), except in sequences.
+        The target; two classes are `Binary` (one logit), except in sequences.
     """
     shape = list(y_train.shape)
     require(y_train.ndim in (1, 2), f"training labels have shape {shape}; store them as [n], or [n, L] for sequences")
@@ -165,8 +164,7 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
             f"floating training labels have shape {shape}; regression takes one number each: store [n, 1] as [n], and "
             "one-hot labels as the whole numbers y.argmax(1)",
         )
-        return Target("regression", 1)
-    positions = y_train.ndim == 2
+        return Regression()
     require(
         num_classes is not None or len(y_train) > 0,
         "the data set draws its clients when they are needed and does not say how many classes there are; "
@@ -174,7 +172,9 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
     )
     # A single class in all of the training data is a binary problem that nobody has an example of yet.
     classes = max(2, int(y_train.max()) + 1 if num_classes is None else num_classes)
-    return Target("binary" if classes == 2 and not positions else "multiclass", classes, positions)
+    if y_train.ndim == 2:
+        return Sequences(classes)
+    return Binary() if classes == 2 else Multiclass(classes)
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.task import Target
+from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.metrics.outliers import outlier
@@ -33,7 +33,7 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
 
     Of a split that draws its clients, a few of them are looked at.
     """
-    if target.kind == "regression":
+    if target.continuous:
         return
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
         wrong = (split.y < 0) | (split.y >= target.num_classes)
@@ -57,12 +57,12 @@ def check_classes(dataset: DataSet, target: Target, seen: Population, unseen: Po
         ConfigError: naming the client with the largest label, that label and the first missing class; or if there are
             classes, and labels that are none.
     """
-    if target.kind == "regression" and dataset.num_classes is not None:
+    if target.continuous and dataset.num_classes is not None:
         raise ConfigError(
             f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
-    if dataset.num_classes is not None or target.kind == "regression" or target.positions:
+    if dataset.num_classes is not None or target.continuous or target.positions:
         return
     row = int(seen.train.y.argmax())
     largest = int(seen.train.y[row])

@@ -97,13 +97,12 @@ def _with_labels(client: ClientArrays) -> ClientArrays:
 
 def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
     """Samples of the checkpoint's type and shape, and labels of its classes."""
-    regression = facts.target.kind == "regression"
     types = {
         "x": f"{facts.input_type} of shape {list(facts.input_shape)}",
-        "y": f"{'float32' if regression else 'int64'} of shape {list(facts.label_shape)}",
+        "y": f"{'float32' if facts.target.continuous else 'int64'} of shape {list(facts.label_shape)}",
     }
     check_types(clients, types, dict.fromkeys(types, "the checkpoint's training"))
-    if regression:
+    if facts.target.continuous:
         return
     for client in clients:
         for name in ("y_train", "y_test"):

@@ -9,7 +9,8 @@ from torch import nn
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine import memory
 from lit_fed.core.machine.memory import available_memory, check_network, require_memory
-from lit_fed.core.task import Target, Task
+from lit_fed.core.targets import Multiclass
+from lit_fed.core.task import Task
 from lit_fed.data import Sine, Synthetic
 from lit_fed.models import CNN2, MLP, CharLSTM, Linear, ResNet18
 from lit_fed.models.base import build_network
@@ -102,7 +103,7 @@ def test_a_network_that_does_not_fit_is_refused(_one_gigabyte, size):  # noqa: P
         return build_network(partial(MLP, hidden_sizes=[size]), (6,), torch.float32, 3)
 
     with pytest.raises(ConfigError, match=r"--model\.network.*; (choose smaller sizes|correct the class)") as caught:
-        Task.create(build, Target("multiclass", 3))
+        Task.create(build, Multiclass(3))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -118,7 +119,7 @@ def test_a_defect_of_a_network_is_left_to_its_build():
 
 
 def test_more_models_than_fit_are_refused(_one_gigabyte):  # noqa: PT019
-    task = Task.create(lambda: Linear((64,), 10), Target("multiclass", 10))
+    task = Task.create(lambda: Linear((64,), 10), Multiclass(10))
     assert task.init(3, 0).parameters["linear.weight"].shape == (3, 10, 64)
     with pytest.raises(ConfigError, match=r"1000000000 initial models of 2600 bytes each: takes 5\.2e\+03 GB.*lower"):
         task.init(10**9, 0)

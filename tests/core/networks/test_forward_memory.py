@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds, same_bits
@@ -36,7 +38,7 @@ class Counter:
 def test_the_gradient_of_a_remembered_pass_is_that_of_a_new_one():
     task, weight = mlp(), torch.rand(6, 2, dtype=torch.float64)
     models, some = task.init(2, 0), batch(task)
-    remembering = Task(task.build, task.target, task.network, dtype=task.dtype, memory=ForwardMemory(some.x))
+    remembering = replace(task, memory=ForwardMemory(some.x))
     assert same_bits(remembering.outputs(models, some.x), task.outputs(models, some.x))
     counter = Counter(task)
     found = remembering.value_and_grad(models, some, weight)
@@ -49,7 +51,7 @@ def test_the_gradient_of_a_remembered_pass_is_that_of_a_new_one():
 def test_only_the_very_same_pass_is_taken_and_only_once(what):
     task = mlp()
     models, some = task.init(2, 0), batch(task)
-    remembering = Task(task.build, task.target, task.network, dtype=task.dtype, memory=ForwardMemory(some.x))
+    remembering = replace(task, memory=ForwardMemory(some.x))
     remembering.outputs(models, some.x)
     if what == "samples":
         some = some._replace(x=some.x.clone())

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.partitions.base import IID, Dirichlet, Natural
 from lit_fed.data.populations.build import (
-    Target,
     build_populations,
     fingerprint,
     infer_target,
@@ -244,12 +244,12 @@ def test_fingerprint_knows_places_and_types():
 @pytest.mark.parametrize(
     ("labels", "num_classes", "expected"),
     [
-        (torch.tensor([0, 1, 1]), None, Target("binary", 2)),
-        (torch.tensor([0, 0]), None, Target("binary", 2)),
-        (torch.tensor([0, 4]), None, Target("multiclass", 5)),
-        (torch.tensor([0, 1]), 10, Target("multiclass", 10)),
-        (torch.tensor([[0, 1], [1, 1]]), None, Target("multiclass", 2, positions=True)),
-        (torch.tensor([0.0, 1.0]), None, Target("regression", 1)),
+        (torch.tensor([0, 1, 1]), None, Binary()),
+        (torch.tensor([0, 0]), None, Binary()),
+        (torch.tensor([0, 4]), None, Multiclass(5)),
+        (torch.tensor([0, 1]), 10, Multiclass(10)),
+        (torch.tensor([[0, 1], [1, 1]]), None, Sequences(2)),
+        (torch.tensor([0.0, 1.0]), None, Regression()),
     ],
 )
 def test_target(labels, num_classes, expected):
@@ -279,12 +279,12 @@ def test_labels_out_of_range_are_located(name, label, fix, whose):
 def test_wrong_label_within_a_sequence():
     clients = population((2,))._replace(test=make_split(np.zeros((2, 1)), np.array([[0, 1], [1, 9]]), np.array([2])))
     with pytest.raises(ConfigError, match="label 9 is outside"):
-        check_labels(Target("multiclass", 2, positions=True), clients)
+        check_labels(Sequences(2), clients)
 
 
 def test_regression_has_no_wrong_labels():
     clients = population((2,))._replace(test=make_split(np.zeros((1, 1)), np.array([-7.5]), np.array([1])))
-    check_labels(Target("regression", 1), clients)
+    check_labels(Regression(), clients)
 
 
 def test_large_finite_inputs_are_no_infinity():

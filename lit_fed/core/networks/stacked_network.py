@@ -1,0 +1,192 @@
+"""A network as pure functions of stacked models: fresh models, outputs, and passes that a gradient is taken of.
+
+Every function takes M models at once (leaves [M, ...]) and returns one entry per model, so that one model is M = 1 and
+takes the very same arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from lit_fed.core import tree
+from lit_fed.core.machine.memory import check_models
+from lit_fed.core.networks.closed_form import ClosedForm
+from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
+from lit_fed.core.networks.fresh import fresh_network, initial_seeds
+from lit_fed.core.networks.layers import drops_units, normalises_batches
+from lit_fed.core.types import ModelState
+
+__all__ = ["StackedNetwork", "num_models_of"]
+
+
+@dataclass(frozen=True)
+class StackedNetwork:
+    """A network whose weights come from outside, M models at once.
+
+    Args:
+        build: makes a network with fresh weights from torch's global generator; called once per model by `init`.
+        network: the template whose forward is used; its own weights are not.
+        frozen: parameters that are not trained (`requires_grad` is False), one copy for all models and all clients; no
+            `ModelState` holds them, so nobody sends or keeps them.
+        init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
+        model_axis: `loop` takes the M models one after another, `vmap` at once.
+        dtype: floating type of the models.
+        channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
+            are taken one after another; the numbers are the same up to rounding.
+        memory: the forward pass of one client that is worth keeping.
+    """
+
+    build: Callable[[], nn.Module]
+    network: nn.Module
+    frozen: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    init_seeds: tuple[int, ...] | None = None
+    model_axis: Literal["loop", "vmap"] = "loop"
+    dtype: torch.dtype = torch.float32
+    channels_last: bool = False
+    memory: ForwardMemory | None = None
+
+    def init(self, num_models: int, seed: int) -> ModelState:
+        """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
+
+        Raises:
+            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
+        """
+        check_models(num_models, self.network)
+        return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
+
+    def _fresh(self, seed: int) -> ModelState:
+        network = fresh_network(self.build, seed, self.dtype)
+        parameters = {name: value.detach() for name, value in network.named_parameters() if name not in self.frozen}
+        return ModelState(parameters, {name: value.detach() for name, value in network.named_buffers()})
+
+    @cached_property
+    def norm_names(self) -> frozenset[str]:
+        """Names of the parameters and buffers of BatchNorm layers."""
+        return frozenset(
+            f"{place}.{name}" if place else name
+            for place, layer in self.network.named_modules()
+            if isinstance(layer, nn.modules.batchnorm._BatchNorm)
+            for name in layer.state_dict()
+        )
+
+    @cached_property
+    def smallest_batch(self) -> int:
+        """Samples that a local step needs: 2 where BatchNorm takes its statistics from them, else 1."""
+        return 2 if normalises_batches(self.network) else 1
+
+    @cached_property
+    def same_in_training(self) -> bool:
+        """Whether training and evaluation are the same function: no BatchNorm, no running statistics, no dropout."""
+        norms = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
+        return (
+            self.smallest_batch == 1
+            and not any(one.track_running_stats for one in norms)
+            and not drops_units(self.network)
+        )
+
+    def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
+        """Buffers, leaves [M, ...], whose running statistics are those of these samples [B, ...] alone.
+
+        Fewer samples than a local step needs have no statistics: the buffers stay what they are.
+        """
+        if len(x) < self.smallest_batch or not models.buffers:
+            return models.buffers
+        layers = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        momenta = [layer.momentum for layer in layers]
+        self.network.eval()
+        try:
+            for layer in layers:
+                layer.train()
+                layer.momentum = 1.0
+            each = []
+            for m in range(num_models_of(models)):
+                model = tree.map_leaves(lambda leaf: leaf.clone(), tree.index(models, m))
+                self._forward(model, self._laid_out(x))
+                each.append(model.buffers)
+        finally:
+            for layer, momentum in zip(layers, momenta, strict=True):
+                layer.momentum = momentum
+        return tree.stack(each)  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ forward
+    @cached_property
+    def closed_form(self) -> ClosedForm | None:
+        """The network, where it has outputs and gradients of its own for all models at once."""
+        return self.network if isinstance(self.network, ClosedForm) else None
+
+    def outputs(self, models: ModelState, x: Tensor) -> Tensor:
+        """Raw outputs in evaluation mode for inputs [B, ...]: [B, M, K], with positions [B, M, L, K]."""
+        if self.closed_form is not None:
+            return self._wide(self.closed_form.stacked_outputs(self._stacked(models), x, False))
+        self.network.eval()
+        if self.model_axis == "vmap":
+            forward = vmap(lambda model: self._call(model.parameters, model.buffers, x))
+            return self._wide(forward(models).transpose(0, 1))
+        if self.memory is not None and x is self.memory.x:
+            return self._remembered(self.memory, models)
+        x = self._laid_out(x)
+        each = [self._forward(tree.index(models, m), x) for m in range(num_models_of(models))]
+        return self._wide(torch.stack(each, dim=1))
+
+    def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
+        """Outputs of a pass that a gradient can be taken of later."""
+        self.network.train()  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
+        x = self._laid_out(memory.x)
+        memory.models, memory.passes = models, [self._pass(models, m, x) for m in range(num_models_of(models))]
+        return torch.stack([one.outputs.detach() for one in memory.passes], dim=1)
+
+    def _pass(self, models: ModelState, m: int, x: Tensor) -> Pass:
+        """Forward pass of model m with a graph, in the mode that the network is in."""
+        parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
+        parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
+        buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
+        with torch.enable_grad():
+            outputs = self._wide(self._call(parameters, buffers, x))
+        return Pass(parameters, outputs, buffers)
+
+    def _forward(self, model: ModelState, x: Tensor) -> Tensor:
+        parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
+        return self._call(parameters, model.buffers, x)
+
+    def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Outputs of one model, without a model axis, in the network's mode."""
+        return functional_call(self.network, (parameters, buffers, self._frozen_laid_out), (x,))  # type: ignore[no-any-return]
+
+    @cached_property
+    def _frozen_laid_out(self) -> dict[str, Tensor]:
+        return {name: self._laid_out(leaf) for name, leaf in self.frozen.items()}
+
+    def _set_mode(self, training: bool) -> None:
+        """Training mode, or that of `value_and_grad` without: an LSTM stays in training mode, for cuDNN's sake."""
+        self.network.train()
+        for layer in () if training else self.network.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
+                layer.eval()
+
+    def _stacked(self, models: ModelState) -> dict[str, Tensor]:
+        """All parameters of the models, leaves [M, ...]; the frozen ones are views."""
+        num_models = num_models_of(models)
+        return models.parameters | {name: leaf.expand(num_models, *leaf.shape) for name, leaf in self.frozen.items()}
+
+    def _laid_out(self, leaf: Tensor) -> Tensor:
+        """Images or convolution weights in the task's memory format; everything else as it is."""
+        if not self.channels_last or leaf.ndim != 4:
+            return leaf
+        # `contiguous` would leave a leaf of one channel as it is, and convolutions then fall back to the other format
+        return leaf.to(memory_format=torch.channels_last)
+
+    def _wide(self, outputs: Tensor) -> Tensor:
+        """Losses and probabilities are taken in the models' own type, also where autocast computed in a narrower."""
+        return outputs.to(self.dtype)
+
+
+def num_models_of(models: ModelState) -> int:
+    """M."""
+    return next(iter(models.parameters.values())).shape[0]

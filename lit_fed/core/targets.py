@@ -1,0 +1,258 @@
+"""What a task predicts: its labels, the outputs that they need, the loss between both, and predictions of mixtures.
+
+A new kind of labels is a class of its own here, and `infer_target` says which labels it is for.
+
+Symbols:
+    B, M, L, K -> samples, models, positions of a sequence, outputs of the network
+    C          -> classes
+    y          -> labels [...], of any leading axes: [B], [B, M], with positions [B, L], [B, M, L]
+    outputs    -> of the network, [..., K]
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everybody knows
+
+from lit_fed.core.errors import ConfigError
+
+__all__ = ["Binary", "Multiclass", "Regression", "Sequences", "Target"]
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """What is predicted.
+
+    Args:
+        num_classes: C; 1 where labels are numbers.
+
+    Attributes:
+        kind: with `num_classes` and `positions` what a checkpoint keeps of a target.
+        metric: what `score` gives beside the loss, a share of hits or a squared error.
+        continuous: labels are real numbers instead of the classes 0 … C − 1.
+        positions: labels have a position axis [B, L], and outputs too; losses are averaged over it.
+    """
+
+    num_classes: int
+
+    kind: ClassVar[str]
+    metric: ClassVar[Literal["accuracy", "mse"]] = "accuracy"
+    continuous: ClassVar[bool] = False
+    positions: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """What messages call these labels, `binary` or `sequences`, say."""
+        return type(self).__name__.lower()
+
+    @property
+    def num_outputs(self) -> int:
+        """Outputs of the network per sample or position, K."""
+        return self.num_classes
+
+    @staticmethod
+    def from_plain(kind: str, num_classes: int, positions: bool) -> Target:
+        """The target that a checkpoint keeps as these three.
+
+        Raises:
+            ConfigError: if there is none.
+
+        Example:
+            >>> Target.from_plain("binary", 2, False), Target.from_plain("multiclass", 5, True)
+            (Binary(), Sequences(num_classes=5))
+        """
+        for cls in _subclasses(Target):
+            if (cls.kind, cls.positions) == (kind, positions):
+                given = {"num_classes": num_classes} if fields(cls)[0].init else {}
+                target: Target = cls(**given)
+                return target
+        raise ConfigError(f"labels are {kind}{' with positions' if positions else ''}, which this version cannot learn")
+
+    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """A view of the labels for each model that has outputs [B, M, K] or [B, M, L, K].
+
+        Args:
+            y: with a model axis of length 1 or M, [B, 1] or [B, M, L].
+            outputs: of the models.
+        """
+        return y.expand(outputs.shape[:-1])
+
+    @abstractmethod
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Log-loss of each sample, [...] without the position axis; classes may be those of `soft_labels`."""
+
+    @abstractmethod
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Gradient of the loss of each sample in its outputs, [..., K]."""
+
+    @abstractmethod
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Labels between the given ones and what another model predicts: share·y + (1 − share)·prediction."""
+
+    @abstractmethod
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Prediction of the mixture of M models with weights [M], from outputs [B, M, K] or [B, M, L, K].
+
+        Returns:
+            Log-probabilities [B, C] or [B, L, C], or the mean [B, 1].
+        """
+
+    @abstractmethod
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and hit (for `mse`: squared error) of each sample, both [B], of what `mix` returns."""
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """What users are given of what `mix` returns: probabilities [B, C] or [B, L, C], or values [B]."""
+        return prediction.exp()
+
+
+@dataclass(frozen=True)
+class Binary(Target):
+    """Classes 0 and 1, and one logit: log p(1)/p(0). Soft labels are probabilities of class 1, [...]."""
+
+    num_classes: int = field(default=2, init=False, repr=False)
+
+    kind = "binary"
+
+    @property
+    def num_outputs(self) -> int:
+        """1."""
+        return 1
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Logistic losses."""
+        logit = outputs[..., 0]
+        if y.is_floating_point():
+            return -y * F.logsigmoid(logit) - (1 - y) * F.logsigmoid(-logit)
+        return -F.logsigmoid(torch.where(y > 0, logit, -logit))
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The probability of class 1, less y."""
+        return torch.sigmoid(outputs) - y.unsqueeze(-1)
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Probabilities of class 1, [...]."""
+        return share * y.to(outputs.dtype) + (1 - share) * torch.sigmoid(outputs[..., 0])
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Log-probabilities [B, 2]; probabilities of a mixture below the smallest normal number count as that."""
+        logit = outputs[..., 0]
+        if logit.shape[1] == 1:
+            both = torch.stack([F.logsigmoid(-logit[:, 0]), F.logsigmoid(logit[:, 0])])
+        else:  # two sums of probabilities are exact on both sides and far cheaper than two log-sum-exps
+            mixed = torch.stack([(weights * torch.sigmoid(part)).sum(1) for part in (-logit, logit)])
+            both = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
+        return both.movedim(0, -1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-loss and hit; 0 is predicted where both are as probable."""
+        negative, positive = prediction.unbind(-1)
+        return -torch.where(y > 0, positive, negative), ((positive > negative) == (y > 0)).to(positive.dtype)
+
+
+@dataclass(frozen=True)
+class Multiclass(Target):
+    """Classes 0 … C − 1, and a logit for each. Soft labels are probabilities of all of them, [..., C]."""
+
+    kind = "multiclass"
+
+    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """Soft labels [B, 1, C] have the axis of classes that outputs have."""
+        return y.expand(outputs.shape if y.is_floating_point() else outputs.shape[:-1])
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropies."""
+        if y.is_floating_point():
+            return -(y * torch.log_softmax(outputs, -1)).sum(-1)
+        return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The probabilities, less y as probabilities."""
+        return torch.softmax(outputs, -1) - (y if y.is_floating_point() else self._one_hot(y, outputs))
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Probabilities [..., C]."""
+        return share * self._one_hot(y, outputs) + (1 - share) * torch.softmax(outputs, -1)
+
+    def _one_hot(self, y: Tensor, outputs: Tensor) -> Tensor:
+        classes = torch.arange(self.num_classes, device=y.device)
+        return (y.unsqueeze(-1) == classes).to(outputs.dtype)
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Log-probabilities [B, C], with positions [B, L, C]."""
+        shape = (1, -1, *[1] * (outputs.ndim - 2))
+        return torch.logsumexp(weights.log().view(shape) + torch.log_softmax(outputs, -1), dim=1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-loss and hit; of classes that are as probable the first is predicted."""
+        loss = -prediction.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+        return loss, (prediction.argmax(-1) == y).to(loss.dtype)
+
+
+@dataclass(frozen=True)
+class Sequences(Multiclass):
+    """A class for each position of a sequence; a sample's loss and hit are the means over its positions."""
+
+    positions = True
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Mean cross-entropies."""
+        return super().losses(outputs, y).mean(-1)
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """1/L of those of the positions."""
+        return super().residual(outputs, y) / outputs.shape[-2]
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean log-loss and share of hits."""
+        loss, hit = super().score(prediction, y)
+        return loss.mean(-1), hit.mean(-1)
+
+
+@dataclass(frozen=True)
+class Regression(Target):
+    """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² and a constant, which is left out."""
+
+    num_classes: int = field(default=1, init=False, repr=False)
+
+    kind = "regression"
+    metric = "mse"
+    continuous = True
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Half the squared errors."""
+        return 0.5 * (outputs[..., 0] - y).square()
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """ŷ − y."""
+        return outputs - y.unsqueeze(-1)
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Means, [...]."""
+        return share * y + (1 - share) * outputs[..., 0]
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """The mixed mean [B, 1]."""
+        return (weights.view(1, -1, 1) * outputs).sum(1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Half and whole squared error."""
+        square = (prediction[..., 0] - y).square()
+        return 0.5 * square, square
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """The predicted values [B]."""
+        return prediction[..., 0]
+
+
+def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:
+    """All that derive from a class, each before its own."""
+    for cls in parent.__subclasses__():
+        yield cls
+        yield from _subclasses(cls)

@@ -1,0 +1,222 @@
+"""Each kind of labels against torch, SciPy and the definitions, in float64."""
+
+import copy
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from federated_round import make_task
+from scipy.special import expit, log_softmax, logsumexp, softmax
+from torch.nn import functional as F
+
+import lit_fed
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, Target
+from lit_fed.core.types import Batch
+from lit_fed.models import MLP, Linear
+
+TARGETS = [Binary(), Multiclass(2), Multiclass(4), Sequences(4), Regression()]
+every_kind = pytest.mark.parametrize("target", TARGETS, ids=repr)
+
+
+def samples(target, num_models=3, seed=0):
+    """Outputs [6, M, K] or [6, M, 5, K], and labels with a model axis, the same for every model."""
+    rng = torch.Generator().manual_seed(seed)
+    lead = (5,) if target.positions else ()
+    outputs = 2 * torch.randn(6, num_models, *lead, target.num_outputs, generator=rng, dtype=torch.float64)
+    y = torch.randint(target.num_classes, (6, *lead), generator=rng)
+    if target.continuous:
+        y = torch.randn(6, generator=rng, dtype=torch.float64)
+    return outputs, y
+
+
+def own_losses(target, outputs, y):
+    """By torch's own functions."""
+    if target == Regression():
+        return 0.5 * F.mse_loss(outputs[..., 0], y, reduction="none")
+    if target == Binary():
+        return F.binary_cross_entropy_with_logits(outputs[..., 0], y.double(), reduction="none")
+    losses = F.cross_entropy(outputs.movedim(-1, 1), y, reduction="none")
+    return losses.mean(-1) if target.positions else losses
+
+
+def log_probabilities(target, outputs):
+    """Of all classes, by SciPy."""
+    if target == Binary():
+        logit = outputs[..., 0].numpy()
+        return np.log(np.stack([expit(-logit), expit(logit)], -1))
+    return log_softmax(outputs.numpy(), -1)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, torch.as_tensor(expected), rtol=0, atol=1e-13)
+
+
+# ---------------------------------------------------------------------- what they are
+def test_outputs_and_classes():
+    assert [target.num_outputs for target in TARGETS] == [1, 2, 4, 4, 1]
+    assert [target.num_classes for target in TARGETS] == [2, 2, 4, 4, 1]
+    assert [target.metric for target in TARGETS] == ["accuracy"] * 4 + ["mse"]
+    assert [target.name for target in TARGETS] == ["binary", "multiclass", "multiclass", "sequences", "regression"]
+
+
+@every_kind
+def test_they_are_values(target):
+    for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target)), eval(repr(target))):
+        assert other == target
+        assert hash(other) == hash(target)
+    assert [one == target for one in TARGETS].count(True) == 1
+
+
+PLAIN = {
+    ("binary", 2, False): Binary(), ("multiclass", 7, False): Multiclass(7), ("multiclass", 7, True): Sequences(7),
+    ("regression", 1, False): Regression(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("plain", "target"), PLAIN.items(), ids=str)
+def test_the_plain_form_of_checkpoints(plain, target):
+    """It is what checkpoints have held since there are some."""
+    assert Target.from_plain(*plain) == target
+    assert (target.kind, target.num_classes, target.positions) == plain
+
+
+@pytest.mark.parametrize("plain", [("ordinal", 3, False), ("regression", 1, True)])
+def test_a_checkpoint_of_unknown_labels(plain):
+    with pytest.raises(ConfigError, match=f"labels are {plain[0]}.*, which this version cannot learn"):
+        Target.from_plain(*plain)
+
+
+def test_they_are_offered_at_the_top():
+    for cls in (Target, Binary, Multiclass, Sequences, Regression):
+        assert getattr(lit_fed, cls.__name__) is cls
+
+
+# ---------------------------------------------------------------------- losses
+@every_kind
+def test_losses_of_one_model_and_of_several(target):
+    outputs, y = samples(target)
+    labels = target.for_models(y.unsqueeze(1), outputs)
+    assert labels.shape == outputs.shape[:-1]
+    found = target.losses(outputs, labels)
+    assert found.shape == (6, 3)
+    for m in range(3):
+        expected = own_losses(target, outputs[:, m], y)
+        close(found[:, m], expected)
+        close(target.losses(outputs[:, m], y), expected)
+
+
+@every_kind
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_residual_is_the_gradient_of_the_loss(target, soft):
+    outputs, y = samples(target)
+    if soft:
+        y = target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3)
+    y = target.for_models(y.unsqueeze(1), outputs)
+    leaf = outputs.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(target.losses(leaf, y).sum(), leaf)
+    close(target.residual(outputs, y), expected)
+
+
+@every_kind
+def test_soft_labels_are_between_labels_and_predictions(target):
+    outputs, y = samples(target, num_models=1)
+    outputs = outputs[:, 0]
+    for share in (0.0, 0.3, 1.0):
+        found = target.soft_labels(outputs, y, share)
+        assert found.dtype == torch.float64
+        if target == Regression():
+            close(found, share * y + (1 - share) * outputs[..., 0])
+        elif target == Binary():
+            close(found, share * y.numpy() + (1 - share) * expit(outputs[..., 0].numpy()))
+        else:
+            close(found, share * np.eye(target.num_classes)[y] + (1 - share) * softmax(outputs.numpy(), -1))
+
+
+@pytest.mark.parametrize("target", TARGETS[:4], ids=repr)
+def test_losses_to_soft_labels_are_cross_entropies(target):
+    outputs, y = samples(target, num_models=1)
+    outputs = outputs[:, 0]
+    soft = target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3)
+    close(target.losses(outputs, target.soft_labels(outputs, y, 1.0)), own_losses(target, outputs, y))
+    told = torch.stack([1 - soft, soft], -1) if target == Binary() else soft
+    expected = -(told.numpy() * log_probabilities(target, outputs)).sum(-1)
+    close(target.losses(outputs, soft), expected.mean(-1) if target.positions else expected)
+
+
+# ---------------------------------------------------------------------- predictions
+@every_kind
+@pytest.mark.parametrize("num_models", [1, 3])
+def test_mixtures_of_probabilities(target, num_models):
+    outputs, _ = samples(target, num_models)
+    weights = torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64) if num_models == 3 else torch.ones(1).double()
+    found = target.mix(weights, outputs)
+    if target.continuous:
+        close(found, torch.einsum("m,bmk->bk", weights, outputs))
+        close(target.shown(found), found[:, 0])
+        return
+    each = log_probabilities(target, outputs)
+    close(found, logsumexp(each, axis=1, b=weights.numpy().reshape(1, -1, *[1] * (each.ndim - 2))))
+    close(target.shown(found).sum(-1), torch.ones(found.shape[:-1]).double())
+    assert found.shape[-1] == target.num_classes
+
+
+@every_kind
+def test_the_score_of_one_model_has_its_loss(target):
+    outputs, y = samples(target, num_models=1)
+    prediction = target.mix(outputs.new_ones(1), outputs)
+    loss, hit = target.score(prediction, y)
+    close(loss, own_losses(target, outputs[:, 0], y))
+    if target.continuous:
+        close(hit, 2 * loss)
+        return
+    hits = (prediction.argmax(-1) == y).double()
+    close(hit, hits.mean(-1) if target.positions else hits)
+
+
+# ---------------------------------------------------------------------- a kind of one's own
+@dataclass(frozen=True)
+class Vectors(Target):
+    """Labels [B, K] of real numbers: a class of its own is all that a new kind takes."""
+
+    kind = "vectors"
+    metric = "mse"
+    continuous = True
+
+    def for_models(self, y, outputs):
+        return y.expand(outputs.shape)
+
+    def losses(self, outputs, y):
+        return 0.5 * (outputs - y).square().sum(-1)
+
+    def residual(self, outputs, y):
+        return outputs - y
+
+    def soft_labels(self, outputs, y, share):
+        return share * y + (1 - share) * outputs
+
+    def mix(self, weights, outputs):
+        return (weights.view(1, -1, 1) * outputs).sum(1)
+
+    def score(self, prediction, y):
+        square = (prediction - y).square().sum(-1)
+        return 0.5 * square, square
+
+
+@pytest.mark.parametrize("network", [Linear, MLP])
+@pytest.mark.parametrize("axis", ["loop", "vmap"])
+def test_a_task_learns_a_kind_that_it_does_not_know(network, axis):
+    task = make_task(Vectors(2), network=network, model_axis=axis)
+    models, x, y = task.init(3, 0), torch.randn(6, 4).double(), torch.randn(6, 2).double()
+    losses = task.losses(task.outputs(models, x), y)
+    value, gradient, _ = task.value_and_grad(models, Batch(x, y, torch.arange(6), torch.ones(6)))
+    close(value, losses.mean(0))
+    bias = list(gradient)[-1]
+    ahead, behind = (task.losses(task.outputs(moved(models, bias, step), x), y).mean(0) for step in (1e-6, -1e-6))
+    torch.testing.assert_close(gradient[bias].sum(1), (ahead - behind) / 2e-6, rtol=0, atol=1e-8)
+
+
+def moved(models, name, step):
+    return models._replace(parameters=models.parameters | {name: models.parameters[name] + step})
