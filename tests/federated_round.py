@@ -119,6 +119,7 @@ class Federation(rounds.Federation):
     def __init__(
         self, algorithm, train, task=None, solver=None, trainer=None, clients_per_block=None, **terms: Any
     ) -> None:
+        round_idx = terms.pop("round_idx", 0)
         started = rounds.start(
             algorithm,
             task or make_task(),
@@ -129,6 +130,7 @@ class Federation(rounds.Federation):
         super().__init__(algorithm, started.terms, started.server, lambda device: self.trainer)
         self.store, self.train = started.store, train
         self.trainer, self.clients_per_block = trainer or SequentialTrainer(), clients_per_block or train.num_clients
+        self.server.rounds_done = round_idx
         self.metrics: dict[str, float] = {}  # the latest of each name
         self.bits: Tensor | None = None  # up and down in the last round, [2]
 

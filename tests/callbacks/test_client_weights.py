@@ -6,6 +6,7 @@ import torch
 from fed_runs import run_cli
 from matplotlib.figure import Figure
 
+from lit_fed import FederatedModule
 from lit_fed.callbacks import ClientWeights
 from lit_fed.core.errors import ConfigError
 from lit_fed.pictures.client_weights import weight_figures
@@ -73,13 +74,14 @@ def test_long_runs_are_thinned_out():
 
         sanity_checking = False
 
-    class Module:
+    class Module(FederatedModule):
         num_rounds_done = 0
 
+    module = Module()
     for rounds in range(1, 101):
         Module.num_rounds_done = rounds
         callback._weights = lambda trainer, module: {"mixture": torch.full((1, 1), float(module.num_rounds_done))}
-        callback.on_validation_epoch_end(Trainer, Module)
+        callback.on_validation_epoch_end(Trainer, module)
     found = [int(one) for one in callback.records["rounds"]]
     assert found == [float(one) for one in callback.records["mixture"]]
     assert 2 <= len(found) <= 4

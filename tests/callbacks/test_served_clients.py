@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lit_fed.training.serving import BlockPredictions
 
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table
 from lit_fed.core.targets import Binary, Regression, Sequences
 from lit_fed.core.tree import stack
 from lit_fed.core.types import ModelState
+from lit_fed.serving import BlockPredictions
 
 TRAINER = SimpleNamespace(
     is_global_zero=True,

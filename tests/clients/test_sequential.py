@@ -93,6 +93,8 @@ def test_a_ghost_takes_no_steps():
     federation = Federation(FedAvg(), make_clients(SIZES))
     result, found = one_phase(federation, [2], [0.0])
     assert same_bits(tree.index(result.message.value, 0), federation.shared.models)
+    persistent = Federation(FedAvg(), make_clients(SIZES), solver=LocalSolver(persist_optimizer=True))
+    _, found = one_phase(persistent, [2], [0.0])
     assert float(found[0].optimizers.step) == 0
 
 

@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -10,15 +8,6 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError
 
 T = 6
-
-
-def trainer(folder, *, zero=True):
-    """As much of a trainer as the store looks at: a run whose client files lie in folder/clients."""
-    callback = SimpleNamespace(dirpath=str(folder / "checkpoints"))
-    strategy = SimpleNamespace(broadcast=lambda value: value)
-    return SimpleNamespace(
-        is_global_zero=zero, default_root_dir=str(folder), checkpoint_callbacks=[callback], strategy=strategy
-    )
 
 
 def initial(client_id):
@@ -36,7 +25,7 @@ def states(client_ids, value):
 
 def opened(folder):
     kept = ClientStore(initial, T, memory_bytes=0)
-    kept.open(trainer(folder))
+    kept.open(folder / "clients", folder)
     return kept
 
 
@@ -117,7 +106,7 @@ def test_staged_states_are_written_at_once_and_a_discarded_round_changes_nothing
     assert kept.versions.tolist() == [-1] * T
     kept.discard()
     assert same(kept.gather(torch.tensor([4])), tree.map_leaves(lambda leaf: leaf[None], initial(4)))
-    kept.open(trainer(tmp_path))
+    kept.open(tmp_path / "clients", tmp_path)
     assert names(tmp_path) == []
 
 
@@ -139,10 +128,8 @@ def test_a_block_of_clients_fits_into_memory(monkeypatch):
 def test_only_rank_zero_deletes(tmp_path):
     kept = ClientStore(initial, T, memory_bytes=0)
     (tmp_path / "clients").mkdir()
-    broadcast = SimpleNamespace(broadcast=lambda value: (tmp_path / "clients", 3, None))
-    other = trainer(tmp_path, zero=False)
-    other.strategy = broadcast
-    kept.open(other)
+    heard = (tmp_path / "clients", 3, None)
+    kept.open(tmp_path / "clients", tmp_path, is_global_zero=False, broadcast=lambda value: heard)
     for value in range(3):
         one_round(kept, [1], value)
         kept.commit()
@@ -179,7 +166,7 @@ def test_a_later_process_knows_the_checkpoints_and_sweeps_the_rest(tmp_path):
     later = ClientStore(initial, T, memory_bytes=0)
     later.find({"store.versions": kept.versions}, tmp_path / "checkpoints/last.ckpt", None)
     later.versions.copy_(kept.versions)
-    later.open(trainer(tmp_path))
+    later.open(tmp_path / "clients", tmp_path)
     kept.discard()
     assert names(tmp_path) == ["0.0.pt", "0.1.pt", "1.0.pt", "2.1.pt", "checkpoints.txt"]
     assert same(later.table["state"]["w"], kept.table["state"]["w"])
@@ -215,7 +202,7 @@ def test_a_new_folder_takes_the_files_along(tmp_path, monkeypatch, linked):
     before = kept.table
     if not linked:
         monkeypatch.setattr(client_files.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
-    kept.open(trainer(new))
+    kept.open(new / "clients", new)
     assert names(new) == ["0.0.pt", "1.0.pt"]
     assert same(kept.table, before)
     assert ((new / "clients/1.0.pt").stat().st_ino == (old / "clients/1.1.pt").stat().st_ino) == linked
@@ -226,9 +213,8 @@ def test_a_new_folder_takes_the_files_along(tmp_path, monkeypatch, linked):
 
 
 def test_without_checkpoints_files_are_temporary(tmp_path):
-    kept, run = ClientStore(initial, T, memory_bytes=0), trainer(tmp_path)
-    run.checkpoint_callbacks = []
-    kept.open(run)
+    kept = ClientStore(initial, T, memory_bytes=0)
+    kept.open(None, tmp_path)
     one_round(kept, [0], 0)
     kept.commit()
     (folder,) = tmp_path.iterdir()

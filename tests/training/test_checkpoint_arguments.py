@@ -1,11 +1,13 @@
 """Arguments of a checkpoint and of the run that goes on from it."""
 
 import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
 from lit_fed.algorithms.fedbn import LocalNorm
+from lit_fed.callbacks import LastCheckpoint
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.training.checkpoint import compare_arguments, compare_identities
+from lit_fed.training.checkpoint import clients_folder, compare_arguments, compare_identities
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,12 @@ def test_settings_inside_settings():
 def test_arguments_that_are_only_given_came_later():
     assert compare_arguments({"lr": 0.1}, {"lr": 0.1, "adapt_lr": None}) == []
     assert compare_arguments({"lr": 0.1, "clip_norm": 1.0}, {"lr": 0.1}) != []
+
+
+def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):
+    best, last = ModelCheckpoint(tmp_path / "best", filename="best"), LastCheckpoint()
+    assert clients_folder([]) is None
+    assert clients_folder([last]) is None  # it has no folder before the fit
+    assert clients_folder([best, last]) == tmp_path / "best/clients"
+    last.dirpath = str(tmp_path / "run/checkpoints")
+    assert clients_folder([best, last]) == tmp_path / "run/clients"
