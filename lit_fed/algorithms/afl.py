@@ -33,7 +33,6 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate", "project_to_simplex"]
@@ -141,8 +140,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         """Descend: w_t <- w_{t-1} - γ_w Σ λ_i ∇f_i; ascend: λ <- Π(λ + γ_λ f); and average the models."""
         total: AgnosticUpdate = tree.scale(reduced.value, reduced.weight)
         average = tree.lerp(tree.map_leaves(Tensor.double, shared.average), total.models, 1 / (ctx.round_idx + 1))
-        new = AgnosticModels(total.models, average, project_to_simplex(total.ascended))
-        return cast_like(new, shared)  # type: ignore[no-any-return]
+        return AgnosticModels(total.models, average, project_to_simplex(total.ascended))
 
     def shared_outputs(self, ctx: Context, shared: AgnosticModels, x: Tensor) -> Tensor:
         """Outputs of the model that is served, [B, 1, K]."""

@@ -47,8 +47,8 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     never assigned, no input is changed in place. All functions of a client see one client, without a client axis; they
     must run under `torch.func.vmap`, so no value may steer Python control flow.
 
-    A work tuple has a field `optimizer`, made by `ctx.solver.init`; the client trainer puts the stored state there if
-    `solver.persist_optimizer`.
+    A work tuple of local steps has a field `optimizer`, made by `ctx.solver.init`; the client trainer puts the stored
+    state there if `solver.persist_optimizer`. What `server_step` returns may be float64: the round casts it.
     """
 
     # Annotations here are not postponed: jsonargparse resolves those of a base in the module of the subclass, and one

@@ -34,7 +34,6 @@ from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -142,7 +141,7 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
         if ctx.phase == "dual":
             return shared
         change = tree.scale(reduced.value, reduced.weight / ctx.num_clients)
-        return GlobalModels(cast_like(tree.add(shared.models, change), shared.models))
+        return GlobalModels(tree.add(shared.models, change))
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:
         """Outputs of z, where clients are served by it."""

@@ -30,7 +30,6 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.penalty import Penalty
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Reduced
 
 __all__ = ["DittoL2SGD"]
@@ -86,7 +85,7 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
         def step(new: Tensor, old: Tensor) -> Tensor:
             return share * new + (1 - share) * old.double()
 
-        return GlobalModels(cast_like(tree.map_leaves(step, reduced.value, shared.models), shared.models))
+        return GlobalModels(tree.map_leaves(step, reduced.value, shared.models))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""

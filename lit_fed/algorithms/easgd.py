@@ -32,7 +32,6 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
 
@@ -136,7 +135,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         """x̃ ← (1 − β)x̃ + β·mean x^i (Eq. 6), where β is α times the number of these workers."""
         old = tree.map_leaves(Tensor.double, shared.models)
         moved = tree.lerp(old, reduced.value, self._elasticity(ctx, reduced.weight))
-        return GlobalModels(cast_like(moved, shared.models))
+        return GlobalModels(moved)
 
     def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> Tensor | None:
         """Predictions of the centre, if clients are served by it."""

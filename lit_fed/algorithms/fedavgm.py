@@ -28,7 +28,7 @@ from lit_fed.algorithms.base import Algorithm, LocalRun
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.reduce import cast_like, exact_average
+from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import ModelState, Reduced
 
 __all__ = ["FedAvgM", "Momentum"]
@@ -72,5 +72,4 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
         change = tree.sub(average.parameters, shared.models.parameters)
         momentum = tree.add(tree.scale(shared.momentum, self.server_momentum), change)
         parameters = tree.add(shared.models.parameters, tree.scale(momentum, self.server_lr))
-        new = Momentum(ModelState(parameters, average.buffers), momentum)
-        return cast_like(new, shared)  # type: ignore[no-any-return]
+        return Momentum(ModelState(parameters, average.buffers), momentum)

@@ -32,7 +32,7 @@ from lit_fed.algorithms.base import Algorithm, LocalRun
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.reduce import cast_like, exact_average
+from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import ModelState, Reduced
 
 __all__ = ["FedAdagrad", "FedAdam", "FedOpt", "FedYogi", "Moments"]
@@ -86,7 +86,7 @@ class FedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
         second = tree.map_leaves(self.second_moment, shared.second, squares)
         step = tree.map_leaves(lambda m, v: self.server_lr * m / (v.sqrt() + self.tau), first, second)
         models = ModelState(tree.add(shared.models.parameters, step), average.buffers)
-        return cast_like(Moments(models, first, second), shared)  # type: ignore[no-any-return]
+        return Moments(models, first, second)
 
     @abstractmethod
     def second_moment(self, second: Tensor, square: Tensor) -> Tensor:

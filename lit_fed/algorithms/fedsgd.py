@@ -49,7 +49,6 @@ class GradientWork(NamedTuple):
     gradient: dict[str, Tensor]  # sum over the samples so far, leaves [1, ...]
     loss: Tensor  # [] sum over the samples so far
     samples: Tensor  # [] number of samples so far
-    optimizer: tuple[()]  # the client takes no step
 
 
 class Gradient(NamedTuple):
@@ -83,7 +82,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
         """No sample seen yet."""
         zero = torch.zeros((), dtype=ctx.task.dtype, device=ctx.lr.device)
         gradient = tree.zeros_like(shared.models.parameters)
-        return GradientWork(shared.models.buffers, gradient, zero, zero.clone(), ())
+        return GradientWork(shared.models.buffers, gradient, zero, zero.clone())
 
     def client_step(self, ctx: Context, shared: ServerSolver, work: GradientWork, batch: Batch) -> GradientWork:
         """Add the gradient of a batch at w_t."""
@@ -91,7 +90,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
         models = shared.models._replace(buffers=work.buffers)
         loss, gradient, buffers = ctx.task.value_and_grad(models, batch)
         gradient = tree.add(work.gradient, tree.scale(gradient, samples))
-        return GradientWork(buffers, gradient, work.loss + samples * loss.mean(), work.samples + samples, ())
+        return GradientWork(buffers, gradient, work.loss + samples * loss.mean(), work.samples + samples)
 
     def client_final(self, ctx: Context, shared: ServerSolver, work: GradientWork, data: ClientData) -> ClientResult:
         """The mean gradient g_k = ∇F_k(w_t) goes to the server."""

@@ -33,7 +33,6 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -168,7 +167,7 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
             new = new._replace(models=new.models._replace(parameters=tree.scale(new.total, 1 / ctx.num_clients)))
         elif ctx.phase != "turn":
             new = _mean_step(new, self._weights(ctx))
-        return cast_like(new, shared)  # type: ignore[no-any-return]
+        return new
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet looks for one before it is served."""

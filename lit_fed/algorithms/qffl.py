@@ -31,7 +31,6 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
 __all__ = ["FairRun", "FairUpdate", "QFedAvg", "QFedSGD"]
@@ -117,7 +116,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
         share = total.power / (total.power + self.step_size(ctx) * total.curvature)
         old = tree.map_leaves(Tensor.double, shared.models.parameters)
         models = mean._replace(parameters=tree.lerp(old, mean.parameters, share))
-        return GlobalModels(cast_like(models, shared.models))
+        return GlobalModels(models)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.layers import check_sample_losses
 from lit_fed.core.penalty import Penalty
-from lit_fed.core.reduce import cast_like, exact_average
+from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 
 __all__ = ["SCAFFOLD", "Control", "Controlled", "ControlledRun", "ScaffoldUpdate"]
@@ -148,4 +148,4 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         models = exact_average(ctx, shared.models, reduced._replace(value=mean.models))
         parameters = tree.lerp(shared.models.parameters, models.parameters, self.server_lr)
         control = tree.add(shared.control, tree.scale(mean.control, reduced.weight / ctx.total_weight))
-        return cast_like(Controlled(models._replace(parameters=parameters), control), shared)  # type: ignore[no-any-return]
+        return Controlled(models._replace(parameters=parameters), control)

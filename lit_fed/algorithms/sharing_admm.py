@@ -35,7 +35,6 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.precision import full_precision
-from lit_fed.core.reduce import cast_like
 from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, with_constant
 from lit_fed.core.solvers.margin_losses import MarginLoss, margin_loss, margin_prox
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -151,7 +150,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
         point = mean_fit + shared.dual
         target = label_prox(ctx, self.loss, N * point, N * labels, self.penalty_weight / N) / N
         models = ModelState(from_columns(N * x.view(1, 1, -1), shared.models.parameters), {})
-        return cast_like(JointFit(models, mean_fit, target, point - target), shared)  # type: ignore[no-any-return]
+        return JointFit(models, mean_fit, target, point - target)
 
 
 def _check_same_rows(ctx: Context, algorithm: str) -> None:
