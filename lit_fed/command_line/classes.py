@@ -12,12 +12,13 @@ from typing import Any
 from jsonargparse import Namespace
 from jsonargparse.typing import import_object
 
-from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.data import DataSet, Partition
-from lit_fed.models import Network
+from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.partitions.base import Partition
+from lit_fed.models.base import Network
 
 __all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
 

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.command_line.classes import explain_class
 from lit_fed.command_line.help import FederatedHelp, plain_type
+from lit_fed.command_line.moved_classes import with_present_paths
 from lit_fed.core.errors import ConfigError
 
 __all__ = ["FederatedParser", "refuse_nulls"]
@@ -73,6 +74,15 @@ class FederatedParser(LightningArgumentParser):
             self.description = " ".join(filter(None, (said.short_description, said.long_description)))
             self._action_groups[-1].title = "options" if added else None
         return added
+
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse, with classes that have moved under the names that they have now."""
+        given = [with_present_paths(one) for one in args] if isinstance(args, list) else args
+        return super().parse_args(given, *rest, **kwargs)
+
+    def parse_string(self, content: str, *rest: Any, **kwargs: Any) -> Any:
+        """Parse what a configuration says, with classes that have moved under the names that they have now."""
+        return super().parse_string(with_present_paths(content), *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Stop with a message that says what is known.
