@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lit_fed.core.task import Target
     from lit_fed.core.types import Tree
-    from lit_fed.data.populations.unseen_folder import NewcomerData
+    from lit_fed.data.populations.unseen_folder import UnseenFolder
 
 __all__ = ["ServedClients", "newcomer_tables", "prediction_table"]
 
@@ -146,7 +146,7 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
 
 
 def newcomer_tables(
-    served: ServedClients, data: NewcomerData, module: Any
+    served: ServedClients, data: UnseenFolder, module: Any
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
     """The tables of newcomers: labels that a client did not bring are empty, and so are its results.
 

@@ -18,7 +18,7 @@ from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.task import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.partitions.base import Natural
+from lit_fed.data.partitions.natural import Natural
 from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:

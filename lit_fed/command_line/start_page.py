@@ -12,7 +12,7 @@ COMMANDS = {
     "validate": "Measure the clients of a checkpoint on their validation samples.",
     "test": "Measure the clients of a checkpoint on their test samples.",
     "predict": "Write what a trained model says about each sample of each client.",
-    "personalize": "Serve new clients from a checkpoint alone.",
+    "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
 }

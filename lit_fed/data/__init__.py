@@ -5,16 +5,11 @@ from lit_fed.data.blocks import cohort_size, draw_cohort, make_blocks, split_by_
 from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Normalisation, PooledDataSet, Samples
 from lit_fed.data.data_sets.synthetic import synthetic_clients, synthetic_parameters
 from lit_fed.data.partitions.base import Partition
-from lit_fed.data.populations.build import (
-    Target,
-    build_populations,
-    fingerprint,
-    infer_target,
-    select_clients,
-    split_counts,
-)
+from lit_fed.data.populations.build import Target, build_populations, infer_target, select_clients
 from lit_fed.data.populations.checks import check_labels
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.fingerprint import fingerprint
+from lit_fed.data.populations.splits import split_counts
 
 _FOUND = {name: getattr(room, name) for room in (data_sets, partitions) for name in room.__all__}
 globals().update(_FOUND)

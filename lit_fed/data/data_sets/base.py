@@ -75,8 +75,8 @@ class DataSet(ABC):
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
-        normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that newcomers
-            can be treated alike; None: there are none.
+        normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
+            clients can be treated alike; None: there are none.
     """
 
     num_classes: ClassVar[int | None] = None

@@ -18,7 +18,7 @@ import numpy as np
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
-from lit_fed.data.data_sets.subsample import check_share, kept_share
+from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 
 __all__ = ["FEMNIST"]
 
@@ -56,7 +56,7 @@ class FEMNIST(PooledDataSet):
     normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
 
     def __post_init__(self) -> None:
-        check_share(self.fraction, self.seed)
+        check_subsample(self.fraction, self.seed)
         require(
             self.min_samples >= 1,
             f"--data.dataset.min_samples is {self.min_samples}; give a whole number of at least 1",
@@ -95,7 +95,7 @@ class FEMNIST(PooledDataSet):
             f"--data.dataset.root {self.root}: none of {len(writers)} writers has the {self.min_samples} samples that "
             "--data.dataset.min_samples asks for; lower it",
         )
-        drawn = kept_share(len(names), self.fraction, self.seed)
+        drawn = draw_subsample(len(names), self.fraction, self.seed)
         return {name: writers[name] for name, kept in zip(names, drawn, strict=True) if kept}
 
 

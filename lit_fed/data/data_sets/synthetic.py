@@ -29,7 +29,7 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
-__all__ = ["ClientArrays", "Synthetic", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
+__all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
 
 
 class SyntheticParameters(NamedTuple):
@@ -40,7 +40,7 @@ class SyntheticParameters(NamedTuple):
     components: np.ndarray  # [M, d] float64
 
 
-class ClientArrays(NamedTuple):
+class SyntheticClient(NamedTuple):
     """The data of one client."""
 
     x_train: np.ndarray  # [n, d] float32
@@ -148,14 +148,14 @@ def synthetic_parameters(config: Synthetic) -> SyntheticParameters:
     return _draw_parameters(config, np.random.RandomState(config.seed))
 
 
-def synthetic_clients(config: Synthetic) -> Iterator[ClientArrays]:
+def synthetic_clients(config: Synthetic) -> Iterator[SyntheticClient]:
     """Generate the clients one after another; each is drawn only when it is asked for, and not kept."""
     stream = np.random.RandomState(config.seed)
     parameters = _draw_parameters(config, stream)
     for size, mixture in zip(parameters.sizes, parameters.mixtures, strict=True):
         train = _draw_samples(config, stream, int(size), mixture, parameters.components)
         test = _draw_samples(config, stream, config.test_size, mixture, parameters.components)
-        yield ClientArrays(*train, *test)
+        yield SyntheticClient(*train, *test)
 
 
 def _draw_parameters(config: Synthetic, stream: np.random.RandomState) -> SyntheticParameters:

@@ -16,7 +16,7 @@ import numpy as np
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
-from lit_fed.data.data_sets.subsample import check_share, kept_share
+from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 
 __all__ = ["Pictures", "TorchvisionSet"]
 
@@ -74,7 +74,7 @@ class TorchvisionSet(PooledDataSet):
         require(
             self.part in PARTS, f"--data.dataset.part is {self.part!r}; choose one of {', '.join(map(repr, PARTS))}"
         )
-        check_share(self.fraction, self.seed)
+        check_subsample(self.fraction, self.seed)
 
     def prepare(self) -> None:
         """Download missing files, if that is asked for.
@@ -92,7 +92,7 @@ class TorchvisionSet(PooledDataSet):
         folder = given_path(self.root, "--data.dataset.root")
         parts = [self._checked(folder, train) for train in PARTS[self.part]]
         sizes = [len(part.labels) for part in parts]
-        kept = kept_share(sum(sizes), self.fraction, self.seed)
+        kept = draw_subsample(sum(sizes), self.fraction, self.seed)
         chosen = np.split(kept, np.cumsum(sizes)[:-1])
         pairs = list(zip(parts, chosen, strict=True))
         labels = np.concatenate([part.labels[rows] for part, rows in pairs])

@@ -9,7 +9,8 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.partitions.base import IID, Partition, check_discrete
+from lit_fed.data.partitions.base import Partition, check_discrete
+from lit_fed.data.partitions.iid import IID
 
 __all__ = ["LabelGroups", "LabelPermutations", "Rotations"]
 

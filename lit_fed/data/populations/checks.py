@@ -15,9 +15,9 @@ from lit_fed.metrics.outliers import outlier
 
 __all__ = [
     "all_splits",
-    "check_classes",
-    "check_finite",
+    "check_finite_samples",
     "check_labels",
+    "check_missing_classes",
     "check_training",
     "find_client_name",
     "looked_at",
@@ -47,7 +47,7 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
             )
 
 
-def check_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
+def check_missing_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
     """Refuse a class that nobody has, below the largest label, unless the data set knows how many classes there are.
 
     One wrong label would make a network of as many outputs, and labels from 1 a class too many. The positions of
@@ -141,7 +141,7 @@ def check_training(seen: Population, unseen: Population | None) -> None:
             raise ConfigError(f"{kind} client {empty!r} has no training samples; give it one at least, or leave it out")
 
 
-def check_finite(seen: Population, unseen: Population | None) -> None:
+def check_finite_samples(seen: Population, unseen: Population | None) -> None:
     """Raise a `ConfigError` naming split and client of the first NaN or infinity."""
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
         for array_name, tensor in (("x", split.x), ("y", split.y)):
