@@ -163,8 +163,8 @@ class FederatedCLI(LightningCLI):
         path = self._find_checkpoint(config, name)
         if path is not None and command != "fit":
             stored = load_checkpoint(path)[CHECKPOINT_KEY]["arguments"]
-            place = given.index(command) + 1
-            self.config = parser.parse_args([*given[:place], "--config", json.dumps(stored), *given[place:]])
+            behind = given.index(command) + 1
+            self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
         config = self.config[command]
         config.name = name
         if path is not None:

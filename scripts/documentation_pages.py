@@ -35,7 +35,7 @@ def page_of(file: str) -> str | None:
     """Place in docs/, with an anchor, of what is made of a file of the repository; None if nothing is.
 
     Args:
-        file: its place in the repository.
+        file: its path in the repository.
     """
     path = Path(file)
     if file == "README.md":

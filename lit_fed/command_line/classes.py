@@ -109,7 +109,7 @@ def _near(given: str, names: list[str]) -> str | None:
 
 
 def refuse_files(given: list[str]) -> None:
-    """Refuse files in the place of classes, before the parser reads them as configurations.
+    """Refuse files where classes are wanted, before the parser reads them as configurations.
 
     Args:
         given: arguments of a command.
@@ -134,12 +134,11 @@ def _file_for_class(option: str, given: str) -> str:
     return f"{option} {given}: that is a file, and a class is wanted; {instead}"
 
 
-def check_classes(config: Namespace, place: str = "--") -> None:
+def check_classes(config: Namespace) -> None:
     """Refuse what no class can be made of, and jsonargparse lets through: null in a configuration, the bases of all.
 
     Args:
         config: what was parsed.
-        place: where it stands.
 
     Raises:
         ConfigError: naming the option.

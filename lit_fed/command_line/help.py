@@ -125,10 +125,10 @@ def _split(text: str, mark: str) -> list[str]:
 def _type_ends(text: str) -> int:
     """Where the type ends with which a text begins: at a comma or a bracket outside its own brackets."""
     depth = 0
-    for place in range(len(text)):
-        if depth == 0 and text[place] in ",)":
-            return place
-        depth += (text[place] in "[(") - (text[place] in "])")
+    for position in range(len(text)):
+        if depth == 0 and text[position] in ",)":
+            return position
+        depth += (text[position] in "[(") - (text[position] in "])")
     return len(text)
 
 

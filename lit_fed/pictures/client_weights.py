@@ -38,14 +38,14 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
     Raises:
         ConfigError: naming that file if it cannot be read.
     """
-    place = folder / "weights.npz"
-    if not place.is_file():
+    path = folder / "weights.npz"
+    if not path.is_file():
         return []
     try:
-        with np.load(place) as file:
+        with np.load(path) as file:
             weights = dict(file)
     except Exception as error:  # whatever a file of somebody else makes the reader raise
-        raise ConfigError(f"{place} cannot be read ({error}); it is not this run's, so move it away") from error
+        raise ConfigError(f"{path} cannot be read ({error}); it is not this run's, so move it away") from error
     figures = []
     if "mixture" in weights and len(weights["rounds"]) > 1:
         figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))
@@ -81,15 +81,15 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
     scale = mpl.colors.Normalize(0, max((edge[2] for edge in edges), default=1.0))
     figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
     axes = figure.subplots()
-    places = nx.circular_layout(graph)
+    positions = nx.circular_layout(graph)
     nx.draw(
-        graph, places, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
+        graph, positions, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
         edgecolors="black", linewidths=0.6, node_size=80, edgelist=[edge[:2] for edge in edges],
         edge_color=[edge[2] for edge in edges], edge_cmap=mpl.colormaps["Greys"], edge_vmin=0, edge_vmax=scale.vmax,
     )  # fmt: skip
     if len(np.unique(groups)) > 1:
         names = {client: str(int(groups[client])) for client in order.tolist()}
-        nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=6)
+        nx.draw_networkx_labels(graph, positions, names, ax=axes, font_size=6)
     figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight")
     return figure
 
@@ -119,7 +119,7 @@ def _round(weights: dict[str, Any], idx: int) -> str:
 
 
 def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Clients ordered by true group, and the first place of each group but the first."""
+    """Clients ordered by true group, and the first position of each group but the first."""
     num_clients = weights["collaboration"].shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))
     order = np.argsort(groups, kind="stable")

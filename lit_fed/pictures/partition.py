@@ -100,8 +100,8 @@ def _mark(panels: np.ndarray, ordered: pd.DataFrame) -> None:
             axes.axvline(bound + 0.5, color="black", linewidth=1.4, linestyle="--")
     for name, rows in (("seen", np.flatnonzero(~unseen)), ("unseen", np.flatnonzero(unseen))):
         if unseen.any() and len(rows):
-            place = panels[0].get_xaxis_transform()
-            panels[0].text(rows.mean(), 1.01, name, transform=place, ha="center", va="bottom", fontsize=8)
+            across = panels[0].get_xaxis_transform()
+            panels[0].text(rows.mean(), 1.01, name, transform=across, ha="center", va="bottom", fontsize=8)
 
 
 def _name_clients(axes: Any, ordered: pd.DataFrame, keys: dict[str, str]) -> None:

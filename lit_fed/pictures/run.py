@@ -77,8 +77,8 @@ def read_history(folder: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    place = folder / "metrics.csv"
-    history = pd.read_csv(place) if place.is_file() else pd.DataFrame()
+    path = folder / "metrics.csv"
+    history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
     if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
         return pd.DataFrame({"step": [], "sent": []})
     history = history[history["comm/bytes_up"].notna()]  # the row of the final test belongs to no round
@@ -202,10 +202,10 @@ def _cells(axes: Any, values: np.ndarray, label: str, names: Any) -> Any:
 def _component_figures(folder: Path, hit: str, new_figure: Any) -> list[tuple[str, Any]]:
     import pandas as pd
 
-    place = folder / "components.csv"
-    if not place.is_file():
+    path = folder / "components.csv"
+    if not path.is_file():
         return []
-    return [(f"component_{hit}.png", _components(pd.read_csv(place), hit, new_figure))]
+    return [(f"component_{hit}.png", _components(pd.read_csv(path), hit, new_figure))]
 
 
 def _components(table: pd.DataFrame, hit: str, new_figure: Any) -> Any:

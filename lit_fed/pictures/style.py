@@ -67,23 +67,23 @@ UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {
 
 
 def look(position: int) -> dict[str, Any]:
-    """Dash and marker of a line, by its place among the lines of a figure."""
+    """Dash and marker of a line, by its position among the lines of a figure."""
     return {"linestyle": DASHES[position % len(DASHES)], "marker": MARKERS[position % len(MARKERS)]}
 
 
-def draw_curve(axes: Any, places: Sequence[float], middle: Any, deviation: Any = None, **line_options: Any) -> None:
+def draw_curve(axes: Any, x: Sequence[float], middle: Any, deviation: Any = None, **line_options: Any) -> None:
     """Draw a line with a few markers, and a band of one standard deviation around it.
 
     Args:
         axes: where it is drawn.
-        places: of the points, [n].
+        x: where the points stand on the horizontal axis, [n].
         middle: their values, [n].
         deviation: standard deviations, [n]; None: no band.
         line_options: as those of matplotlib's `plot`.
     """
-    (line,) = axes.plot(places, middle, markevery=max(1, len(places) // MOST_MARKERS), **line_options)
+    (line,) = axes.plot(x, middle, markevery=max(1, len(x) // MOST_MARKERS), **line_options)
     if deviation is not None:
-        axes.fill_between(places, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
+        axes.fill_between(x, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
 
 
 def byte_unit(most: float) -> tuple[float, str]:
@@ -140,7 +140,7 @@ def legend_above(figure: Any, columns: int = 2) -> None:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def save(figure: Any, place: Path, dpi: float | str = "figure") -> None:
-    """Write a figure beside its place and move it there; the place's suffix is the format."""
-    with whole_file(place) as file:
-        figure.savefig(file, format=place.suffix[1:], dpi=dpi, metadata=UNDATED[place.suffix])
+def save(figure: Any, path: Path, dpi: float | str = "figure") -> None:
+    """Write a figure; the suffix of its path is the format. A file is there whole or not at all."""
+    with whole_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi, metadata=UNDATED[path.suffix])

@@ -48,20 +48,20 @@ class Group(NamedTuple):
     runs: list[FinishedRun]
 
 
-def find_run(place: Path) -> Path:
+def find_run(folder: Path) -> Path:
     """The folder of a run: the given one, or its newest version.
 
     Raises:
         ConfigError: if there is no such folder or no run in it.
     """
-    if not place.is_dir():
-        raise ConfigError(f"{place}: no such folder; give the folder of a run, such as runs/quickstart/version_0")
-    if any((place / name).is_file() for name in ("config.yaml", "metrics.csv", "summary.json")):
-        return place
-    version = newest_version(place)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give the folder of a run, such as runs/quickstart/version_0")
+    if any((folder / name).is_file() for name in ("config.yaml", "metrics.csv", "summary.json")):
+        return folder
+    version = newest_version(folder)
     if version < 0:
-        raise ConfigError(f"{place} holds no run; give the folder of a run, such as runs/quickstart/version_0")
-    return place / f"version_{version}"
+        raise ConfigError(f"{folder} holds no run; give the folder of a run, such as runs/quickstart/version_0")
+    return folder / f"version_{version}"
 
 
 def read_run(folder: Path) -> FinishedRun:

@@ -177,7 +177,7 @@ def mocha_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
 
 
 def mocha_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """All methods on the synthetic data, and MOCHA's place."""
+    """All methods on the synthetic data, and MOCHA's rank."""
     setting = synthetic(scale)
     found = {name: kept.all(setting.runs(seeds, [name])) for name in LINEAR}
     rows = [[LABELS[name], cell(records, ACCURACY, len(seeds))] for name, records in found.items()]
@@ -194,15 +194,15 @@ def mocha_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
 
 
 def _place(values: Mapping[str, float]) -> str:
-    """MOCHA's place among those that were run."""
+    """MOCHA's rank among those that were run."""
     if "MOCHA" not in values:
         return ""
     above = [name for name in values if values[name] > values["MOCHA"]]
-    place = f"MOCHA is number {len(above) + 1} of {len(values)}"
+    rank = f"MOCHA is number {len(above) + 1} of {len(values)}"
     if "Clustered FL" not in above:
-        return f"{place}."
+        return f"{rank}."
     theirs = PUBLISHED["synthetic"]["clustered_fl"].mean
-    return f"{place}; Clustered FL stands above it with thresholds that let it split, and had {theirs} in the paper."
+    return f"{rank}; Clustered FL stands above it with thresholds that let it split, and had {theirs} in the paper."
 
 
 # ---------------------------------------------------------------------- pages

@@ -44,8 +44,8 @@ class Sweep(NamedTuple):
     def arguments(self, point: Point) -> list[str]:
         """The command line of a point, sorted as W&B does: a class comes before its own arguments."""
         options = [option(key, value) for key, value in sorted((dict(self.constants) | dict(point)).items())]
-        place = self.command.index("${args}")
-        return [*self.command[:place], *options, *self.command[place + 1 :]]
+        position = self.command.index("${args}")
+        return [*self.command[:position], *options, *self.command[position + 1 :]]
 
     def grid_size(self) -> int:
         """Number of points, if all keys have values."""

@@ -130,7 +130,7 @@ def input_array(x: np.ndarray) -> np.ndarray:
     if x.dtype.kind in "iu":
         return x.astype(np.int64, copy=False)
     require(x.dtype.kind in "fb", f"inputs of type {x.dtype} cannot be trained on; store numbers (float, int or uint8)")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the callers report with its place
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the callers report with its sample
         return x.astype(np.float32, copy=False)
 
 

@@ -116,16 +116,16 @@ def _num_samples(parts: list[LeafUser]) -> int:
 
 def _check(user: LeafUser) -> None:
     """Pictures of 784 pixels in 0..1, and a character for each."""
-    x, y, place = user.x, user.y, user.place
-    require(len(x) == len(y), f"{place}: {len(x)} samples in x, but {len(y)} in y; make them equal")
+    x, y, source = user.x, user.y, user.source
+    require(len(x) == len(y), f"{source}: {len(x)} samples in x, but {len(y)} in y; make them equal")
     if len(y) == 0:  # an empty list has no shape
         return
     require(
         x.shape == (len(x), NUM_PIXELS) and x.dtype.kind in "fi",
-        f"{place}: x holds {x.dtype} of shape {list(x.shape[1:])}, where a picture is a list of {NUM_PIXELS} numbers; "
+        f"{source}: x holds {x.dtype} of shape {list(x.shape[1:])}, where a picture is a list of {NUM_PIXELS} numbers; "
         "write what LEAF writes",
     )
     low, high = float(x.min()), float(x.max())
-    require(low >= 0 and high <= 1, f"{place}: pixels from {low:g} to {high:g}; scale them to 0..1, as LEAF does")
+    require(low >= 0 and high <= 1, f"{source}: pixels from {low:g} to {high:g}; scale them to 0..1, as LEAF does")
     characters = y.dtype.kind == "i" and y.ndim == 1 and int(y.min()) >= 0 and int(y.max()) < NUM_CLASSES
-    require(characters, f"{place}: y holds a label that is no whole number from 0 to {NUM_CLASSES - 1}; correct it")
+    require(characters, f"{source}: y holds a label that is no whole number from 0 to {NUM_CLASSES - 1}; correct it")

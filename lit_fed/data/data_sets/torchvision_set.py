@@ -117,11 +117,11 @@ class TorchvisionSet(PooledDataSet):
 
     def _checked(self, folder: Path, train: bool) -> Pictures:
         """An official part, or a `ConfigError` that says which file is missing or what is wrong with it."""
-        name, place = type(self).__name__, f"--data.dataset.root {self.root}"
+        name, option = type(self).__name__, f"--data.dataset.root {self.root}"
         missing = self._missing(folder, train)
         require(
             self.download or not missing,
-            f"{place}: {name} has no {', '.join(missing)} there; correct the folder, or fetch the files by "
+            f"{option}: {name} has no {', '.join(missing)} there; correct the folder, or fetch the files by "
             "--data.dataset.download true",
         )
         try:
@@ -135,7 +135,7 @@ class TorchvisionSet(PooledDataSet):
         except DAMAGE as error:
             problem = "cannot be downloaded" if missing else "cannot be read"
             raise ConfigError(
-                f"{place}: {name} {problem} ({error}); delete its files there and fetch them anew by "
+                f"{option}: {name} {problem} ({error}); delete its files there and fetch them anew by "
                 "--data.dataset.download true"
             ) from error
         return pictures

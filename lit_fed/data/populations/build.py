@@ -176,14 +176,15 @@ def _divide_pool(
     return Population(train, val, test, names, None if groups is None else torch.from_numpy(groups))
 
 
-def _check_samples(samples: Samples, place: str) -> None:
+def _check_samples(samples: Samples, dataset_name: str) -> None:
     """One label, and one owner if any, for every sample; at least one sample."""
     num_samples = len(samples.x)
-    require(num_samples > 0, f"{place} has no samples; check where it reads them")
+    require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
     for name, array in (("y", samples.y), ("owner", samples.owner)):
+        count = num_samples if array is None else len(array)
         require(
-            array is None or len(array) == num_samples,
-            f"{place}: {num_samples} samples in x, but {0 if array is None else len(array)} in {name}; make them equal",
+            count == num_samples,
+            f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal",
         )
 
 

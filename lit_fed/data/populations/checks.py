@@ -98,10 +98,10 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
     found = outlier(torch.tensor(largest))
     if found is None:
         return None
-    place, value, median = found
+    position, value, median = found
     return (
-        f"client {names[place]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they decide "
-        "every mean over clients, so clean or scale them, or leave the client out"
+        f"client {names[position]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they "
+        "decide every mean over clients, so clean or scale them, or leave the client out"
     )
 
 

@@ -14,7 +14,7 @@ __all__ = ["fingerprint"]
 
 
 def fingerprint(*populations: Population | None) -> str:
-    """A digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; None is an empty place.
+    """A digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; None stands for no clients.
 
     Of a split that draws its clients it covers all sizes, what the samples depend on, and the samples of a few clients.
     """

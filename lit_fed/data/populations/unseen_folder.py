@@ -87,7 +87,7 @@ class UnseenFolder(LightningDataModule):
 def _check_test_arrays(client: ClientArrays) -> None:
     """Refuse test labels without the inputs that they belong to."""
     if "y_test" in client.arrays and "x_test" not in client.arrays:
-        raise ConfigError(f"{client.places['test']}: array x_test is missing; save it beside y_test, or drop y_test")
+        raise ConfigError(f"{client.sources['test']}: array x_test is missing; save it beside y_test, or drop y_test")
 
 
 def _with_labels(client: ClientArrays) -> ClientArrays:
@@ -113,6 +113,6 @@ def _check_fit(clients: list[ClientArrays], facts: ServingFacts) -> None:
             largest = int(client.arrays[name].max(initial=0))
             require(
                 largest < facts.target.num_classes,
-                f"{client.places[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
+                f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
                 f"classes 0 … {facts.target.num_classes - 1}; correct the labels, or leave such samples out",
             )
