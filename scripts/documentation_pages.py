@@ -60,12 +60,15 @@ def module_of(file: str) -> str | None:
 
 
 def modules_left(package: str) -> list[str]:
-    """The modules of a package that no page of the reference names."""
+    """The modules in a package, and in packages inside it, that no page of the reference names in another way."""
     pages = "\n".join(path.read_text() for path in DOCS.glob("reference/*.md"))
     named = set(re.findall(r"^::: ([\w.]+)$", pages, flags=re.MULTILINE))
-    files = sorted(ROOT.joinpath(*package.split(".")).glob("*.py"))
-    modules = [f"{package}.{path.stem}" for path in files if path.stem != "__init__"]
-    return [module for module in modules if module not in named]
+    packages = re.findall(r"^::: ([\w.]+)\.\*$", pages, flags=re.MULTILINE)
+    inside = tuple(f"{one}." for one in packages if one.startswith(f"{package}."))
+    folder = ROOT.joinpath(*package.split("."))
+    files = sorted(path for path in folder.rglob("*.py") if path.stem != "__init__")
+    modules = [".".join((package, *path.relative_to(folder).with_suffix("").parts)) for path in files]
+    return [module for module in modules if module not in named and not module.startswith(inside)]
 
 
 # ---------------------------------------------------------------------- algorithms
