@@ -21,7 +21,7 @@ CONFIGURATIONS = "reference/configurations"
 
 @cache
 def made_files() -> dict[str, str | bytes]:
-    """Place in docs/ and content of every page that is made, and of the pictures in notebooks."""
+    """Path below docs/ and content of every page that is made, and of the pictures in notebooks."""
     made: dict[str, str | bytes] = {f"{ALGORITHMS}/index.md": _index_of_algorithms()}
     made |= {f"{ALGORITHMS}/{path.stem}.md": _algorithm(path) for path in _algorithms()}
     made |= {f"{CONFIGURATIONS}/index.md": _index_of_configurations()}
@@ -32,7 +32,7 @@ def made_files() -> dict[str, str | bytes]:
 
 
 def page_of(file: str) -> str | None:
-    """Place in docs/, with an anchor, of what is made of a file of the repository; None if nothing is.
+    """Path below docs/, with an anchor, of what is made of a file of the repository; None if nothing is.
 
     Args:
         file: its path in the repository.

@@ -59,11 +59,11 @@ def make(table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: P
             progress.advance(bar)
             print(f"{table.name}: {run.name} is done", flush=True)
 
-        make_missing(runs, kept, partial(_place_of_data, scale=scale, root=root), jobs, done)
+        make_missing(runs, kept, partial(_folder_of_data, scale=scale, root=root), jobs, done)
     return write(table, scale, seeds, output)
 
 
-def _place_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
+def _folder_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
     """Where a run reads its data; drawn data lie nowhere."""
     config = (ROOT / f"configs/experiment/{run.config}.yaml").read_text()
     if scale == "smoke" or "root:" not in config:

@@ -30,24 +30,24 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }
-"""Options that name a class: what jsonargparse's messages call them, and what the classes have in common."""
+"""For each option that names a class: what jsonargparse's messages call the option, and the base of the classes."""
 
 NO_CLASS = re.compile(
     r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
     r"Import path (?P<c>\S+) does not correspond|No module named .*Got value: (?P<d>\S+)"
 )
-"""How a message speaks of a class that cannot be found."""
+"""What jsonargparse says of a class that cannot be found."""
 
 ABSTRACT = re.compile(
     r"Expected an instantiatable class, but (?:(\w+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
 )
-"""How it speaks of a class that is only a base of others."""
+"""What it says of a class that is only a base of others."""
 
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
-"""How it speaks of a module that is no network of lit_fed."""
+"""What it says of a module that is no network of lit_fed."""
 
 FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip"}
-"""Endings of what is a file and neither a class nor a configuration of one."""
+"""Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
 
 
 def subclasses(base: type) -> list[type]:
@@ -57,7 +57,7 @@ def subclasses(base: type) -> list[type]:
 
 
 def class_names(base: type) -> list[str]:
-    """Their names."""
+    """Names of all classes below one, without those that are only bases of others."""
     return [one.__name__ for one in subclasses(base)]
 
 
@@ -135,7 +135,7 @@ def _file_for_class(option: str, given: str) -> str:
 
 
 def check_classes(config: Namespace) -> None:
-    """Refuse what no class can be made of, and jsonargparse lets through: null in a configuration, the bases of all.
+    """Refuse what jsonargparse lets through although no object can be made of it: null, and the base of all classes.
 
     Args:
         config: what was parsed.

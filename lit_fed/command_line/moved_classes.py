@@ -12,13 +12,13 @@ MODULES = (
     "data.femnist", "data.mnist", "data.office_home", "data.pachinko", "data.partition", "data.quantity_skew",
     "data.shakespeare", "data.shards", "data.sine", "data.synthetic",
 )  # fmt: skip
-"""Modules that there are no more, or with other content; what stood in them for the command line is in `lit_fed`."""
+"""Modules below `lit_fed` that are gone; the classes of theirs that the command line takes are found as `lit_fed.X`."""
 
 MOVED = re.compile(rf"\blit_fed\.(?:{'|'.join(map(re.escape, MODULES))})\.(?=[A-Z])")
 
 
 def with_present_paths(text: str) -> str:
-    """A configuration or an argument with every path of a class that has moved as it is now.
+    """A configuration or an argument with the present path of each class that has moved.
 
     Args:
         text: YAML, JSON, or a value of the command line.

@@ -76,12 +76,12 @@ class FederatedParser(LightningArgumentParser):
         return added
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse, with classes that have moved under the names that they have now."""
+        """Parse the command line; a class that has moved may be given by its former path."""
         given = [with_present_paths(one) for one in args] if isinstance(args, list) else args
         return super().parse_args(given, *rest, **kwargs)
 
     def parse_string(self, content: str, *rest: Any, **kwargs: Any) -> Any:
-        """Parse what a configuration says, with classes that have moved under the names that they have now."""
+        """Parse a configuration; a class that has moved may be given by its former path."""
         return super().parse_string(with_present_paths(content), *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -94,7 +94,7 @@ class FederatedParser(LightningArgumentParser):
         raise ConfigError("\n".join(lines)) from ex
 
     def _near_names(self, message: str) -> list[str]:
-        """What may have been meant by an option or a command that there is not."""
+        """Names of options or commands close to one that does not exist."""
         command = UNKNOWN_COMMAND.search(message)
         if command is not None:
             commands = {name: name for name in self._subcommands_action.choices} | MEANT
@@ -113,7 +113,7 @@ class FederatedParser(LightningArgumentParser):
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Namespace:
-        """Make the objects; where one may be null, what it refuses reaches the terminal without the rest.
+        """Make the objects. For one that may be null jsonargparse wraps what it refuses; the wrapping is taken off.
 
         Raises:
             ConfigError: if an object refuses its arguments.

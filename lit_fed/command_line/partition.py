@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["partition_parser", "partition_table", "print_partition", "show_partition"]
 
 OF_OTHER_COMMANDS = ("model", "trainer", "seed_everything", "name", "ckpt_path")
-"""What a configuration of a run says besides, and no partition depends on."""
+"""Sections of a run's configuration on which no partition depends."""
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 

@@ -50,7 +50,7 @@ more:
 
 
 def answer(given: list[str]) -> bool:
-    """Answer what needs no command, and say whether that was it.
+    """Answer `--help`, `--version` and a command line without any argument; returns whether it was one of these.
 
     Args:
         given: the arguments of the program.

@@ -43,7 +43,7 @@ class Blocks(Generic[Block]):
 
 
 class Predicted(NamedTuple):
-    """What a prediction run predicts."""
+    """Which clients a prediction run predicts, on which of their samples."""
 
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
@@ -254,7 +254,10 @@ class FederatedDataModule(LightningDataModule):
 def round_blocks(
     phases: Sequence[Phase], data: Split, *, batch_size: int, clients_per_block: int, rank: int = 0, num_ranks: int = 1
 ) -> list[ClientBlock]:
-    """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a ghost.
+    """One rank's blocks of a round, the same number on every rank.
+
+    A rank that is short of clients gets a ghost: a client that takes no steps and weighs 0, so that no rank waits
+    in vain.
 
     Args:
         phases: phases of the round; ids may stand in one more than once.

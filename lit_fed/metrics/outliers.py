@@ -7,7 +7,7 @@ from torch import Tensor
 __all__ = ["outlier"]
 
 FACTOR = 1e6
-"""How many times the median a value is that nobody meant."""
+"""A value that is more than so many times the median is taken for a mistake."""
 
 
 def outlier(values: Tensor, floor: float = 0.0) -> tuple[int, float, float] | None:

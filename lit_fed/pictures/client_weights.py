@@ -22,10 +22,10 @@ from lit_fed.pictures.style import (
 __all__ = ["draw_graph", "weight_figures"]
 
 PANELS = 4
-"""Rounds that are shown side by side."""
+"""Most rounds that are shown side by side."""
 
 MOST_CURVES = 12
-"""Clients whose weights are drawn as curves, one panel each; for more, groups are."""
+"""Most clients whose weights are drawn as curves, a panel for each; of more, means over clients are drawn."""
 
 
 def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
@@ -99,7 +99,7 @@ def _panels(num_rounds: int) -> list[int]:
 
 
 def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
-    """Mixture weights of all clients in a few rounds, in the order of the last one."""
+    """Heat maps of all clients' mixture weights in a few rounds; the last one decides on the order of the clients."""
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
     shown = _panels(len(mixture))
@@ -119,7 +119,7 @@ def _round(weights: dict[str, Any], idx: int) -> str:
 
 
 def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Clients ordered by true group, and the first position of each group but the first."""
+    """Clients ordered by true group, and the positions at which a new group begins."""
     num_clients = weights["collaboration"].shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))
     order = np.argsort(groups, kind="stable")
@@ -127,7 +127,7 @@ def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
-    """Weights between clients in a few rounds, ordered by true group."""
+    """Heat maps of the weights between clients in a few rounds; clients are ordered by true group."""
     between = weights["collaboration"]
     order, bounds = _group_order(weights)
     shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
@@ -150,7 +150,7 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
 
 
 def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
-    """What few clients give each other over the rounds; of many, the share that stays in each one's group."""
+    """Curves of each client's weights over the rounds; of many clients, of the share that stays in their groups."""
     between, rounds = weights["collaboration"], weights["rounds"]
     num_clients = between.shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))

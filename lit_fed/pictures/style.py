@@ -51,7 +51,7 @@ COLUMN = STYLE | {
     "pdf.fonttype": 42,  # text stays text, which publishers ask for
     "svg.hashsalt": "lit_fed",  # the same picture is the same file
 }
-"""For figures that are printed in the size in which they are drawn."""
+"""Settings of matplotlib for figures that are printed in the size in which they are drawn."""
 
 COLUMN_WIDTH, FULL_WIDTH = 3.4, 7.0
 """Inches of one column and of two."""
@@ -98,14 +98,14 @@ def byte_unit(most: float) -> tuple[float, str]:
     return 1000.0**power, names[power]
 
 
-def percent(hit: str) -> tuple[float, str]:
-    """What a metric is multiplied by in pictures, and how its unit is written.
+def percent(metric: str) -> tuple[float, str]:
+    """The factor of a metric in pictures, 100 for shares, and how its unit is written.
 
     Example:
         >>> percent("accuracy"), percent("mse")
         ((100.0, ' (%)'), (1.0, ''))
     """
-    return (100.0, " (%)") if hit.startswith("accuracy") else (1.0, "")
+    return (100.0, " (%)") if metric.startswith("accuracy") else (1.0, "")
 
 
 def scale_of(values: Any) -> str:
@@ -128,13 +128,13 @@ def few_ticks(*, whole: bool = False, most: int = 6) -> Any:
 
 
 def frame(axes: Any) -> None:
-    """The box and no grid, as for a heat map."""
+    """Draw the box around axes, and no grid: what a heat map needs."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(True)
 
 
 def legend_above(figure: Any, columns: int = 2) -> None:
-    """A legend of all that has a label, above the figure's axes, where it covers no data."""
+    """Add a legend of all that has a label, above the figure's axes, where it covers no data."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))

@@ -22,7 +22,7 @@ FILES = ("metrics.csv", "clients.csv")
 METRICS = ("accuracy", "mse", "loss")
 """That clients are measured by; the first one that all runs have is compared."""
 
-PLACES = {"name", "ckpt_path", "default_root_dir"}
+WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
 """Arguments that say where a run is kept, and nothing of what it computes."""
 
 
@@ -117,9 +117,9 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
 
 
 def without_seeds(config: Any) -> Any:
-    """A configuration without its seeds, and without the names of its places."""
+    """A configuration without its seeds, and without what says where it is kept."""
     if isinstance(config, dict):
-        left = {key: value for key, value in config.items() if not _is_seed(key) and key not in PLACES}
+        left = {key: value for key, value in config.items() if not _is_seed(key) and key not in WHERE_KEPT}
         return {key: without_seeds(value) for key, value in left.items()}
     return [without_seeds(one) for one in config] if isinstance(config, list) else config
 
@@ -141,7 +141,7 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     for members in groups.values():
         seeds: dict[str, Path] = {}
         for run in members:
-            with_seeds = {key: value for key, value in run.config.items() if key not in PLACES}
+            with_seeds = {key: value for key, value in run.config.items() if key not in WHERE_KEPT}
             with_seeds["trainer"] = without_seeds(run.config.get("trainer", {}))
             text = json.dumps(with_seeds, sort_keys=True)
             if text in seeds:

@@ -57,7 +57,7 @@ def with_components(setting: Setting, numbers: Sequence[int]) -> Setting:
 
 
 def figure1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """Both panels."""
+    """The runs of both panels."""
     setting = figure1_setting(scale)
     sampled = [run for rate in RATES[scale] for run in at_rate(setting, rate).runs(seeds, SAMPLED)]
     return sampled + with_components(setting, NUMBERS[scale]).runs(seeds)
@@ -125,7 +125,7 @@ def _gains(numbers: Mapping[float, list[Record]], scale: Scale) -> list[str]:
 
 
 def figure1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
-    """Both panels."""
+    """The picture of both panels."""
     rates = [line(LABELS[name], by_rate(kept, scale, seeds, name), ACCURACY[0]) for name in SAMPLED]
     numbers = [line("FedEM", by_number(kept, scale, seeds), ACCURACY[0])]
     panels = {"Clients in each round": rates, "Components": numbers}
@@ -166,7 +166,7 @@ def larger_setting(scale: Scale) -> Setting:
 
 
 def larger_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All of them."""
+    """The runs with larger networks, those of FedAvg and those of FedEM."""
     return larger_setting(scale).runs(seeds)
 
 

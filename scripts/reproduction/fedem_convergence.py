@@ -27,7 +27,7 @@ QUANTITIES = {
 
 
 def convergence_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """Those of Table 2."""
+    """The runs of Table 2."""
     return [run for setting in settings_of(scale) for run in setting.runs(seeds, TABLE2)]
 
 

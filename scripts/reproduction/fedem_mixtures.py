@@ -22,7 +22,7 @@ UNSEEN = ("test/unseen/accuracy",)
 
 # ---------------------------------------------------------------------- Figure 2 and Appendix J.3
 def figure2_setting(scale: Scale) -> Setting:
-    """A fifth of the clients comes after the training."""
+    """The setting of Table 3, in which a fifth of the clients is not seen in training."""
     return unseen(CIFAR10_PAPER if scale == "paper" else synthetic(scale))
 
 

@@ -154,7 +154,7 @@ def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -
 
 # ---------------------------------------------------------------------- Table 2
 def table2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All methods."""
+    """The runs of all methods."""
     return TABLE2_SETTINGS[scale].runs(seeds)
 
 

@@ -40,7 +40,7 @@ WORDS = {
 
 
 def _name(option: str, value: float) -> str:
-    """The kept name of a run; the usual values are one run for all three."""
+    """Name of the record of a run; all three hyper-parameters share the run with the usual values."""
     return "usual" if value == USUAL[option] else f"{option}_{value:g}"
 
 
@@ -82,13 +82,13 @@ def found(kept: Kept, scale: Scale, seeds: Sequence[int], option: str) -> dict[f
 
 
 def option_runs(scale: Scale, seeds: Sequence[int], option: str) -> list[Run]:
-    """All values of a hyper-parameter."""
+    """The runs with all values of a hyper-parameter."""
     return setting(scale, option).runs(seeds, [_name(option, value) for value in values(scale, option)])
 
 
 # ---------------------------------------------------------------------- Figure 6
 def figure6_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All values of all three."""
+    """The runs with all values of the three hyper-parameters."""
     return [run for option in VALUES for run in option_runs(scale, seeds, option)]
 
 
@@ -154,7 +154,7 @@ def figure6_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) 
 
 # ---------------------------------------------------------------------- Figure 7
 def figure7_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All values of β."""
+    """The runs with all values of β."""
     chosen = setting(scale, "loss_momentum")
     return chosen.runs(seeds, [f"mean_{value:g}" for value in values(scale, "loss_momentum")])
 

@@ -27,7 +27,7 @@ short = ("--trainer.max_epochs", "5", "--trainer.check_val_every_n_epoch", "5")
 
 
 def setting(scale: Scale) -> Setting:
-    """The same at all scales, since it is small; the smoke has few rounds."""
+    """The setting of the figure: small, so the same at all scales, but for fewer rounds in `smoke`."""
     return REDUCED._replace(arguments=short) if scale == "smoke" else REDUCED
 
 

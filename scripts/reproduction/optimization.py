@@ -58,7 +58,7 @@ def _setting(scale: Scale) -> Setting:
 
 
 def convex_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All algorithms."""
+    """The runs of all algorithms."""
     return _setting(scale).runs(seeds)
 
 

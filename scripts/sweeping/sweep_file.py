@@ -147,7 +147,7 @@ def _parameters(path: Path, given: Any) -> tuple[dict[str, BaseDistribution], di
 
 
 def _fields(path: Path, key: str, given: Mapping[str, Any], needed: Sequence[str]) -> Mapping[str, Any]:
-    """What is given, if it is just these fields."""
+    """The fields of a parameter, which must be these and at most a distribution besides."""
     missing = [name for name in needed if name not in given]
     if missing:
         _refuse(path, f"parameters.{key}", f"has no {missing[0]}; give {', '.join(needed)}")

@@ -28,7 +28,7 @@ OPTIONAL_ARRAYS = ("x_val", "y_val")
 
 
 class ClientArrays(NamedTuple):
-    """One client as it was read."""
+    """The arrays of one client, and where they were read."""
 
     name: str
     arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
@@ -146,7 +146,7 @@ def checked(client: ClientArrays) -> ClientArrays:
 
 
 def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
-    """A sample axis on both arrays, equally long, and not empty in training."""
+    """Refuse arrays without an axis of samples or of different lengths, and training arrays that are empty."""
     for key, array in (("x", x), ("y", y)):
         require(array.ndim > 0, f"{source}: {key}_{split} is a single number; store an array with one entry per sample")
     require(
@@ -160,7 +160,7 @@ def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray) -> Non
 
 
 def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
-    """Features in each sample, and labels without an axis of length 1, which would make them sequences."""
+    """Refuse samples without features, and labels with an axis of length 1, which would make them sequences."""
     require(
         0 not in x.shape[1:], f"{source}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some"
     )
@@ -172,7 +172,7 @@ def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
-    """The array in its final type; finite, and without negative classes."""
+    """The array in its final type; NaN, infinity and negative integers are refused."""
     try:
         array = input_array(array) if name.startswith("x") else label_array(array)
     except ConfigError as error:
@@ -188,14 +188,14 @@ def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
-    """Refuse samples [n, ...] with a true element, naming the first."""
+    """Refuse samples of which an element is wrong ([n, ...] bool), naming the first of them."""
     if wrong.any():
         sample = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
         raise ConfigError(f"{what} (first in sample {sample}); {fix}")
 
 
 def _check_alike(clients: list[ClientArrays]) -> None:
-    """The same type and sample shape in all splits of all clients."""
+    """Refuse clients whose samples differ in type or shape from those of the first."""
     first = clients[0]
     types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
     check_types(clients, types, {name: f"{name}_train in {first.sources['train']}" for name in types})

@@ -22,7 +22,7 @@ from lit_fed.data.data_sets.npz import read_npz
 __all__ = ["FeatureBlocks"]
 
 TEST_FRACTION = 0.2
-"""Of the tables of scikit-learn."""
+"""Share of the rows that is kept for testing, of the tables of scikit-learn."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class FeatureBlocks(ClientDataSet):
         return Population(train, empty_split(train), test, [party.name for party in parties]), None
 
     def _from_table(self) -> list[ClientArrays]:
-        """A table's columns, as evenly as they can be dealt."""
+        """Parties that share the columns of one of scikit-learn's tables as evenly as possible."""
         from sklearn import datasets
 
         table = getattr(datasets, f"load_{self.table}")()
@@ -113,7 +113,7 @@ def _read_parties(root: Path) -> list[ClientArrays]:
 
 
 def _check_rows(party: ClientArrays, y: dict[str, np.ndarray], labels: str) -> None:
-    """The features of as many rows as there are labels, in a table of one width."""
+    """Refuse features that are no table, change in width, or have more or fewer rows than there are labels."""
     for split in ("train", "test"):
         x, source = party.arrays[f"x_{split}"], party.sources[split]
         require(

@@ -100,7 +100,7 @@ class FEMNIST(PooledDataSet):
 
 
 def _pooled(folders: list[Path]) -> dict[str, list[LeafUser]]:
-    """All that each writer has in these folders."""
+    """The samples of each writer in all of these folders."""
     writers: dict[str, list[LeafUser]] = {}
     for folder in folders:
         for name, user in read_leaf_users(folder).items():
@@ -115,7 +115,7 @@ def _num_samples(parts: list[LeafUser]) -> int:
 
 
 def _check(user: LeafUser) -> None:
-    """Pictures of 784 pixels in 0..1, and a character for each."""
+    """Refuse a user whose samples are anything but pictures of 784 pixels in 0..1, with a character for each."""
     x, y, source = user.x, user.y, user.source
     require(len(x) == len(y), f"{source}: {len(x)} samples in x, but {len(y)} in y; make them equal")
     if len(y) == 0:  # an empty list has no shape

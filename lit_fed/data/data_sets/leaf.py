@@ -85,7 +85,7 @@ def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
 
 
 def _shown(value: Any, most: int = 40) -> str:
-    """A value of a file in an error message."""
+    """A value of a file as error messages show it, cut where it is long."""
     text = json.dumps(value)
     return text if len(text) <= most else f"{text[:most]}…"
 

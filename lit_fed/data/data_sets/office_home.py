@@ -83,7 +83,7 @@ class OfficeHome(PooledDataSet):
 
 
 def _check(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """The features, classes and domains of the whole data set, or of a part of its pictures."""
+    """Refuse arrays that are not the features, classes and domains of pictures; there may be a part of them only."""
     x, fix = arrays["x"], "write the file anew by scripts/office_home_features.py"
     table = x.ndim == 2 and x.shape[1] == NUM_FEATURES and x.dtype.kind == "f"
     require(

@@ -39,7 +39,7 @@ class _Windows(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """One client."""
+    """The windows of one role, which is a client."""
 
     name: str
     train: _Windows
@@ -201,7 +201,7 @@ def _tokens(code_points: np.ndarray) -> np.ndarray:
 
 
 def _no_windows(sequence_length: int) -> _Windows:
-    """No window, in the right shape."""
+    """Windows of a text that is too short for any: empty arrays of the right shape."""
     empty = np.empty((0, sequence_length), dtype=np.int64)
     return _Windows(empty, empty)
 
@@ -212,6 +212,6 @@ def _num_windows(role: _Role) -> int:
 
 
 def _check_strings(array: np.ndarray, length: int, source: str, fix: str) -> None:
-    """Strings, each of this length."""
+    """Refuse samples that are not strings of this length."""
     right = array.dtype.kind == "U" and array.ndim == 1 and bool((np.char.str_len(array) == length).all())
     require(right, f"{source} holds samples that are no strings of length {length}; {fix}")

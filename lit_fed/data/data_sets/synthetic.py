@@ -33,7 +33,7 @@ __all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_cli
 
 
 class SyntheticParameters(NamedTuple):
-    """The truth behind the data."""
+    """What the samples are drawn from."""
 
     sizes: np.ndarray  # [T] int64 training samples
     mixtures: np.ndarray  # [T, M] float64, rows sum to 1
@@ -41,7 +41,7 @@ class SyntheticParameters(NamedTuple):
 
 
 class SyntheticClient(NamedTuple):
-    """The data of one client."""
+    """The samples of one client."""
 
     x_train: np.ndarray  # [n, d] float32
     y_train: np.ndarray  # [n] int64
@@ -120,7 +120,7 @@ class Synthetic(ClientDataSet):
         )
 
     def _drawn(self, parameters: SyntheticParameters) -> tuple[DrawnSplit, DrawnSplit]:
-        """Training and test split without samples."""
+        """Training and test split whose samples are drawn when they are needed."""
         x, y = map(torch.from_numpy, _allocate(0, self.dimension))
 
         def split(name: str, sizes: np.ndarray) -> DrawnSplit:
@@ -130,7 +130,7 @@ class Synthetic(ClientDataSet):
         return split("train", parameters.sizes), split("test", np.full(self.num_clients, self.test_size))
 
     def _held(self, parameters: SyntheticParameters) -> tuple[Split, Split]:
-        """Training and test split of the one stream of all clients."""
+        """Training and test split in memory, drawn from one stream for all clients, one after another."""
         train_sizes, test_sizes = parameters.sizes, np.full(self.num_clients, self.test_size)
         x_train, y_train = _allocate(int(train_sizes.sum()), self.dimension)
         x_test, y_test = _allocate(int(test_sizes.sum()), self.dimension)
@@ -206,5 +206,5 @@ def _draw_samples(
 
 
 def _allocate(num_samples: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Room for x [n, d] float32 and y [n] int64."""
+    """Arrays to be filled with samples: x [n, d] float32 and y [n] int64."""
     return np.empty((num_samples, dimension), dtype=np.float32), np.empty(num_samples, dtype=np.int64)

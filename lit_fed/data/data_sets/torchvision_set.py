@@ -39,7 +39,7 @@ DAMAGE = (
 
 
 class Pictures(NamedTuple):
-    """One official part as it was read."""
+    """The pictures of an official part, training or test, as they were read."""
 
     pixels: np.ndarray  # [n, channels, height, width] uint8
     labels: np.ndarray  # [n] int64
@@ -109,7 +109,7 @@ class TorchvisionSet(PooledDataSet):
 
     @abstractmethod
     def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
-        """Read the official training or test part; `download` its missing files first."""
+        """Read the official training or test part; with `download`, fetch its missing files first."""
 
     def _missing(self, folder: Path, train: bool) -> list[str]:
         """Files of a part that are not there."""

@@ -35,7 +35,7 @@ class _Grouped(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """See the base class."""
+        """Divide the samples; see the base class."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class LabelPermutations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide by the inner partition; see the base class."""
+        """Divide the samples by the partition inside; see the base class."""
         self._check(num_clients)
         check_discrete(labels, "LabelPermutations")
         return self.partition(labels, num_clients, seed, owner)
@@ -139,7 +139,7 @@ class Rotations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide by the inner partition; see the base class."""
+        """Divide the samples by the partition inside; see the base class."""
         self._check(num_clients)
         return self.partition(labels, num_clients, seed, owner)
 

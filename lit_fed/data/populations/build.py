@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_NUM_CLIENTS = 20
-"""Clients of a partition where nobody asked for a number."""
+"""Clients of a partition where `num_clients` is not given."""
 
 
 def build_populations(
@@ -120,7 +120,7 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
-    """All in [0, 1), and something left to train on."""
+    """Refuse fractions outside [0, 1), and splits that leave nothing to train on."""
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction, "unseen_fraction": unseen_fraction}
     for name, value in fractions.items():
         require(0 <= value < 1, f"{name} = {value}; choose a number from 0 up to, but not including, 1")
@@ -129,7 +129,7 @@ def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction:
 
 
 def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float) -> None:
-    """Where parties have features of the same rows, a model needs all of the parties, with the same rows at each."""
+    """Refuse to hold back rows or parties where parties have features of the same rows: a model needs all of them."""
     for name, value in (("val_fraction", val_fraction), ("unseen_fraction", unseen_fraction)):
         require(
             value == 0 or dataset.divided_by == "samples",
@@ -139,7 +139,7 @@ def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float
 
 
 def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients: int | None) -> None:
-    """A data set with clients of its own cannot be divided differently."""
+    """Refuse to divide a data set that has clients of its own."""
     name = type(dataset).__name__
     require(
         num_clients is None,
@@ -177,7 +177,7 @@ def _divide_pool(
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:
-    """One label, and one owner if any, for every sample; at least one sample."""
+    """Refuse a pool without samples, or with more or fewer labels or owners than samples."""
     num_samples = len(samples.x)
     require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
     for name, array in (("y", samples.y), ("owner", samples.owner)):

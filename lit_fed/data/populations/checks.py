@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 CLIENTS_LOOKED_AT = 8
-"""Clients whose samples are checked, of those that are drawn when they are needed."""
+"""Most clients whose samples are checked, where clients are drawn when they are needed."""
 
 
 def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
@@ -106,7 +106,7 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
 
 
 def find_client_name(client_id: int, *populations: Population | None) -> str:
-    """What the data call a client of this identity; "" where they number their clients, or do not know it."""
+    """The name that the data give the client with this number; "" if they only number it, or do not know it."""
     for population in populations:
         position = -1 if population is None else client_id - population.train.first_id
         if population is not None and 0 <= position < len(population.names):
@@ -118,7 +118,16 @@ def find_client_name(client_id: int, *populations: Population | None) -> str:
 def all_splits(
     seen: Population, unseen: Population | None, *, samples: bool = False
 ) -> list[tuple[str, str, Population, Split]]:
-    """(kind of clients, name of the split, population, split) for each split; with `samples` what to look at of it."""
+    """All splits of seen and unseen clients.
+
+    Args:
+        seen: clients that take part in the training.
+        unseen: clients that do not, or None.
+        samples: hand out what `looked_at` chooses of each split, whose samples are in memory, instead of the split.
+
+    Returns:
+        For each split `seen` or `unseen`, its name, its population, and the split.
+    """
     return [
         (kind, name, population, looked_at(split) if samples else split)
         for kind, population in (("seen", seen), ("unseen", unseen))
@@ -134,7 +143,7 @@ def looked_at(split: Split) -> Split:
 
 
 def check_training(seen: Population, unseen: Population | None) -> None:
-    """Every client has training samples."""
+    """Raise a `ConfigError` naming the first client without training samples."""
     for kind, name, population, split in all_splits(seen, unseen):
         if name == "train" and int(split.sizes.min()) == 0:
             empty = population.names[int(split.sizes.argmin())]
