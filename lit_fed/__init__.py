@@ -27,7 +27,7 @@ _ROOMS = (
     "lit_fed.core.graphs.topology",
     "lit_fed.core.graphs.mixing",
     "lit_fed.core.mixtures.surrogate",
-    "lit_fed.core.targets",
+    "lit_fed.core.mixtures.known_surrogates",
     "lit_fed.core.errors",
 )
 

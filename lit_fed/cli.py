@@ -52,7 +52,7 @@ class CommandParser(FederatedParser):
     """The parser of all commands."""
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        """Make room for the commands of the trainer, and list the one that needs none."""
+        """Add the commands of the trainer, and `partition`, which needs no trainer."""
         commands = super().add_subcommands(*args, **kwargs)
         commands.add_subcommand("partition", partition_parser(), help=COMMANDS["partition"])
         return commands
@@ -62,7 +62,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again as it is."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Nothing yet: a run that is refused at its start leaves no folder."""
+        """Write nothing yet: a run that is refused at its start leaves no folder."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write, on rank zero, and tell other loggers."""
@@ -83,7 +83,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 def _as_comments(module: FederatedModule) -> str:
-    """What was changed on the way to these settings, as lines of a YAML file that do not count."""
+    """What was changed on the way to these settings, as comments of a YAML file."""
     line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
     return "".join(line.format(**change) for change in module.history.changes)
 
@@ -147,7 +147,7 @@ class FederatedCLI(LightningCLI):
 
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse; a checkpoint is found and, except for `fit`, brings its own arguments as defaults."""
+        """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
         given = find_configs(_with_nulls(_given(args)))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
@@ -158,15 +158,16 @@ class FederatedCLI(LightningCLI):
         if command == "partition":
             raise ConfigError("partition takes its arguments behind it; start with `python -m lit_fed partition`")
         config = self.config[command]
-        refuse_nulls(self._parser(command), config)
+        command_parser: Any = self._parser(command)
+        refuse_nulls(command_parser, config)
         check_classes(config)
         check_run_name(config.name)
         name = config.name or _default_name(given, config)
         path = self._find_checkpoint(config, name)
         if path is not None and command != "fit":
             stored = load_checkpoint(path)[CHECKPOINT_KEY]["arguments"]
-            place = given.index(command) + 1
-            self.config = parser.parse_args([*given[:place], "--config", json.dumps(stored), *given[place:]])
+            behind = given.index(command) + 1
+            self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
         config = self.config[command]
         config.name = name
         if path is not None:
@@ -180,14 +181,14 @@ class FederatedCLI(LightningCLI):
         raise SystemExit(0)
 
     def _set_seed(self) -> None:
-        """Seed everything; a seed is one for every generator in use."""
+        """Seed everything, with a number that all generators in use can take."""
         seed = self.config[self.subcommand].seed_everything
         if not 0 <= int(seed) < 2**32:
             raise ConfigError(f"--seed_everything is {seed}; give a number from 0 to {2**32 - 1}")
         super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
-        """Nothing: a checkpoint's arguments never override those of the command line in silence."""
+        """Do nothing: a checkpoint's arguments never override those of the command line in silence."""
 
     def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
         """The checkpoint asked for; a fit from `last` goes on in that run's folder."""
@@ -232,7 +233,7 @@ class FederatedCLI(LightningCLI):
         return [own, *extra]
 
     def _arguments(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint, as plain types."""
+        """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
         dumped = json.loads(config.dump(self.config[self.subcommand], skip_unset=False, format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
@@ -251,7 +252,7 @@ class FederatedCLI(LightningCLI):
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run; what cuts a command short says how to go on."""
+        """Run a command; the message of what cuts it short says how to go on."""
         try:
             super()._run_subcommand(subcommand)
         except KeyboardInterrupt as error:
@@ -333,7 +334,7 @@ def _given(args: ArgsType) -> list[str]:
 
 
 def _run(args: ArgsType) -> None:
-    """Run a command; only those of the trainer need a model."""
+    """Run a command: `partition`, which needs no model, by itself, all others by Lightning's command line."""
     given = _given(args)
     if given[:1] == ["partition"]:
         show_partition(find_configs(given[1:]))

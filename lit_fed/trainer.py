@@ -14,14 +14,15 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
 
-from lit_fed.callbacks import NetworkSummary, with_defaults
+from lit_fed.callbacks import with_defaults
 from lit_fed.callbacks.monitors import MonitorCheck
+from lit_fed.callbacks.network_summary import NetworkSummary
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule, Predicted
-from lit_fed.data.populations.unseen_folder import NewcomerData
+from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
@@ -228,7 +229,7 @@ class FederatedTrainer(Trainer):
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
         module = federated(model)
-        data = NewcomerData(clients, restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
+        data = UnseenFolder(clients, restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
         with new_folder(folder, owner=self.is_global_zero) as partial:
             served = ServedClients(partial / "states")
             with self._also(served), self._interrupts_passed_on():
@@ -274,7 +275,7 @@ class FederatedTrainer(Trainer):
             if ckpt_path is None:
                 raise ConfigError("newcomers are served from a checkpoint; give ckpt_path")
             facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
-            data, ckpt_path = NewcomerData(clients, facts, client), None
+            data, ckpt_path = UnseenFolder(clients, facts, client), None
             normalisation = facts.normalisation
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)

@@ -58,7 +58,7 @@ def solver() -> LocalSolver:
 
 
 def textbooks(data: Split) -> tuple[Textbook, Textbook]:
-    """The yardstick on linear models with binary labels, and the same over tensors by index."""
+    """Rounds of the textbook on linear models with binary labels, with PyTorch's loader and with indexed tensors."""
     sgd = {"momentum": 0.9, "weight_decay": 5e-4}
     return (
         Textbook(lambda: nn.Linear(data.x.shape[1], 1), data, batch_size=BATCH, sgd=sgd),

@@ -115,11 +115,11 @@ def print_comparison(headings: Sequence[str], lines: Sequence[Sequence[str]], me
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-def compare(places: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str]) -> None:
+def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str]) -> None:
     """Read runs, write their comparison into a folder and print it.
 
     Args:
-        places: folders of runs, or of their versions.
+        given: folders of runs, or of their versions.
         output: folder of the comparison, new or empty.
         metric: what is compared; None: what all runs have.
         formats: of the pictures.
@@ -127,7 +127,7 @@ def compare(places: Sequence[Path], output: Path, metric: str | None, formats: S
     Raises:
         ConfigError: naming a run and what to do about it.
     """
-    folders = dict.fromkeys(find_run(place) for place in places)
+    folders = dict.fromkeys(find_run(folder) for folder in given)
     runs = [read_run(folder) for folder in folders]
     metric = metric_of(runs, metric)
     groups = named(grouped(runs))

@@ -31,8 +31,8 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages that are made, and the pictures of notebooks."""
-    for place, content in made_files().items():
-        files.append(File.generated(config, place, content=content))
+    for path, content in made_files().items():
+        files.append(File.generated(config, path, content=content))
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -47,12 +47,12 @@ def _written_out(entry: Any, pages: list[str]) -> Any:
     """The entry of the navigation with the pages of its folders; the index comes first."""
     if not isinstance(entry, dict):
         return entry
-    ((title, place),) = entry.items()
-    if isinstance(place, list):
-        return {title: [_written_out(one, pages) for one in place]}
-    if not place.endswith("/"):
+    ((title, target),) = entry.items()
+    if isinstance(target, list):
+        return {title: [_written_out(one, pages) for one in target]}
+    if not target.endswith("/"):
         return entry
-    here = [page for page in pages if posixpath.dirname(page) + "/" == place]
+    here = [page for page in pages if posixpath.dirname(page) + "/" == target]
     return {title: [_named(page) for page in sorted(here, key=lambda page: not _is_index(page))]}
 
 

@@ -21,7 +21,7 @@ class FieldsAndSymbols(Extension):
     """Tables for symbols of papers and for fields of named tuples, which stand in comments; lists for deviations."""
 
     def on_instance(self, *, obj: Object, **kwargs: Any) -> None:
-        """Doctests under `Example:`, which griffe knows as `Examples:`."""
+        """Let griffe, which knows `Examples:` alone, find the doctests under `Example:`."""
         if obj.docstring is not None:
             obj.docstring.value = EXAMPLE.sub("Examples:", obj.docstring.value)
 
@@ -32,7 +32,7 @@ class FieldsAndSymbols(Extension):
             mod.docstring.value = DEVIATIONS.sub(lambda found: _list(found["lines"]), text)
 
     def on_class_members(self, *, cls: Class, **kwargs: Any) -> None:
-        """Without the checks of dataclasses, which nobody calls."""
+        """Leave out `__post_init__`, the checks of dataclasses, which nobody calls."""
         cls.members.pop("__post_init__", None)
 
     def on_class_instance(self, *, node: ast.AST, cls: Class, **kwargs: Any) -> None:
@@ -72,7 +72,7 @@ def _place_and_meaning(text: str) -> tuple[str, str]:
 
 
 def _cell(text: str) -> str:
-    """Without what Markdown would read as the end of a cell or as an attribute."""
+    """A cell of a table, in which Markdown sees neither its end nor an attribute."""
     return text.replace("|", "\\|").replace("{", "&#123;")
 
 

@@ -21,7 +21,7 @@ CONFIGURATIONS = "reference/configurations"
 
 @cache
 def made_files() -> dict[str, str | bytes]:
-    """Place in docs/ and content of every page that is made, and of the pictures in notebooks."""
+    """Path below docs/ and content of every page that is made, and of the pictures in notebooks."""
     made: dict[str, str | bytes] = {f"{ALGORITHMS}/index.md": _index_of_algorithms()}
     made |= {f"{ALGORITHMS}/{path.stem}.md": _algorithm(path) for path in _algorithms()}
     made |= {f"{CONFIGURATIONS}/index.md": _index_of_configurations()}
@@ -32,10 +32,10 @@ def made_files() -> dict[str, str | bytes]:
 
 
 def page_of(file: str) -> str | None:
-    """Place in docs/, with an anchor, of what is made of a file of the repository; None if nothing is.
+    """Path below docs/, with an anchor, of what is made of a file of the repository; None if nothing is.
 
     Args:
-        file: its place in the repository.
+        file: its path in the repository.
     """
     path = Path(file)
     if file == "README.md":
@@ -60,12 +60,15 @@ def module_of(file: str) -> str | None:
 
 
 def modules_left(package: str) -> list[str]:
-    """The modules of a package that no page of the reference names."""
+    """The modules in a package, and in packages inside it, that no page of the reference names in another way."""
     pages = "\n".join(path.read_text() for path in DOCS.glob("reference/*.md"))
     named = set(re.findall(r"^::: ([\w.]+)$", pages, flags=re.MULTILINE))
-    files = sorted(ROOT.joinpath(*package.split(".")).glob("*.py"))
-    modules = [f"{package}.{path.stem}" for path in files if path.stem != "__init__"]
-    return [module for module in modules if module not in named]
+    packages = re.findall(r"^::: ([\w.]+)\.\*$", pages, flags=re.MULTILINE)
+    inside = tuple(f"{one}." for one in packages if one.startswith(f"{package}."))
+    folder = ROOT.joinpath(*package.split("."))
+    files = sorted(path for path in folder.rglob("*.py") if path.stem != "__init__")
+    modules = [".".join((package, *path.relative_to(folder).with_suffix("").parts)) for path in files]
+    return [module for module in modules if module not in named and not module.startswith(inside)]
 
 
 # ---------------------------------------------------------------------- algorithms

@@ -42,8 +42,8 @@ def run_missing(runs: Sequence[Run], kept: Path, extra: Sequence[str] = ()) -> N
     """
     kept.mkdir(parents=True, exist_ok=True)
     for run in runs:
-        place = kept / f"{run.name}.json"
-        if place.is_file():
+        path = kept / f"{run.name}.json"
+        if path.is_file():
             continue
         with tempfile.TemporaryDirectory() as out:
             config = ROOT / f"configs/experiment/{run.config}.yaml"
@@ -52,8 +52,8 @@ def run_missing(runs: Sequence[Run], kept: Path, extra: Sequence[str] = ()) -> N
             subprocess.run(
                 [sys.executable, "-m", "lit_fed", *arguments], check=True, env=env, stdout=subprocess.DEVNULL
             )
-            shutil.copyfile(Path(out) / run.config / "version_0/summary.json", place)
-        print(f"{run.name}: {seen(read(place))}", flush=True)
+            shutil.copyfile(Path(out) / run.config / "version_0/summary.json", path)
+        print(f"{run.name}: {seen(read(path))}", flush=True)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -93,12 +93,12 @@ def state_of(path: Path) -> tuple[int, int, int]:
 def continued(out: Path, rounds: int, whole: tuple[Any, ...]) -> tuple[str, bool]:
     """Continue a killed run: how far it was, and whether it ended as the whole one."""
     done, stray, halves = state_of(folder(out, NAME))
-    place = f"round {done:3d} of {rounds}, {stray:2d} files of the cut round, {halves} half written"
+    counted = f"round {done:3d} of {rounds}, {stray:2d} files of the cut round, {halves} half written"
     finished = run([*arguments(out, rounds), "--ckpt_path", "last"], timeout=600)
     if finished.returncode:
-        return f"{place}: the continuation failed: {finished.stderr.strip()[-500:]}", False
+        return f"{counted}: the continuation failed: {finished.stderr.strip()[-500:]}", False
     exact = outcome(folder(out, NAME)) == whole
-    return f"{place}: {'exact' if exact else 'NOT EXACT'}", exact
+    return f"{counted}: {'exact' if exact else 'NOT EXACT'}", exact
 
 
 def kill_runs(kills: int, rounds: int, seed: int) -> int:

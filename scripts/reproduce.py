@@ -37,13 +37,13 @@ def write(table: Table, scale: Scale, seeds: Sequence[int], output: Path) -> Pat
     """Write the page of a table, and its picture."""
     kept = kept_of(scale, output)
     output.mkdir(parents=True, exist_ok=True)
-    place = output / f"{table.name}{'-paper' if scale == 'paper' else ''}.md"
+    path = output / f"{table.name}{'-paper' if scale == 'paper' else ''}.md"
     if table.picture is not None and kept.all(table.runs(scale, seeds)):
-        table.picture(kept, scale, seeds, place.with_suffix(".png"))
-    write_atomically(place, page(table, kept, scale, seeds))
+        table.picture(kept, scale, seeds, path.with_suffix(".png"))
+    write_atomically(path, page(table, kept, scale, seeds))
     if scale == "reduced":
         write_atomically(output / "README.md", index(kept))
-    return place
+    return path
 
 
 def make(table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: Path, jobs: int) -> Path:
@@ -59,17 +59,17 @@ def make(table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: P
             progress.advance(bar)
             print(f"{table.name}: {run.name} is done", flush=True)
 
-        make_missing(runs, kept, partial(_place_of_data, scale=scale, root=root), jobs, done)
+        make_missing(runs, kept, partial(_folder_of_data, scale=scale, root=root), jobs, done)
     return write(table, scale, seeds, output)
 
 
-def _place_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
+def _folder_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
     """Where a run reads its data; drawn data lie nowhere."""
     config = (ROOT / f"configs/experiment/{run.config}.yaml").read_text()
     if scale == "smoke" or "root:" not in config:
         return ()
-    place = root / "shakespeare" if "class_path: Shakespeare" in config else root
-    return ("--data.dataset.root", str(place.resolve()))
+    path = root / "shakespeare" if "class_path: Shakespeare" in config else root
+    return ("--data.dataset.root", str(path.resolve()))
 
 
 def index(kept: Kept) -> str:
@@ -131,10 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         table = TABLES[name]
         seeds = chosen.seeds or ((1,) if chosen.scale == "smoke" else table.seeds)
         if chosen.write:
-            place = write(table, chosen.scale, seeds, output)
+            path = write(table, chosen.scale, seeds, output)
         else:
-            place = make(table, chosen.scale, seeds, output, chosen.root, chosen.jobs)
-        print(f"{name}: {place}", flush=True)
+            path = make(table, chosen.scale, seeds, output, chosen.root, chosen.jobs)
+        print(f"{name}: {path}", flush=True)
 
 
 if __name__ == "__main__":

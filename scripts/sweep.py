@@ -43,8 +43,8 @@ def sweep_points(sweep: Sweep, folder: Path, seeds: Sequence[int] | None, trials
     if seeds is not None and "seed_everything" in (*sweep.parameters, *sweep.constants):
         raise ConfigError(f"{sweep.path}: parameters.seed_everything is what --seeds gives; leave one of them out")
     check_arguments(sweep)
-    with SweepFolder(folder).opened(sweep, seeds) as place:
-        execution = Execution(sweep, Search(sweep, folder), place, seeds, total)
+    with SweepFolder(folder).opened(sweep, seeds) as opened:
+        execution = Execution(sweep, Search(sweep, folder), opened, seeds, total)
         failed = run_all(execution, jobs)
         results = execution.results
         write_results(sweep, results, failed, folder)

@@ -93,14 +93,14 @@ def run(entry: Entry) -> None:
     from lit_fed.core.machine.files import write_atomically
 
     torch.set_num_threads(1)
-    place = KEPT / f"{entry.name}.json"
-    kept: dict[str, Any] = read(place) if place.is_file() else {"validation": {}}
+    path = KEPT / f"{entry.name}.json"
+    kept: dict[str, Any] = read(path) if path.is_file() else {"validation": {}}
     if kept.setdefault("settings", entry.settings()) != entry.settings():
-        raise SystemExit(f"{place} was made with other settings; delete it to run {entry.name} again")
+        raise SystemExit(f"{path} was made with other settings; delete it to run {entry.name} again")
 
     def keep(key: str, value: Any) -> None:
         kept[key] = value
-        write_atomically(place, json.dumps(kept, indent=1, sort_keys=True) + "\n")
+        write_atomically(path, json.dumps(kept, indent=1, sort_keys=True) + "\n")
 
     for value in entry.grid:
         if f"{value:.3g}" not in kept["validation"]:

@@ -16,7 +16,7 @@ from lit_fed.core import tree
 from lit_fed.core.machine.files import whole_file
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
-from lit_fed.data.populations.unseen_folder import NewcomerData
+from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.metrics import summarise
 from lit_fed.training.module import FederatedModule
 
@@ -146,7 +146,7 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
 
 
 def unseen_tables(
-    served: ServedClients, data: NewcomerData, module: FederatedModule
+    served: ServedClients, data: UnseenFolder, module: FederatedModule
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
     """The tables of unseen clients: labels that a client did not bring are empty, and so are its results.
 

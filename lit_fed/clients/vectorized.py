@@ -62,7 +62,7 @@ class VectorizedTrainer:
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[data.positions(client_ids)]
         if (sizes.diff() > 0).any():
-            raise ValueError("clients of a block come longest first; data.blocks.make_blocks orders them")
+            raise ValueError("clients of a block come longest first; core.blocks.make_blocks orders them")
         try:
             losses, starts = self._shared_losses(job, data, client_ids)
         except Exception as error:

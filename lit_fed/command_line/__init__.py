@@ -1,1 +1,1 @@
-"""What the command line says and understands, around the commands of `lit_fed.cli`."""
+"""What surrounds the commands of `lit_fed.cli`: parser, help, completion, checks of what is given, and `partition`."""

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from jsonargparse.typing import import_object
+from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 
-from lit_fed.algorithms import Algorithm
+from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.data import DataSet, Partition
-from lit_fed.models import Network
+from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.partitions.base import Partition
+from lit_fed.models.base import Network
 
 __all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
 
@@ -29,34 +30,35 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }
-"""Options that name a class: what jsonargparse's messages call them, and what the classes have in common."""
+"""For each option that names a class: what jsonargparse's messages call the option, and the base of the classes."""
 
 NO_CLASS = re.compile(
     r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
     r"Import path (?P<c>\S+) does not correspond|No module named .*Got value: (?P<d>\S+)"
 )
-"""How a message speaks of a class that cannot be found."""
+"""What jsonargparse says of a class that cannot be found."""
 
 ABSTRACT = re.compile(
     r"Expected an instantiatable class, but (?:(\w+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
 )
-"""How it speaks of a class that is only a base of others."""
+"""What it says of a class that is only a base of others."""
 
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
-"""How it speaks of a module that is no network of lit_fed."""
+"""What it says of a module that is no network of lit_fed."""
 
 FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip"}
-"""Endings of what is a file and neither a class nor a configuration of one."""
+"""Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
 
 
 def subclasses(base: type) -> list[type]:
     """All classes below one, without those that are only bases of others."""
-    found = [one for each in base.__subclasses__() for one in (each, *subclasses(each))]
+    direct: list[type] = base.__subclasses__()
+    found = [one for each in direct for one in (each, *subclasses(each))]
     return [one for one in dict.fromkeys(found) if not getattr(one, "__abstractmethods__", None)]
 
 
 def class_names(base: type) -> list[str]:
-    """Their names."""
+    """Names of all classes below one, without those that are only bases of others."""
     return [one.__name__ for one in subclasses(base)]
 
 
@@ -108,7 +110,7 @@ def _near(given: str, names: list[str]) -> str | None:
 
 
 def refuse_files(given: list[str]) -> None:
-    """Refuse files in the place of classes, before the parser reads them as configurations.
+    """Refuse files where classes are wanted, before the parser reads them as configurations.
 
     Args:
         given: arguments of a command.
@@ -133,12 +135,11 @@ def _file_for_class(option: str, given: str) -> str:
     return f"{option} {given}: that is a file, and a class is wanted; {instead}"
 
 
-def check_classes(config: Namespace, place: str = "--") -> None:
-    """Refuse what no class can be made of, and jsonargparse lets through: null in a configuration, the bases of all.
+def check_classes(config: Namespace) -> None:
+    """Refuse what jsonargparse lets through although no object can be made of it: null, and the base of all classes.
 
     Args:
         config: what was parsed.
-        place: where it stands.
 
     Raises:
         ConfigError: naming the option.
@@ -158,7 +159,7 @@ def check_classes(config: Namespace, place: str = "--") -> None:
 def _check_options(option: str, chosen: Namespace) -> None:
     """Refuse null for an option of a class that does not take it."""
     parameters = inspect.signature(import_object(chosen.class_path)).parameters
-    for name, value in vars(chosen.get("init_args", Namespace())).items():
+    for name, value in vars(chosen.get("init_args") or Namespace()).items():  # type: ignore[no-untyped-call]
         if value is None and name in parameters and not _takes_null(parameters[name]):
             raise ConfigError(f"{option}.{name} is null; give a value, or leave it out")
 

@@ -12,8 +12,8 @@ from typing import Any, get_args
 import shtab
 
 import lit_fed.callbacks
-from lit_fed.callbacks import FederatedCallback
 from lit_fed.command_line.classes import CLASSES, class_names, subclasses
+from lit_fed.command_line.help import BASES
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
@@ -84,7 +84,7 @@ def _values(action: argparse.Action) -> list[str] | None:
     """What an option can be given; None: too much to be listed."""
     option = action.option_strings[-1].removesuffix(".help")
     if option.removesuffix("+") == "--trainer.callbacks":
-        return [name for name in lit_fed.callbacks.__all__ if name[0].isupper() and name != FederatedCallback.__name__]
+        return [name for name in lit_fed.callbacks.__all__ if name[0].isupper() and name not in BASES]
     if option in CLASSES:
         return class_names(CLASSES[option][1])
     metavar = str(action.metavar)

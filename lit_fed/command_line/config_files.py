@@ -71,8 +71,8 @@ def _check_keys(name: str, node: yaml.Node | None, seen: set[int] | None = None)
         keys: set[str] = set()
         for key, value in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in keys and key.value != "<<":
-                place = f"--config {name}, line {key.start_mark.line + 1}"
-                raise ConfigError(f"{place}: {key.value} stands twice in its section; keep one of them")
+                line = f"--config {name}, line {key.start_mark.line + 1}"
+                raise ConfigError(f"{line}: {key.value} stands twice in its section; keep one of them")
             keys.add(str(key.value))
             _check_keys(name, value, seen)
     elif isinstance(node, yaml.SequenceNode):

@@ -42,7 +42,7 @@ MEANING = {
     "trainer.plugins": "plugins of Lightning: precision, cluster environment, reading and writing of checkpoints.",
     "trainer.default_root_dir": "folder of all runs; a run's own is `<name>/version_<n>` in it.",
 }
-"""By argument; where Lightning's own words speak of epochs, batches and gradients of one model."""
+"""What arguments mean to federated runs, where Lightning's own words speak of epochs and batches of one model."""
 
 REFUSED_OR_FIXED = {
     "trainer.fast_dev_run", "trainer.limit_train_batches", "trainer.limit_predict_batches", "trainer.overfit_batches",
@@ -52,7 +52,7 @@ REFUSED_OR_FIXED = {
     "trainer.use_distributed_sampler", "trainer.sync_batchnorm", "trainer.reload_dataloaders_every_n_epochs",
     "trainer.enable_autolog_hparams", "trainer.model_registry",
 }  # fmt: skip
-"""What the trainer refuses, sets itself or never uses: no page of help needs it."""
+"""Arguments that the trainer refuses, sets itself or never uses; the help leaves them out."""
 
 CONFIGURATION_OF = "path of a configuration of this section."
 
@@ -61,7 +61,7 @@ TYPES = {
     "trainer.precision": "32-true | bf16-mixed | null",
     "trainer.plugins": "a plugin | a list of plugins | null",
 }
-"""Types of Lightning's arguments that are wider than what federated runs take, or than anybody reads."""
+"""Short types for arguments whose own type is wider than what federated runs take, or too long to be read."""
 
 WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(r"\{'class_path': '(?:[\w.]+\.)?(\w+)'(?:, 'init_args': \{\})?\}"), r"\1"),
@@ -72,7 +72,7 @@ WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
 """Python's spelling of defaults, and Sphinx's of names, as they are written on a command line."""
 
 BASES = {"Algorithm", "Network", "FederatedCallback"}
-"""What classes of one's own begin with, and nobody chooses."""
+"""Bases from which classes of one's own derive; they are listed nowhere, since nobody chooses them."""
 
 CLASSES = re.compile(r", known subclasses: ([\w., ]+)")
 
@@ -125,10 +125,10 @@ def _split(text: str, mark: str) -> list[str]:
 def _type_ends(text: str) -> int:
     """Where the type ends with which a text begins: at a comma or a bracket outside its own brackets."""
     depth = 0
-    for place in range(len(text)):
-        if depth == 0 and text[place] in ",)":
-            return place
-        depth += (text[place] in "[(") - (text[place] in "])")
+    for position in range(len(text)):
+        if depth == 0 and text[position] in ",)":
+            return position
+        depth += (text[position] in "[(") - (text[position] in "])")
     return len(text)
 
 
@@ -178,13 +178,13 @@ def explain_arguments(parser: Any) -> None:
             action.help = CONFIGURATION_OF
         elif action.help != SUPPRESS:
             action.help = MEANING.get(action.dest, action.help)
-    parser._action_groups.sort(key=_place)
+    parser._action_groups.sort(key=_group_position)
     for group in parser._action_groups:
-        group.title = "this command" if _place(group) == 1 else group.title
+        group.title = "this command" if _group_position(group) == 1 else group.title
 
 
-def _place(group: Any) -> int:
-    """Where a group stands: general options, those of the command alone, the model and the data, Lightning's."""
+def _group_position(group: Any) -> int:
+    """Position of a group in the help: general options, those of the command, of model and data, of Lightning."""
     names = [action.dest for action in group._group_actions]
     if any(name.startswith("trainer.") for name in names):
         return 3

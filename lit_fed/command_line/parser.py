@@ -14,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.command_line.classes import explain_class
 from lit_fed.command_line.help import FederatedHelp, plain_type
+from lit_fed.command_line.moved_classes import with_present_paths
 from lit_fed.core.errors import ConfigError
 
 __all__ = ["FederatedParser", "refuse_nulls"]
@@ -67,12 +68,21 @@ class FederatedParser(LightningArgumentParser):
 
     def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> list[str]:
         """Add a class's arguments; where a class alone is explained, say what it is even if it takes none."""
-        added = super().add_class_arguments(theclass, *args, **kwargs)
+        added: list[str] = super().add_class_arguments(theclass, *args, **kwargs)
         if self._explains_class:
             said = docstring_parser.parse(inspect.getdoc(theclass) or "")
             self.description = " ".join(filter(None, (said.short_description, said.long_description)))
             self._action_groups[-1].title = "options" if added else None
         return added
+
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Parse the command line; a class that has moved may be given by its former path."""
+        given = [with_present_paths(one) for one in args] if isinstance(args, list) else args
+        return super().parse_args(given, *rest, **kwargs)
+
+    def parse_string(self, content: str, *rest: Any, **kwargs: Any) -> Any:
+        """Parse a configuration; a class that has moved may be given by its former path."""
+        return super().parse_string(with_present_paths(content), *rest, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Stop with a message that says what is known.
@@ -84,9 +94,9 @@ class FederatedParser(LightningArgumentParser):
         raise ConfigError("\n".join(lines)) from ex
 
     def _near_names(self, message: str) -> list[str]:
-        """What may have been meant by an option or a command that there is not."""
+        """Names of options or commands close to one that does not exist."""
         command = UNKNOWN_COMMAND.search(message)
-        if command is not None:
+        if command is not None and self._subcommands_action is not None:
             commands = {name: name for name in self._subcommands_action.choices} | MEANT
             close = difflib.get_close_matches(command[1].lower(), commands, 1)
             return [f"did you mean {commands[close[0]]}?" if close else "`--help` says what each command does"]
@@ -103,13 +113,14 @@ class FederatedParser(LightningArgumentParser):
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
 
     def instantiate(self, *args: Any, **kwargs: Any) -> Namespace:
-        """Make the objects; where one may be null, what it refuses reaches the terminal without the rest.
+        """Make the objects. For one that may be null jsonargparse wraps what it refuses; the wrapping is taken off.
 
         Raises:
             ConfigError: if an object refuses its arguments.
         """
         try:
-            return super().instantiate(*args, **kwargs)
+            made: Namespace = super().instantiate(*args, **kwargs)
+            return made
         except ValueError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None

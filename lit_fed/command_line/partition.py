@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.config_files import check_configs
@@ -18,7 +18,7 @@ from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.partitions.base import Natural
+from lit_fed.data.partitions.natural import Natural
 from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["partition_parser", "partition_table", "print_partition", "show_partition"]
 
 OF_OTHER_COMMANDS = ("model", "trainer", "seed_everything", "name", "ckpt_path")
-"""What a configuration of a run says besides, and no partition depends on."""
+"""Sections of a run's configuration on which no partition depends."""
 
 SPLITS = {"train": "training", "val": "validation", "test": "test"}
 

@@ -12,7 +12,7 @@ COMMANDS = {
     "validate": "Measure the clients of a checkpoint on their validation samples.",
     "test": "Measure the clients of a checkpoint on their test samples.",
     "predict": "Write what a trained model says about each sample of each client.",
-    "personalize": "Serve new clients from a checkpoint alone.",
+    "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
 }
@@ -50,7 +50,7 @@ more:
 
 
 def answer(given: list[str]) -> bool:
-    """Answer what needs no command, and say whether that was it.
+    """Answer `--help`, `--version` and a command line without any argument; returns whether it was one of these.
 
     Args:
         given: the arguments of the program.

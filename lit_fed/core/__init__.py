@@ -1,1 +1,1 @@
-"""Pure, picklable, CPU-testable: types, trees, seeds, tasks, local solvers, plans and reductions."""
+"""The kernel: pure functions over tensors and arrays, without Lightning; folders go by their domain."""

@@ -46,7 +46,7 @@ def notice(text: str) -> None:
 
 
 class WriteError(RuntimeError):
-    """The system refused to take a file; what stood in its place stands still.
+    """The system refused to write a file; an older file of that name is left as it was.
 
     Attributes:
         path: the file.

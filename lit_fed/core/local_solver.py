@@ -237,7 +237,7 @@ class LocalSolver:
     def _direction(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """What the learning rate multiplies."""
+        """The direction of a step, which the learning rate multiplies, and the new optimizer state."""
         if self.clip_norm is not None:
             gradient = self._clip(gradient)
         if self.weight_decay:

@@ -81,22 +81,22 @@ def rebuild(template: Tree, values: Sequence[Any]) -> Tree:
 
 
 def sub(a: Tree, b: Tree) -> Tree:
-    """A - b, leaf by leaf."""
+    """The differences a − b of two trees of one structure, leaf by leaf."""
     return map_leaves(torch.sub, a, b)
 
 
 def add(a: Tree, b: Tree) -> Tree:
-    """A + b, leaf by leaf."""
+    """The sums a + b of two trees of one structure, leaf by leaf."""
     return map_leaves(torch.add, a, b)
 
 
 def scale(tree: Tree, factor: Tensor | float) -> Tree:
-    """Factor · tree; a tensor is a number, [], and does not change the leaves' types."""
+    """Every leaf times a factor: a number, or a tensor [] that does not change the leaves' types."""
     return map_leaves(lambda leaf: leaf * (factor.to(leaf.dtype) if isinstance(factor, Tensor) else factor), tree)
 
 
 def lerp(a: Tree, b: Tree, share: Tensor | float) -> Tree:
-    """(1 − share)·a + share·b, leaf by leaf; whole numbers are rounded."""
+    """Points (1 − share)·a + share·b between two trees of one structure, leaf by leaf; whole numbers are rounded."""
 
     def between(x: Tensor, y: Tensor) -> Tensor:
         if x.is_floating_point():

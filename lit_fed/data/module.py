@@ -19,9 +19,10 @@ from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
-from lit_fed.data.populations.build import build_populations, fingerprint, infer_target
-from lit_fed.data.populations.checks import check_classes, check_labels, find_client_name, outlying_inputs
+from lit_fed.data.populations.build import build_populations, infer_target
+from lit_fed.data.populations.checks import check_labels, check_missing_classes, find_client_name, outlying_inputs
 from lit_fed.data.populations.find_client import find_client
+from lit_fed.data.populations.fingerprint import fingerprint
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 
@@ -42,7 +43,7 @@ class Blocks(Generic[Block]):
 
 
 class Predicted(NamedTuple):
-    """What a prediction run predicts."""
+    """Which clients a prediction run predicts, on which of their samples."""
 
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
@@ -75,8 +76,8 @@ class FederatedDataModule(LightningDataModule):
         val_fraction: share of each client's samples kept for validation.
         test_fraction: share of each client's samples kept for testing, where the data set has no test split; 0 tests
             nothing.
-        unseen_fraction: share of the clients kept out of training, to be served as newcomers; above 0 at least one,
-            and at least one is left to train.
+        unseen_fraction: share of the clients kept out of training, which are served as unseen clients; above 0 at
+            least one, and at least one is left to train.
         client_fraction: share of the clients sampled in each round, at least one.
         clients_per_round: number of clients sampled in each round, instead of a share.
         client_sampling: `uniform` without replacement, or `size`: with replacement, in proportion to the samples;
@@ -146,7 +147,7 @@ class FederatedDataModule(LightningDataModule):
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
         self.target: Target = infer_target(seen.train.y, self.dataset.num_classes)
-        check_classes(self.dataset, self.target, seen, unseen)
+        check_missing_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):

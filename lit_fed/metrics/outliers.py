@@ -7,7 +7,7 @@ from torch import Tensor
 __all__ = ["outlier"]
 
 FACTOR = 1e6
-"""How many times the median a value is that nobody meant."""
+"""A value that is more than so many times the median is taken for a mistake."""
 
 
 def outlier(values: Tensor, floor: float = 0.0) -> tuple[int, float, float] | None:
@@ -26,6 +26,6 @@ def outlier(values: Tensor, floor: float = 0.0) -> tuple[int, float, float] | No
         (1, 100000000.0, 2.0)
     """
     values = values.double()
-    place, median = int(values.argmax()), max(float(values.median()), floor)
-    largest = float(values[place])
-    return (place, largest, median) if largest > FACTOR * median > 0 else None
+    position, median = int(values.argmax()), max(float(values.median()), floor)
+    largest = float(values[position])
+    return (position, largest, median) if largest > FACTOR * median > 0 else None

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from lit_fed.core.errors import ConfigError
 
@@ -109,7 +109,7 @@ def build_network(
 
 
 def _name(network: object) -> str:
-    """The class, where the options of the command line are bound to it or not."""
+    """Name of a network's class; the command line hands the class over with options bound to it."""
     while isinstance(network, partial):
         network = next((one for one in (*network.args, network.func) if isinstance(one, type)), network.func)
     return network.__name__ if isinstance(network, type) else "as it is given"
@@ -147,7 +147,7 @@ def check_outputs(
 
 
 def _zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
-    """Outputs [2, ...] of two samples of zeros in evaluation mode; one alone has no statistics of a batch.
+    """Outputs [2, ...] of two samples of zeros in evaluation mode; BatchNorm refuses a single one.
 
     Raises:
         ConfigError: naming the network and what went wrong, whatever its forward pass raises.

@@ -30,7 +30,7 @@ def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], 
     Raises:
         ConfigError: if the weights are not found or do not fit.
     """
-    given = _read(weights) if weights.endswith(SUFFIXES) else _download(weights, versions)
+    given = _read(weights) if weights.endswith(SUFFIXES) else _download(weights, versions)  # type: ignore[arg-type]
     own = network.state_dict()
     unlike = {name for name, leaf in given.items() if name in own and own[name].shape != leaf.shape}
     # a plain dict without versions: files written before BatchNorm counted its batches are taken too
@@ -63,13 +63,13 @@ def _read(weights: str) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=1)  # a network is built for each component, from the same weights
 def _read_once(path: Path, modified: int) -> dict[str, Tensor]:
-    place, fix = f"--model.network.weights {path}", "write one with torch.save(network.state_dict(), path)"
+    option, fix = f"--model.network.weights {path}", "write one with torch.save(network.state_dict(), path)"
     try:
         given = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged file makes the reader raise
-        raise ConfigError(f"{place} cannot be read as a state dict ({type(error).__name__}); {fix}") from error
+        raise ConfigError(f"{option} cannot be read as a state dict ({type(error).__name__}); {fix}") from error
     if not isinstance(given, dict) or not all(isinstance(leaf, Tensor) for leaf in given.values()):
-        raise ConfigError(f"{place} holds no state dict; {fix}")
+        raise ConfigError(f"{option} holds no state dict; {fix}")
     return given
 
 

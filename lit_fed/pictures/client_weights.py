@@ -22,10 +22,10 @@ from lit_fed.pictures.style import (
 __all__ = ["draw_graph", "weight_figures"]
 
 PANELS = 4
-"""Rounds that are shown side by side."""
+"""Most rounds that are shown side by side."""
 
 MOST_CURVES = 12
-"""Clients whose weights are drawn as curves, one panel each; for more, groups are."""
+"""Most clients whose weights are drawn as curves, a panel for each; of more, means over clients are drawn."""
 
 
 def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
@@ -38,14 +38,14 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
     Raises:
         ConfigError: naming that file if it cannot be read.
     """
-    place = folder / "weights.npz"
-    if not place.is_file():
+    path = folder / "weights.npz"
+    if not path.is_file():
         return []
     try:
-        with np.load(place) as file:
+        with np.load(path) as file:
             weights = dict(file)
     except Exception as error:  # whatever a file of somebody else makes the reader raise
-        raise ConfigError(f"{place} cannot be read ({error}); it is not this run's, so move it away") from error
+        raise ConfigError(f"{path} cannot be read ({error}); it is not this run's, so move it away") from error
     figures = []
     if "mixture" in weights and len(weights["rounds"]) > 1:
         figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))
@@ -81,15 +81,15 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
     scale = mpl.colors.Normalize(0, max((edge[2] for edge in edges), default=1.0))
     figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
     axes = figure.subplots()
-    places = nx.circular_layout(graph)
+    positions = nx.circular_layout(graph)
     nx.draw(
-        graph, places, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
+        graph, positions, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
         edgecolors="black", linewidths=0.6, node_size=80, edgelist=[edge[:2] for edge in edges],
         edge_color=[edge[2] for edge in edges], edge_cmap=mpl.colormaps["Greys"], edge_vmin=0, edge_vmax=scale.vmax,
     )  # fmt: skip
     if len(np.unique(groups)) > 1:
         names = {client: str(int(groups[client])) for client in order.tolist()}
-        nx.draw_networkx_labels(graph, places, names, ax=axes, font_size=6)
+        nx.draw_networkx_labels(graph, positions, names, ax=axes, font_size=6)
     figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight")
     return figure
 
@@ -99,7 +99,7 @@ def _panels(num_rounds: int) -> list[int]:
 
 
 def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
-    """Mixture weights of all clients in a few rounds, in the order of the last one."""
+    """Heat maps of all clients' mixture weights in a few rounds; the last one decides on the order of the clients."""
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
     shown = _panels(len(mixture))
@@ -119,7 +119,7 @@ def _round(weights: dict[str, Any], idx: int) -> str:
 
 
 def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Clients ordered by true group, and the first place of each group but the first."""
+    """Clients ordered by true group, and the positions at which a new group begins."""
     num_clients = weights["collaboration"].shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))
     order = np.argsort(groups, kind="stable")
@@ -127,7 +127,7 @@ def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
-    """Weights between clients in a few rounds, ordered by true group."""
+    """Heat maps of the weights between clients in a few rounds; clients are ordered by true group."""
     between = weights["collaboration"]
     order, bounds = _group_order(weights)
     shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
@@ -150,7 +150,7 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
 
 
 def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
-    """What few clients give each other over the rounds; of many, the share that stays in each one's group."""
+    """Curves of each client's weights over the rounds; of many clients, of the share that stays in their groups."""
     between, rounds = weights["collaboration"], weights["rounds"]
     num_clients = between.shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))

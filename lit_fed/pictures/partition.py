@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 __all__ = ["draw_partition"]
 
 MOST_NAMES = 60
-"""Clients that are named below the picture; of more, only the number is said."""
+"""Most clients whose names stand below the picture; of more than these, only the number is said."""
 
 MOST_LABELS = 40
-"""Labels that are all numbered; of more, some are."""
+"""Most labels that are all numbered at the axis; of more than these, some are."""
 
 LONGEST_NAME = 14
 
@@ -59,14 +59,17 @@ def _figure(table: pd.DataFrame, new_figure: Any) -> Any:
 
 
 def _order(table: pd.DataFrame) -> dict[str, str]:
-    """Columns that clients are ordered by, and their names; of many sizes without labels only the order is readable."""
+    """Columns by which clients are ordered, and how a reader calls them.
+
+    Many clients without labels are ordered by size: nothing else could be read from the picture.
+    """
     sizes_alone = not len(table.filter(regex=r"^label_\d+$").columns)
     by_group = {"group": "true group"} if "group" in table else {}
     return by_group | ({"num_train": "size"} if sizes_alone and len(table) > MOST_NAMES else {})
 
 
 def _draw_sizes(axes: Any, ordered: pd.DataFrame) -> None:
-    """Samples of each split, one above the other."""
+    """Draw the samples of each client's splits, one above the other."""
     edges = np.arange(len(ordered) + 1) - 0.5
     base = np.zeros(len(ordered))
     for column, (color, name) in FILLS.items():
@@ -80,7 +83,7 @@ def _draw_sizes(axes: Any, ordered: pd.DataFrame) -> None:
 
 
 def _draw_shares(axes: Any, shares: np.ndarray) -> Any:
-    """Share of each label [L] in each client's samples [T], of an array [L, T]."""
+    """Draw the share of each label in each client's samples, [L, T], as a heat map."""
     image = axes.imshow(shares, aspect="auto", cmap="Greys", vmin=0, vmax=shares.max(), interpolation="nearest")
     axes.set_ylabel("label")
     axes.grid(visible=False)
@@ -90,7 +93,7 @@ def _draw_shares(axes: Any, shares: np.ndarray) -> Any:
 
 
 def _mark(panels: np.ndarray, ordered: pd.DataFrame) -> None:
-    """Lines between true groups, and a dashed one before the unseen clients."""
+    """Draw lines between true groups, and a dashed one before the unseen clients."""
     unseen = (ordered["population"] == "unseen").to_numpy()
     groups = ordered["group"].to_numpy() if "group" in ordered else np.zeros(len(ordered))
     for axes in panels:
@@ -100,8 +103,8 @@ def _mark(panels: np.ndarray, ordered: pd.DataFrame) -> None:
             axes.axvline(bound + 0.5, color="black", linewidth=1.4, linestyle="--")
     for name, rows in (("seen", np.flatnonzero(~unseen)), ("unseen", np.flatnonzero(unseen))):
         if unseen.any() and len(rows):
-            place = panels[0].get_xaxis_transform()
-            panels[0].text(rows.mean(), 1.01, name, transform=place, ha="center", va="bottom", fontsize=8)
+            across = panels[0].get_xaxis_transform()
+            panels[0].text(rows.mean(), 1.01, name, transform=across, ha="center", va="bottom", fontsize=8)
 
 
 def _name_clients(axes: Any, ordered: pd.DataFrame, keys: dict[str, str]) -> None:

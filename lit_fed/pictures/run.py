@@ -36,10 +36,10 @@ LINES = {
 }
 
 MOST_GROUPS = 12
-"""True groups that are marked below the mixture weights; more have no room."""
+"""Most true groups that are marked below the mixture weights; there is no room for more."""
 
 MOST_NUMBERS = 12
-"""Groups up to which the cells of a heat map hold their figures."""
+"""Most columns of a heat map whose cells hold their figures."""
 
 
 def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",)) -> None:
@@ -62,11 +62,14 @@ def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",))
 
 
 def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple[str, Any]]:
-    hit = "accuracy" if "accuracy" in clients else "mse"
-    figures = [*_history_figures(folder, hit, new_figure), (f"client_{hit}.png", _histogram(clients, hit, new_figure))]
+    metric = "accuracy" if "accuracy" in clients else "mse"
+    figures = [
+        *_history_figures(folder, metric, new_figure),
+        (f"client_{metric}.png", _histogram(clients, metric, new_figure)),
+    ]
     if "pi_0" in clients:
         figures.append(("mixture_weights.png", mixture_heat_map(clients, new_figure)))
-    return [*figures, *_component_figures(folder, hit, new_figure), *weight_figures(folder, new_figure)]
+    return [*figures, *_component_figures(folder, metric, new_figure), *weight_figures(folder, new_figure)]
 
 
 def read_history(folder: Path) -> pd.DataFrame:
@@ -77,8 +80,8 @@ def read_history(folder: Path) -> pd.DataFrame:
     """
     import pandas as pd
 
-    place = folder / "metrics.csv"
-    history = pd.read_csv(place) if place.is_file() else pd.DataFrame()
+    path = folder / "metrics.csv"
+    history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
     if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
         return pd.DataFrame({"step": [], "sent": []})
     history = history[history["comm/bytes_up"].notna()]  # the row of the final test belongs to no round
@@ -87,57 +90,59 @@ def read_history(folder: Path) -> pd.DataFrame:
 
 def evaluated_split(history: pd.DataFrame) -> str:
     """The split that the periodic evaluation measured."""
-    return "val" if any(column.startswith("val/") for column in history) else "test"
+    return "val" if any(str(column).startswith("val/") for column in history) else "test"
 
 
-def _history_figures(folder: Path, hit: str, new_figure: Any) -> list[tuple[str, Any]]:
+def _history_figures(folder: Path, metric: str, new_figure: Any) -> list[tuple[str, Any]]:
     history = read_history(folder)
     if not len(history):
         return []
-    axis = {f"{hit}_vs_rounds.png": (history["step"] + 1, "round")}
+    axis = {f"{metric}_vs_rounds.png": (history["step"] + 1, "round")}
     most = history["sent"].max()
     if most > 0:
         size, unit = byte_unit(most)
-        axis[f"{hit}_vs_bytes.png"] = (history["sent"] / size, f"{unit} sent and received by all clients")
+        axis[f"{metric}_vs_bytes.png"] = (history["sent"] / size, f"{unit} sent and received by all clients")
     if "time/simulated" in history:
         label = "simulated time, in models sent downwards"
-        axis[f"{hit}_vs_time.png"] = (history["time/simulated"], label)
-    return [(name, _history(history, x, label, hit, new_figure)) for name, (x, label) in axis.items()]
+        axis[f"{metric}_vs_time.png"] = (history["time/simulated"], label)
+    return [(name, _history(history, x, label, metric, new_figure)) for name, (x, label) in axis.items()]
 
 
-def _history(history: pd.DataFrame, x: pd.Series, label: str, hit: str, new_figure: Any) -> Any:
+def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str, new_figure: Any) -> Any:
     figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
     axes = figure.subplots()
-    factor, unit = percent(hit)
+    factor, unit = percent(metric)
     split = evaluated_split(history)
     shown = []
     for (population, suffix), line in LINES.items():
-        values = history.get(f"{split}/{population}/{hit}{suffix}")
+        values = history.get(f"{split}/{population}/{metric}{suffix}")
         if values is not None and values.notna().any():
             known = values.notna()
             name = f"{population}, {'worst decile' if suffix else 'mean'}"
             draw_curve(axes, x[known].to_numpy(), factor * values[known].to_numpy(), label=name, **line)
             shown += values[known].tolist()
     axes.set(
-        xlabel=label, ylabel=f"{split} {hit} of clients{unit}", yscale=scale_of(shown) if hit == "mse" else "linear"
+        xlabel=label,
+        ylabel=f"{split} {metric} of clients{unit}",
+        yscale=scale_of(shown) if metric == "mse" else "linear",
     )
     axes.xaxis.set_major_locator(few_ticks(whole=label == "round"))
     legend_above(figure)
     return figure
 
 
-def _histogram(clients: pd.DataFrame, hit: str, new_figure: Any) -> Any:
-    """Clients by their results; those of the seen clients' worst decile are hatched, infinite ones are counted."""
+def _histogram(clients: pd.DataFrame, metric: str, new_figure: Any) -> Any:
+    """A histogram of the clients' results: the worst decile of the seen ones is hatched, infinite ones are counted."""
     figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
     axes = figure.subplots()
-    factor, unit = percent(hit)
+    factor, unit = percent(metric)
     found = {
-        population: factor * clients.loc[clients["population"] == population, hit].dropna()
+        population: factor * clients.loc[clients["population"] == population, metric].dropna()
         for population in ("seen", "unseen")
     }
     values = {population: held[np.isfinite(held)] for population, held in found.items()}
     infinite = {population: len(found[population]) - len(held) for population, held in values.items()}
-    scale = scale_of(clients[hit]) if hit == "mse" else "linear"
+    scale = scale_of(clients[metric]) if metric == "mse" else "linear"
     edges = _bins(np.concatenate(list(values.values())), scale)
     look = {
         "seen": {"color": "#1b4f8a", "histtype": "stepfilled", "alpha": 0.6},
@@ -148,8 +153,8 @@ def _histogram(clients: pd.DataFrame, hit: str, new_figure: Any) -> Any:
             beside = f", and {infinite[population]} infinite" if infinite[population] else ""
             axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look[population])
     if len(values["seen"]):
-        _mark_worst_decile(axes, values["seen"], hit, edges, unit)
-    axes.set(xlabel=f"test {hit} of a client{unit}", ylabel="clients", xscale=scale)
+        _mark_worst_decile(axes, values["seen"], metric, edges, unit)
+    axes.set(xlabel=f"test {metric} of a client{unit}", ylabel="clients", xscale=scale)
     axes.yaxis.set_major_locator(few_ticks(whole=True))
     axes.grid(visible=False, axis="x")
     legend_above(figure)
@@ -162,9 +167,9 @@ def _bins(values: np.ndarray, scale: str) -> np.ndarray:
     return np.histogram_bin_edges(values, bins=20)
 
 
-def _mark_worst_decile(axes: Any, values: pd.Series, hit: str, edges: np.ndarray, unit: str) -> None:
+def _mark_worst_decile(axes: Any, values: pd.Series, metric: str, edges: np.ndarray, unit: str) -> None:
     """Hatch the max(1, ⌊T/10⌋) worst clients."""
-    larger_is_better = hit == "accuracy"
+    larger_is_better = metric == "accuracy"
     worst = values.sort_values(ascending=larger_is_better)[: max(1, len(values) // 10)]
     sign, sign_of_unit = "≤" if larger_is_better else "≥", "%" if unit else ""
     label = f"worst decile of the seen: {sign} {worst.iloc[-1]:.3g}{sign_of_unit}"
@@ -172,9 +177,9 @@ def _mark_worst_decile(axes: Any, values: pd.Series, hit: str, edges: np.ndarray
 
 
 def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
-    """Mixture weights of the seen clients, and below them who belongs to which true group."""
+    """A heat map of the seen clients' mixture weights, and below it who belongs to which true group."""
     seen = clients[clients["population"] == "seen"]
-    weights = seen[[column for column in clients if column.startswith("pi_")]].to_numpy()
+    weights = seen[[column for column in clients if str(column).startswith("pi_")]].to_numpy()
     order = np.lexsort((-weights.max(1), weights.argmax(1)))
     groups = seen["group"].to_numpy()[order] if "group" in clients else np.zeros(len(seen))
     known = np.unique(groups)
@@ -191,7 +196,7 @@ def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
 
 
 def _cells(axes: Any, values: np.ndarray, label: str, names: Any) -> Any:
-    """Rows of values in [0, 1], darker for larger ones."""
+    """Draw rows of values in [0, 1] as a heat map, darker for larger ones."""
     image = axes.imshow(values, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
     axes.set_ylabel(label)
     axes.set_yticks(range(len(values)), [str(name) for name in names])
@@ -199,19 +204,19 @@ def _cells(axes: Any, values: np.ndarray, label: str, names: Any) -> Any:
     return image
 
 
-def _component_figures(folder: Path, hit: str, new_figure: Any) -> list[tuple[str, Any]]:
+def _component_figures(folder: Path, metric: str, new_figure: Any) -> list[tuple[str, Any]]:
     import pandas as pd
 
-    place = folder / "components.csv"
-    if not place.is_file():
+    path = folder / "components.csv"
+    if not path.is_file():
         return []
-    return [(f"component_{hit}.png", _components(pd.read_csv(place), hit, new_figure))]
+    return [(f"component_{metric}.png", _components(pd.read_csv(path), metric, new_figure))]
 
 
-def _components(table: pd.DataFrame, hit: str, new_figure: Any) -> Any:
-    """Results of every component alone on the clients of each true group, darker for larger numbers."""
-    factor, unit = percent(hit)
-    values = factor * table.pivot_table(index="component", columns="group", values=hit)
+def _components(table: pd.DataFrame, metric: str, new_figure: Any) -> Any:
+    """A heat map of the results of every component alone on the clients of each true group."""
+    factor, unit = percent(metric)
+    values = factor * table.pivot_table(index="component", columns="group", values=metric)
     figure = new_figure(figsize=(max(2.4, min(FULL_WIDTH, 1.4 + 0.45 * values.shape[1])), 0.9 + 0.3 * len(values)))
     axes = figure.subplots()
     image = axes.imshow(values, aspect="auto", cmap="Greys", interpolation="nearest")
@@ -221,7 +226,7 @@ def _components(table: pd.DataFrame, hit: str, new_figure: Any) -> Any:
     frame(axes)
     if values.shape[1] <= MOST_NUMBERS:
         _number_cells(axes, values.to_numpy(), image)
-    figure.colorbar(image, label=f"test {hit}{unit}")
+    figure.colorbar(image, label=f"test {metric}{unit}")
     return figure
 
 

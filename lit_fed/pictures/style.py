@@ -29,7 +29,7 @@ __all__ = [
     "scale_of",
 ]
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -39,7 +39,7 @@ STYLE = {
     "savefig.dpi": 150,
 }
 
-COLUMN = STYLE | {
+COLUMN: dict[Any, Any] = STYLE | {
     "font.size": 8,
     "axes.titlesize": 8,
     "legend.fontsize": 7,
@@ -51,7 +51,7 @@ COLUMN = STYLE | {
     "pdf.fonttype": 42,  # text stays text, which publishers ask for
     "svg.hashsalt": "lit_fed",  # the same picture is the same file
 }
-"""For figures that are printed in the size in which they are drawn."""
+"""Settings of matplotlib for figures that are printed in the size in which they are drawn."""
 
 COLUMN_WIDTH, FULL_WIDTH = 3.4, 7.0
 """Inches of one column and of two."""
@@ -67,23 +67,25 @@ UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {
 
 
 def look(position: int) -> dict[str, Any]:
-    """Dash and marker of a line, by its place among the lines of a figure."""
+    """Dash and marker of a line, by its position among the lines of a figure."""
     return {"linestyle": DASHES[position % len(DASHES)], "marker": MARKERS[position % len(MARKERS)]}
 
 
-def draw_curve(axes: Any, places: Sequence[float], middle: Any, deviation: Any = None, **line_options: Any) -> None:
+def draw_curve(
+    axes: Any, x: Sequence[float] | np.ndarray, middle: Any, deviation: Any = None, **line_options: Any
+) -> None:
     """Draw a line with a few markers, and a band of one standard deviation around it.
 
     Args:
         axes: where it is drawn.
-        places: of the points, [n].
+        x: where the points stand on the horizontal axis, [n].
         middle: their values, [n].
         deviation: standard deviations, [n]; None: no band.
         line_options: as those of matplotlib's `plot`.
     """
-    (line,) = axes.plot(places, middle, markevery=max(1, len(places) // MOST_MARKERS), **line_options)
+    (line,) = axes.plot(x, middle, markevery=max(1, len(x) // MOST_MARKERS), **line_options)
     if deviation is not None:
-        axes.fill_between(places, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
+        axes.fill_between(x, middle - deviation, middle + deviation, color=line.get_color(), alpha=0.15)
 
 
 def byte_unit(most: float) -> tuple[float, str]:
@@ -98,14 +100,14 @@ def byte_unit(most: float) -> tuple[float, str]:
     return 1000.0**power, names[power]
 
 
-def percent(hit: str) -> tuple[float, str]:
-    """What a metric is multiplied by in pictures, and how its unit is written.
+def percent(metric: str) -> tuple[float, str]:
+    """The factor of a metric in pictures, 100 for shares, and how its unit is written.
 
     Example:
         >>> percent("accuracy"), percent("mse")
         ((100.0, ' (%)'), (1.0, ''))
     """
-    return (100.0, " (%)") if hit.startswith("accuracy") else (1.0, "")
+    return (100.0, " (%)") if metric.startswith("accuracy") else (1.0, "")
 
 
 def scale_of(values: Any) -> str:
@@ -128,19 +130,19 @@ def few_ticks(*, whole: bool = False, most: int = 6) -> Any:
 
 
 def frame(axes: Any) -> None:
-    """The box and no grid, as for a heat map."""
+    """Draw the box around axes, and no grid: what a heat map needs."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(True)
 
 
 def legend_above(figure: Any, columns: int = 2) -> None:
-    """A legend of all that has a label, above the figure's axes, where it covers no data."""
+    """Add a legend of all that has a label, above the figure's axes, where it covers no data."""
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def save(figure: Any, place: Path, dpi: float | str = "figure") -> None:
-    """Write a figure beside its place and move it there; the place's suffix is the format."""
-    with whole_file(place) as file:
-        figure.savefig(file, format=place.suffix[1:], dpi=dpi, metadata=UNDATED[place.suffix])
+def save(figure: Any, path: Path, dpi: float | str = "figure") -> None:
+    """Write a figure; the suffix of its path is the format. A file is there whole or not at all."""
+    with whole_file(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi, metadata=UNDATED[path.suffix])

@@ -21,8 +21,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.models import Network
-from lit_fed.models.base import build_network, check_outputs
+from lit_fed.models.base import Network, build_network, check_outputs
 from lit_fed.rounds import Federation
 from lit_fed.training.module_server import ModuleServer
 

@@ -22,7 +22,8 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBloc
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics import ClientTable
-from lit_fed.models import Linear, Network
+from lit_fed.models.base import Network
+from lit_fed.models.linear import Linear
 from lit_fed.rounds import Federation
 from lit_fed.training.building import ModelSettings, build_federation
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder

@@ -97,15 +97,15 @@ def _curves(groups: Sequence[Group], metric: str, *, bytes_sent: bool) -> Any:
     return figure
 
 
-def _draw(axes: Any, position: int, curve: _Curve, places: np.ndarray) -> None:
+def _draw(axes: Any, position: int, curve: _Curve, x: np.ndarray) -> None:
     """Mean and spread over seeds; of runs that send nothing a level line at their last value."""
     options = {"label": curve.name, "color": COLOURS[position % len(COLOURS)], **look(position)}
     middle = curve.values.mean(0)
-    if places[-1] == 0:
+    if x[-1] == 0:
         axes.axhline(middle[-1], **options | {"marker": "", "label": f"{curve.name} (sends nothing)"})
     else:
         deviation = curve.values.std(0, ddof=1) if len(curve.values) > 1 else None
-        draw_curve(axes, places, middle, deviation, **options)
+        draw_curve(axes, x, middle, deviation, **options)
 
 
 def _label_x(axes: Any, curves: Sequence[_Curve], label: str) -> None:
@@ -132,9 +132,9 @@ def _clients(groups: Sequence[Group], metric: str) -> Any:
         for key, label, style in MARKS:
             found = [run.summary[name] for run in group.runs if (name := f"test/{key.format(metric)}") in run.summary]
             if found:
-                place = height - (UNSEEN_BELOW if "unseen" in key else 0)
+                level = height - (UNSEEN_BELOW if "unseen" in key else 0)
                 axes.plot(
-                    factor * np.mean(found), place, label=None if label in explained else label, clip_on=False, **style
+                    factor * np.mean(found), level, label=None if label in explained else label, clip_on=False, **style
                 )
                 explained.add(label)
     axes.set_yticks(range(len(groups)), [textwrap.fill(_cut(group.name), 18) for group in reversed(groups)])

@@ -22,7 +22,7 @@ FILES = ("metrics.csv", "clients.csv")
 METRICS = ("accuracy", "mse", "loss")
 """That clients are measured by; the first one that all runs have is compared."""
 
-PLACES = {"name", "ckpt_path", "default_root_dir"}
+WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
 """Arguments that say where a run is kept, and nothing of what it computes."""
 
 
@@ -48,20 +48,20 @@ class Group(NamedTuple):
     runs: list[FinishedRun]
 
 
-def find_run(place: Path) -> Path:
+def find_run(folder: Path) -> Path:
     """The folder of a run: the given one, or its newest version.
 
     Raises:
         ConfigError: if there is no such folder or no run in it.
     """
-    if not place.is_dir():
-        raise ConfigError(f"{place}: no such folder; give the folder of a run, such as runs/quickstart/version_0")
-    if any((place / name).is_file() for name in ("config.yaml", "metrics.csv", "summary.json")):
-        return place
-    version = newest_version(place)
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give the folder of a run, such as runs/quickstart/version_0")
+    if any((folder / name).is_file() for name in ("config.yaml", "metrics.csv", "summary.json")):
+        return folder
+    version = newest_version(folder)
     if version < 0:
-        raise ConfigError(f"{place} holds no run; give the folder of a run, such as runs/quickstart/version_0")
-    return place / f"version_{version}"
+        raise ConfigError(f"{folder} holds no run; give the folder of a run, such as runs/quickstart/version_0")
+    return folder / f"version_{version}"
 
 
 def read_run(folder: Path) -> FinishedRun:
@@ -117,9 +117,9 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
 
 
 def without_seeds(config: Any) -> Any:
-    """A configuration without its seeds, and without the names of its places."""
+    """A configuration without its seeds, and without what says where it is kept."""
     if isinstance(config, dict):
-        left = {key: value for key, value in config.items() if not _is_seed(key) and key not in PLACES}
+        left = {key: value for key, value in config.items() if not _is_seed(key) and key not in WHERE_KEPT}
         return {key: without_seeds(value) for key, value in left.items()}
     return [without_seeds(one) for one in config] if isinstance(config, list) else config
 
@@ -141,7 +141,7 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     for members in groups.values():
         seeds: dict[str, Path] = {}
         for run in members:
-            with_seeds = {key: value for key, value in run.config.items() if key not in PLACES}
+            with_seeds = {key: value for key, value in run.config.items() if key not in WHERE_KEPT}
             with_seeds["trainer"] = without_seeds(run.config.get("trainer", {}))
             text = json.dumps(with_seeds, sort_keys=True)
             if text in seeds:

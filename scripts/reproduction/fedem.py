@@ -162,7 +162,7 @@ def _shown(one: Published | None) -> str:
     return "" if one is None else f"{one.mean} / {one.other}"
 
 
-def table2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def table2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """Bars for each data set, the paper's figures as marks."""
     panels = {}
     for setting in fedem_settings(scale).values():
@@ -173,7 +173,7 @@ def table2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) 
             for name, records in found.items()
             if records
         ]
-    bars({label: one for label, one in panels.items() if one}, "test accuracy in percent", place)
+    bars({label: one for label, one in panels.items() if one}, "test accuracy in percent", path)
 
 
 def _mark(published: dict[str, Published], name: str) -> float | None:

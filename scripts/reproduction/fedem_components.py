@@ -57,7 +57,7 @@ def with_components(setting: Setting, numbers: Sequence[int]) -> Setting:
 
 
 def figure1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """Both panels."""
+    """The runs of both panels."""
     setting = figure1_setting(scale)
     sampled = [run for rate in RATES[scale] for run in at_rate(setting, rate).runs(seeds, SAMPLED)]
     return sampled + with_components(setting, NUMBERS[scale]).runs(seeds)
@@ -124,21 +124,21 @@ def _gains(numbers: Mapping[float, list[Record]], scale: Scale) -> list[str]:
     return wrap(f"Gain in points from {', '.join(gains)}.{truth}") if gains else []
 
 
-def figure1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
-    """Both panels."""
+def figure1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
+    """The picture of both panels."""
     rates = [line(LABELS[name], by_rate(kept, scale, seeds, name), ACCURACY[0]) for name in SAMPLED]
     numbers = [line("FedEM", by_number(kept, scale, seeds), ACCURACY[0])]
     panels = {"Clients in each round": rates, "Components": numbers}
     labels = {"Clients in each round": "share of all clients", "Components": "number of components"}
     shown = {name: [one for one in lines if one[1]] for name, lines in panels.items()}
-    curves({name: lines for name, lines in shown.items() if lines}, labels, "test accuracy in percent", place)
+    curves({name: lines for name, lines in shown.items() if lines}, labels, "test accuracy in percent", path)
 
 
 def line(label: str, records: Mapping[float, list[Record]], key: str) -> Curve:
-    """A curve over the places that have records, with as many seeds as all of these have."""
-    places = [place for place, found in records.items() if found]
-    common = min((len(records[place]) for place in places), default=0)
-    return label, places, [[100 * records[place][row]["summary"][key] for place in places] for row in range(common)]
+    """A curve over the settings that have records, with as many seeds as all of these have."""
+    settings = [one for one, found in records.items() if found]
+    common = min((len(records[one]) for one in settings), default=0)
+    return label, settings, [[100 * records[one][row]["summary"][key] for one in settings] for row in range(common)]
 
 
 # ---------------------------------------------------------------------- Appendix J.5
@@ -166,7 +166,7 @@ def larger_setting(scale: Scale) -> Setting:
 
 
 def larger_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All of them."""
+    """The runs with larger networks, those of FedAvg and those of FedEM."""
     return larger_setting(scale).runs(seeds)
 
 

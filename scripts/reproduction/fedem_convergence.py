@@ -27,7 +27,7 @@ QUANTITIES = {
 
 
 def convergence_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """Those of Table 2."""
+    """The runs of Table 2."""
     return [run for setting in settings_of(scale) for run in setting.runs(seeds, TABLE2)]
 
 
@@ -76,7 +76,7 @@ def _series(record: Record, quantity: str) -> dict[int, float]:
     return {number: value for number, value in pairs if number <= last}
 
 
-def convergence_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def convergence_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A row of four panels for each data set; a method looks the same in all of them."""
     settings = settings_of(scale)
     figure, axes = panels([f"{one.label}: {quantity}" for one in settings for quantity in QUANTITIES], columns=4)
@@ -93,7 +93,7 @@ def convergence_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: P
                 axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
     handles = [figure.axes[0].plot([], [], label=LABELS[name], **_look(one))[0] for one, name in enumerate(TABLE2)]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(TABLE2))
-    save(figure, place)
+    save(figure, path)
 
 
 def _look(position: int) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def table1_run(setting: Setting, scale: Scale, seed: int) -> Run:
 
 
 def table1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All of them."""
+    """The runs of all settings."""
     return [table1_run(setting, scale, seed) for seed in seeds for setting in table1_settings(scale)]
 
 

@@ -22,7 +22,7 @@ UNSEEN = ("test/unseen/accuracy",)
 
 # ---------------------------------------------------------------------- Figure 2 and Appendix J.3
 def figure2_setting(scale: Scale) -> Setting:
-    """A fifth of the clients comes after the training."""
+    """The setting of Table 3, in which a fifth of the clients is not seen in training."""
     return unseen(CIFAR10_PAPER if scale == "paper" else synthetic(scale))
 
 
@@ -43,7 +43,7 @@ def figure2_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     records = kept.all(setting.runs(seeds, ["fedem"]))
     if records:
         shares, accuracy = _by_share(records)
-        rows = [[f"{share:g}", _plus_minus(accuracy[:, place].tolist())] for place, share in enumerate(shares)]
+        rows = [[f"{share:g}", _plus_minus(accuracy[:, column].tolist())] for column, share in enumerate(shares)]
         lines += ["", *grid(["share", "FedEM"], rows), "", *wrap(_half_way(shares, accuracy.mean(axis=0)))]
     others = [[LABELS[one], cell(kept.all(setting.runs(seeds, [one])), UNSEEN, len(seeds))] for one in TABLE3[:2]]
     return [*lines, "", *grid(["algorithm", "unseen clients"], others)]
@@ -72,7 +72,7 @@ def _half_way(shares: Sequence[float], accuracy: np.ndarray) -> str:
     return f"All samples bring {gain:.1f} points over uniform weights. Of these there are {parts}."
 
 
-def figure2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def figure2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """The curve, with FedAvg's and FedAvg+'s levels."""
     setting = figure2_setting(scale)
     records = kept.all(setting.runs(seeds, ["fedem"]))
@@ -84,7 +84,7 @@ def figure2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path)
     for name in TABLE3[:2]:
         levels = [100 * one["summary"][UNSEEN[0]] for one in kept.all(setting.runs(seeds, [name]))]
         drawn += [(LABELS[name], percent, [[level] * len(percent) for level in levels])] if levels else []
-    curves({setting.label: drawn}, "training samples adapted on, in percent", "test accuracy in percent", place)
+    curves({setting.label: drawn}, "training samples adapted on, in percent", "test accuracy in percent", path)
 
 
 def entropy_settings(scale: Scale) -> list[Setting]:

@@ -84,7 +84,7 @@ def rounds_of(setting: Setting) -> int:
 
 
 def third(setting: Setting) -> Setting:
-    """A third of the rounds, over which the learning rate falls as over all."""
+    """The setting with a third of its rounds, over which the learning rate falls as it does over all."""
     return setting.varied("third", "--trainer.max_epochs", str(max(1, rounds_of(setting) // 3)))
 
 
@@ -177,12 +177,12 @@ def mocha_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
 
 
 def mocha_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """All methods on the synthetic data, and MOCHA's place."""
+    """All methods on the synthetic data, and MOCHA's rank."""
     setting = synthetic(scale)
     found = {name: kept.all(setting.runs(seeds, [name])) for name in LINEAR}
     rows = [[LABELS[name], cell(records, ACCURACY, len(seeds))] for name, records in found.items()]
     ours = {LABELS[name]: mean(records) for name, records in found.items() if records}
-    order = wrap(f"Order: {_ranked(ours)}. {_place(ours)}".strip()) if ours else []
+    order = wrap(f"Order: {_ranked(ours)}. {_rank(ours)}".strip()) if ours else []
     return [
         *wrap(
             "MOCHA trains linear models only, so it is compared on the synthetic data: test accuracy of seen clients "
@@ -193,16 +193,16 @@ def mocha_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     ]  # fmt: skip
 
 
-def _place(values: Mapping[str, float]) -> str:
-    """MOCHA's place among those that were run."""
+def _rank(values: Mapping[str, float]) -> str:
+    """MOCHA's rank among those that were run."""
     if "MOCHA" not in values:
         return ""
     above = [name for name in values if values[name] > values["MOCHA"]]
-    place = f"MOCHA is number {len(above) + 1} of {len(values)}"
+    rank = f"MOCHA is number {len(above) + 1} of {len(values)}"
     if "Clustered FL" not in above:
-        return f"{place}."
+        return f"{rank}."
     theirs = PUBLISHED["synthetic"]["clustered_fl"].mean
-    return f"{place}; Clustered FL stands above it with thresholds that let it split, and had {theirs} in the paper."
+    return f"{rank}; Clustered FL stands above it with thresholds that let it split, and had {theirs} in the paper."
 
 
 # ---------------------------------------------------------------------- pages

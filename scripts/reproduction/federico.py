@@ -134,7 +134,7 @@ CHOICES = (
 )
 
 
-def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """Bars for each number of groups, the paper's figures as marks."""
     shown: dict[str, list[Bar]] = {}
     for name, settings in table1_settings(scale).items():
@@ -149,12 +149,12 @@ def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) 
                 for one, records in found.items()
                 if records
             ]
-    bars({title: rows for title, rows in shown.items() if rows}, "test accuracy in percent", place)
+    bars({title: rows for title, rows in shown.items() if rows}, "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Table 2
 def table2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All methods."""
+    """The runs of all methods."""
     return TABLE2_SETTINGS[scale].runs(seeds)
 
 

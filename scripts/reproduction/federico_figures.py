@@ -116,12 +116,12 @@ def clients_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     return lines
 
 
-def clients_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def clients_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A panel for each client of the first seed that was run."""
     record = kept.all(figure_runs(scale, seeds, method="federico"))[0]
     groups = record["client_weights"]["groups"]
     shown = {f"client {i}, group {int(group)}": weight_lines(record, i) for i, group in enumerate(groups)}
-    shares(shown, "weight", place)
+    shares(shown, "weight", path)
 
 
 def components_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
@@ -152,7 +152,7 @@ def _use(weights: np.ndarray, groups: np.ndarray) -> str:
     )
 
 
-def components_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def components_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A panel for each client of the first seed that was run."""
     record = kept.all(figure_runs(scale, seeds, method="fedem"))[0]["client_weights"]
     weights, shown = np.array(record["mixture"]), {}
@@ -160,7 +160,7 @@ def components_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Pa
         values = weights[:, client].T
         lines = [Share(f"component {m}", one.tolist(), m, group) for m, one in enumerate(values)]
         shown[f"client {client}, group {group}"] = (record["rounds"], lines)
-    shares(shown, "weight", place)
+    shares(shown, "weight", path)
 
 
 # ---------------------------------------------------------------------- Figure 5
@@ -207,13 +207,13 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
     ]
 
 
-def tracking_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def tracking_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A client of each group, of the first seed that was run, for both."""
     shown: dict[str, Shares] = {}
     for one in TRACKING[scale].methods:
         for record in kept.all(TRACKING[scale].runs(seeds, [one.name]))[:1]:
             shown |= {f"{one.label}, client {client}": weight_lines(record, client) for client in (0, 1)}
-    shares(shown, "weight", place)
+    shares(shown, "weight", path)
 
 
 SAME = "CIFAR-10 in CIFAR-100's place, as in federico-table1, whose runs these are."

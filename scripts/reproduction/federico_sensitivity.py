@@ -40,7 +40,7 @@ WORDS = {
 
 
 def _name(option: str, value: float) -> str:
-    """The kept name of a run; the usual values are one run for all three."""
+    """Name of the record of a run; all three hyper-parameters share the run with the usual values."""
     return "usual" if value == USUAL[option] else f"{option}_{value:g}"
 
 
@@ -77,18 +77,18 @@ def values(scale: Scale, option: str) -> tuple[float, ...]:
 
 def found(kept: Kept, scale: Scale, seeds: Sequence[int], option: str) -> dict[float, list[Record]]:
     """The records of each value."""
-    place = setting(scale, option)
-    return {value: kept.all(place.runs(seeds, [_name(option, value)])) for value in values(scale, option)}
+    chosen = setting(scale, option)
+    return {value: kept.all(chosen.runs(seeds, [_name(option, value)])) for value in values(scale, option)}
 
 
 def option_runs(scale: Scale, seeds: Sequence[int], option: str) -> list[Run]:
-    """All values of a hyper-parameter."""
+    """The runs with all values of a hyper-parameter."""
     return setting(scale, option).runs(seeds, [_name(option, value) for value in values(scale, option)])
 
 
 # ---------------------------------------------------------------------- Figure 6
 def figure6_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All values of all three."""
+    """The runs with all values of the three hyper-parameters."""
     return [run for option in VALUES for run in option_runs(scale, seeds, option)]
 
 
@@ -139,7 +139,7 @@ def _ranked(means: dict[str, float]) -> str:
     return " > ".join(sorted(means, key=lambda name: -means[name]))
 
 
-def figure6_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def figure6_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A panel for each hyper-parameter."""
     panels: dict[str, list[Curve]] = {}
     for option in VALUES:
@@ -149,20 +149,20 @@ def figure6_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path)
                 pairs = [accuracy_curve(one, option) for one in records]
                 line = (f"{SIGNS[option]} = {value:g}", pairs[0][0], [one for _, one in pairs])
                 panels.setdefault(title, []).append(line)
-    curves(panels, "round", "test accuracy in percent", place)
+    curves(panels, "round", "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Figure 7
 def figure7_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All values of β."""
-    place = setting(scale, "loss_momentum")
-    return place.runs(seeds, [f"mean_{value:g}" for value in values(scale, "loss_momentum")])
+    """The runs with all values of β."""
+    chosen = setting(scale, "loss_momentum")
+    return chosen.runs(seeds, [f"mean_{value:g}" for value in values(scale, "loss_momentum")])
 
 
 def weighed(kept: Kept, scale: Scale, seeds: Sequence[int]) -> dict[float, list[Record]]:
     """The records of each β."""
-    place = setting(scale, "loss_momentum")
-    return {value: kept.all(place.runs(seeds, [f"mean_{value:g}"])) for value in values(scale, "loss_momentum")}
+    chosen = setting(scale, "loss_momentum")
+    return {value: kept.all(chosen.runs(seeds, [f"mean_{value:g}"])) for value in values(scale, "loss_momentum")}
 
 
 def figure7_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
@@ -192,10 +192,10 @@ def _movement(record: Record) -> tuple[float, float]:
     return float(steps.sum()), float(steps[: len(steps) // 2].sum())
 
 
-def figure7_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def figure7_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A panel for each β, of the first seed that was run."""
     records = weighed(kept, scale, seeds)
-    shares({f"β = {value:g}": weight_lines(some[0], 0) for value, some in records.items() if some}, "weight", place)
+    shares({f"β = {value:g}": weight_lines(some[0], 0) for value, some in records.items() if some}, "weight", path)
 
 
 REPLACED = (

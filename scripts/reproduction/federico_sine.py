@@ -27,7 +27,7 @@ short = ("--trainer.max_epochs", "5", "--trainer.check_val_every_n_epoch", "5")
 
 
 def setting(scale: Scale) -> Setting:
-    """The same at all scales, since it is small; the smoke has few rounds."""
+    """The setting of the figure: small, so the same at all scales, but for fewer rounds in `smoke`."""
     return REDUCED._replace(arguments=short) if scale == "smoke" else REDUCED
 
 
@@ -70,7 +70,7 @@ def _neighbourhood(record: Record) -> str:
     )
 
 
-def picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """The lines of all clients, and FedeRiCo's weights."""
     from matplotlib.figure import Figure
 
@@ -88,7 +88,7 @@ def picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None
         xticks=range(0, 20, 5),
         yticks=range(0, 20, 5),
     )
-    save(figure, place)
+    save(figure, path)
 
 
 def _draw_lines(axis: Any, records: dict[str, Record]) -> None:

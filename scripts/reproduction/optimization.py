@@ -58,7 +58,7 @@ def _setting(scale: Scale) -> Setting:
 
 
 def convex_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All algorithms."""
+    """The runs of all algorithms."""
     return _setting(scale).runs(seeds)
 
 
@@ -161,7 +161,7 @@ def _explained() -> list[str]:
     )
 
 
-def convex_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def convex_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """The gap by rounds and by megabits."""
     found = _found(kept, scale, seeds)
     figure, axes = panels(["by rounds", "by megabits"], width=5.0, height=4.4)
@@ -179,7 +179,7 @@ def convex_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) 
     axes["by rounds"].set(xlabel="round", ylabel="f(θ) − min f", yscale="log")
     axes["by megabits"].set(xlabel="megabits sent and received by all clients", yscale="log", xscale="log")
     figure.legend(*axes["by rounds"].get_legend_handles_labels(), loc="outside right center", fontsize=8, frameon=False)
-    save(figure, place)
+    save(figure, path)
 
 
 TABLES = [

@@ -17,7 +17,7 @@ Bar = tuple[str, Sequence[float], float | None]
 """Label, a value for each seed, and the published value where there is one."""
 
 Curve = tuple[str, Sequence[float], Sequence[Sequence[float]]]
-"""Label, places, and the values of each seed at these places."""
+"""Label, positions on the horizontal axis, and the values of each seed at these positions."""
 
 
 class Share(NamedTuple):
@@ -53,7 +53,7 @@ def panels(
     return figure, found
 
 
-def bars(groups: Mapping[str, Sequence[Bar]], label: str, place: Path) -> None:
+def bars(groups: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
     """Horizontal bars with the seeds' values as dots, and published values as triangles."""
     figure, axes = panels(list(groups), height=max(2.0, 0.33 * max(map(len, groups.values())) + 1))
     for name, rows in groups.items():
@@ -72,28 +72,28 @@ def bars(groups: Mapping[str, Sequence[Bar]], label: str, place: Path) -> None:
         figure.axes[0].plot([], [], "v", color="tab:red", markeredgecolor="black", label="the paper")[0],
     ]
     figure.legend(handles=handles, loc="outside upper right", ncols=2, fontsize=8)
-    save(figure, place)
+    save(figure, path)
 
 
 def curves(
     groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str | Mapping[str, str],
-    place: Path, *, log_x: bool = False, log_y: bool = False, columns: int | None = None,
+    path: Path, *, log_x: bool = False, log_y: bool = False, columns: int | None = None,
 ) -> None:  # fmt: skip
     """A line for each curve, mean over its seeds with a band of one standard deviation; labels may be each panel's."""
     figure, axes = panels(list(groups), columns=columns)
     for name, lines in groups.items():
         axis = axes[name]
-        for position, (label, places, values) in enumerate(lines):
+        for position, (label, x, values) in enumerate(lines):
             middle, deviation = np.mean(values, axis=0), np.std(values, axis=0)
             spread = deviation if len(values) > 1 else None
-            draw_curve(axis, places, middle, spread, label=label, markersize=4, **look(position))
+            draw_curve(axis, x, middle, spread, label=label, markersize=4, **look(position))
         x_name, y_name = (one if isinstance(one, str) else one[name] for one in (x_label, y_label))
         axis.set(xlabel=x_name, ylabel=y_name, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
         axis.legend(fontsize=7, frameon=False)
-    save(figure, place)
+    save(figure, path)
 
 
-def shares(groups: Mapping[str, Shares], label: str, place: Path, columns: int = 4) -> None:
+def shares(groups: Mapping[str, Shares], label: str, path: Path, columns: int = 4) -> None:
     """A panel for each client or setting, and in it a line for each weight."""
     figure, axes = panels(list(groups), width=2.7, height=2.2, columns=min(columns, len(groups)))
     known: dict[str, tuple[set[int], int]] = {}  # colours and looks of a label
@@ -110,9 +110,9 @@ def shares(groups: Mapping[str, Shares], label: str, place: Path, columns: int =
         colour = f"C{min(colours)}" if len(colours) == 1 else "black"
         handles += figure.axes[0].plot([], [], label=text, color=colour, **look(number), markersize=4)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
-    save(figure, place)
+    save(figure, path)
 
 
-def save(figure: Any, place: Path) -> None:
-    """Write a figure of a page beside its place and move it there."""
-    style.save(figure, place, dpi=110)
+def save(figure: Any, path: Path) -> None:
+    """Write a figure of a page; it is there whole or not at all."""
+    style.save(figure, path, dpi=110)

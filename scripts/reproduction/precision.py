@@ -26,7 +26,7 @@ SETTINGS = {"smoke": REDUCED._replace(arguments=few_writers), "reduced": REDUCED
 
 
 def runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """Both precisions."""
+    """The runs in both precisions."""
     return SETTINGS[scale].runs(seeds)
 
 

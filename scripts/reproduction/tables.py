@@ -81,7 +81,7 @@ class Setting(NamedTuple):
         return None
 
     def varied(self, name: str, *arguments: str) -> Setting:
-        """The same with more arguments and a longer name."""
+        """This setting with more arguments and a longer name."""
         return self._replace(name=f"{self.name}_{name}", arguments=(*self.arguments, *arguments))
 
     def _seeds(self, seed: int) -> tuple[str, ...]:

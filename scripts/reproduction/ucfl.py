@@ -72,7 +72,7 @@ def _gains(scenario: Scenario, kept: Kept, seeds: Sequence[int]) -> dict[str, fl
     return {name: mean(some) for name, some in records.items() if some}
 
 
-def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """Bars of the worst users, the paper's as marks."""
     panels = {}
     for one in scenarios(scale).values():
@@ -82,7 +82,7 @@ def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) 
             for name, records in found.items()
             if records
         ]
-    bars({label: rows for label, rows in panels.items() if rows}, "accuracy of the worst user in percent", place)
+    bars({label: rows for label, rows in panels.items() if rows}, "accuracy of the worst user in percent", path)
 
 
 # ---------------------------------------------------------------------- Figure 2
@@ -141,29 +141,29 @@ def _claims(scenario: Scenario, claims: Sequence[tuple[str, str, str]], found: M
     return grid(["the paper", "difference", "here"], rows)
 
 
-def figure2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def figure2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A panel for each scenario."""
     panels = {}
     for one in scenarios(scale).values():
         drawn = [_curve(method, one.setting, kept, seeds, "rounds") for method in one.setting.methods]
         panels[one.setting.label] = [curve for curve in drawn if curve is not None]
-    _draw(panels, "round", place)
+    _draw(panels, "round", path)
 
 
-def _draw(panels: Mapping[str, Sequence[Curve]], x_label: str, place: Path) -> None:
+def _draw(panels: Mapping[str, Sequence[Curve]], x_label: str, path: Path) -> None:
     """The panels that have curves, if there are any: records of runs made before curves were kept have none."""
     found = {label: some for label, some in panels.items() if some}
     if found:
-        curves(found, x_label, "average accuracy in percent", place)
+        curves(found, x_label, "average accuracy in percent", path)
 
 
-def _curve(method: Method, setting: Setting, kept: Kept, seeds: Sequence[int], places: str) -> Curve | None:
+def _curve(method: Method, setting: Setting, kept: Kept, seeds: Sequence[int], x: str) -> Curve | None:
     """Accuracy at the evaluated rounds; None where no record has them."""
-    records = _with_curves(kept.all(setting.runs(seeds, [method.name])), places)
+    records = _with_curves(kept.all(setting.runs(seeds, [method.name])), x)
     if not records:
         return None
     values = [[100 * value for value in record["curve"][AVERAGE]] for record in records]
-    return method.label, records[0]["curve"][places], values
+    return method.label, records[0]["curve"][x], values
 
 
 def _with_curves(records: Sequence[Record], key: str) -> list[Record]:
@@ -247,14 +247,14 @@ def _remarks(scenario: Scenario, kept: Kept, seeds: Sequence[int]) -> list[str]:
     )
 
 
-def figure3_picture(kept: Kept, scale: Scale, seeds: Sequence[int], place: Path) -> None:
+def figure3_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
     """A panel for each system."""
     one, panels = scenarios(scale)["rotations"], {}
     chosen = [method for method in one.setting.methods if method.name in TIMED]
     for system in SYSTEMS:
         drawn = [_curve(method, one.setting, kept, seeds, f"time/simulated/{system}") for method in chosen]
         panels[_system(system)] = [curve for curve in drawn if curve is not None]
-    _draw(panels, "simulated time in units of T_dl", place)
+    _draw(panels, "simulated time in units of T_dl", path)
 
 
 SMALLER = (

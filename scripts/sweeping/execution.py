@@ -110,11 +110,11 @@ def run_all(execution: Execution, jobs: int) -> dict[int, str]:
         jobs: processes at a time.
     """
     known = cores()
-    places = [known[place % len(known)] for place in range(min(jobs, execution.runs_total))]
-    print(f"{len(execution.results)} of {execution.total} points are done; {len(places)} runs at a time", flush=True)
+    chosen = [known[number % len(known)] for number in range(min(jobs, execution.runs_total))]
+    print(f"{len(execution.results)} of {execution.total} points are done; {len(chosen)} runs at a time", flush=True)
     workers: list[Worker] = []
     try:
-        workers += [Worker(core) for core in places]
+        workers += [Worker(core) for core in chosen]
         for worker in workers:
             _give(worker, execution)
         while any(worker.task is not None for worker in workers):

@@ -21,13 +21,13 @@ MOST_PANELS_IN_ROW = 3
 INK = "#1b4f8a"
 
 
-def draw(sweep: Sweep, results: Sequence[Result], place: Path) -> None:
+def draw(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
     """Draw the metric against what was varied.
 
     Args:
         sweep: what was searched.
         results: its finished points, at least one.
-        place: the file to write.
+        path: the file to write.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -39,7 +39,7 @@ def draw(sweep: Sweep, results: Sequence[Result], place: Path) -> None:
             figure = _heat_map(sweep, results, names, Figure)
         else:
             figure = _panels(sweep, results, names, Figure)
-        save(figure, place, mpl.rcParams["savefig.dpi"])
+        save(figure, path, mpl.rcParams["savefig.dpi"])
 
 
 def _label(value: Any) -> str:
@@ -118,12 +118,12 @@ def _against(axes: Any, sweep: Sweep, results: Sequence[Result], key: str, joine
     middle = np.array([statistics.mean(one.values) for one in results])
     error = np.array([statistics.stdev(one.values) if len(one.values) > 1 else 0.0 for one in results])
     best = middle.argmax() if sweep.goal == "maximize" else middle.argmin()
-    places = _places(axes, sweep, results, key)
-    order = np.argsort(places, kind="stable")
+    positions = _positions(axes, sweep, results, key)
+    order = np.argsort(positions, kind="stable")
     line = "-" if joined else "none"
     bars = error[order] if error.any() else None
     axes.errorbar(
-        places[order],
+        positions[order],
         middle[order],
         bars,
         linestyle=line,
@@ -134,11 +134,13 @@ def _against(axes: Any, sweep: Sweep, results: Sequence[Result], key: str, joine
         color=INK,
         alpha=0.8,
     )
-    axes.plot(places[best], middle[best], marker="*", markersize=15, color="#d1701f", markeredgecolor="black", zorder=5)
+    axes.plot(
+        positions[best], middle[best], marker="*", markersize=15, color="#d1701f", markeredgecolor="black", zorder=5
+    )
 
 
-def _places(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> np.ndarray:
-    """Where the points stand: at their numbers, or at the place of their choice where these are no numbers."""
+def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> np.ndarray:
+    """Where the points stand: at their numbers, or at the positions of their choices where these are no numbers."""
     kind = sweep.parameters[key]
     if isinstance(kind, CategoricalDistribution):
         choices = _choices(sweep, key)

@@ -66,7 +66,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     names = {}
     for key in keys:
         parts = key.split(".")
-        endings = [".".join(parts[place:]) for place in range(len(parts) - 1, -1, -1)]
+        endings = [".".join(parts[first:]) for first in range(len(parts) - 1, -1, -1)]
         names[key] = next(one for one in endings if sum(f".{other}".endswith(f".{one}") for other in keys) == 1)
     return names
 

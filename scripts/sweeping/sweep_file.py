@@ -44,8 +44,8 @@ class Sweep(NamedTuple):
     def arguments(self, point: Point) -> list[str]:
         """The command line of a point, sorted as W&B does: a class comes before its own arguments."""
         options = [option(key, value) for key, value in sorted((dict(self.constants) | dict(point)).items())]
-        place = self.command.index("${args}")
-        return [*self.command[:place], *options, *self.command[place + 1 :]]
+        position = self.command.index("${args}")
+        return [*self.command[:position], *options, *self.command[position + 1 :]]
 
     def grid_size(self) -> int:
         """Number of points, if all keys have values."""
@@ -147,7 +147,7 @@ def _parameters(path: Path, given: Any) -> tuple[dict[str, BaseDistribution], di
 
 
 def _fields(path: Path, key: str, given: Mapping[str, Any], needed: Sequence[str]) -> Mapping[str, Any]:
-    """What is given, if it is just these fields."""
+    """The fields of a parameter, which must be these and at most a distribution besides."""
     missing = [name for name in needed if name not in given]
     if missing:
         _refuse(path, f"parameters.{key}", f"has no {missing[0]}; give {', '.join(needed)}")

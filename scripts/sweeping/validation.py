@@ -19,10 +19,10 @@ class ArgumentsCLI(FederatedCLI):
     """The command line up to its parsed arguments."""
 
     def instantiate_classes(self) -> None:
-        """Make nothing."""
+        """Make no objects: whether the arguments are taken is known without."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
+        """Run no command: whether the arguments are taken is known without."""
 
 
 def check_arguments(sweep: Sweep) -> None:

@@ -16,7 +16,7 @@ from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.data.populations.unseen_folder import NewcomerData
+from lit_fed.data.populations.unseen_folder import UnseenFolder
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +164,7 @@ def test_clients(tmp_path, monkeypatch, name):
     refused(tmp_path, set_up(ClientFolder(str(tmp_path))), words)
 
 
-NEWCOMERS = {name: BOB[name] for name in (
+UNSEEN = {name: BOB[name] for name in (
     "pipe", "folder", "broken link", "empty", "cut in the middle", "damaged", "encrypted", "more rows than bytes",
     "1e12 rows", "no array", "executable objects", "ragged", "no x_train", "fewer labels", "no samples", "no features",
     "single number", "NaN", "negative label", "labels [n, 1]", "strings", "complex", "dates",
@@ -177,15 +177,15 @@ NEWCOMERS = {name: BOB[name] for name in (
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NEWCOMERS)
-def test_newcomers(tmp_path, name):
+@pytest.mark.parametrize("name", UNSEEN)
+def test_unseen_clients(tmp_path, name):
     facts = TrainingFacts(
         (3,), "float32", (), Multiclass(3), 2, 8, 4, None, 4, 1024, "samples", 0, 1, None,
     )  # fmt: skip
-    make, words = NEWCOMERS[name]
+    make, words = UNSEEN[name]
     save(tmp_path / "ann.npz", **GOOD)
     make(tmp_path / "bob.npz")
-    refused(tmp_path, lambda: NewcomerData(str(tmp_path), facts), ("bob.npz", *words))
+    refused(tmp_path, lambda: UnseenFolder(str(tmp_path), facts), ("bob.npz", *words))
 
 
 def touch(*names):

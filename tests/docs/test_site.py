@@ -117,6 +117,16 @@ def test_every_public_name_is_in_the_reference(documents, package):
     assert paths - set().union(*(document.anchors for document in documents.values())) == set()
 
 
+@pytest.mark.parametrize("room", ["callbacks", "clients", "core", "data", "metrics", "models", "pictures"])
+def test_every_module_is_in_the_reference(documents, room):
+    """Also one that stands in a folder of its own."""
+    folder = ROOT / "lit_fed"
+    modules = [path.relative_to(folder).with_suffix("") for path in (folder / room).rglob("*.py")]
+    named = {".".join(("lit_fed", *module.parts)) for module in modules if module.name != "__init__"}
+    assert len(named) > 2
+    assert named - set().union(*(document.anchors for document in documents.values())) == set()
+
+
 def test_every_command_is_described(site):
     page = Document(site[0] / "reference/command_line/index.html")
     assert {*FederatedCLI.subcommands(), "partition"} <= set(page.text)

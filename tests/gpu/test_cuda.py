@@ -89,13 +89,13 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def results(algorithm, trainer, data, device):
-    """Shared state, client states, states of newcomers and predictions after three rounds, on the CPU."""
+    """Shared state, client states, states of unseen clients and predictions after three rounds, on the CPU."""
     train, task = data()
-    newcomers = Split(train.x, train.y, train.offsets, first_id=train.num_clients)
+    unseen = Split(train.x, train.y, train.offsets, first_id=train.num_clients)
     solver = LocalSolver(lr=0.1, momentum=0.9, weight_decay=1e-3, clip_norm=5.0)
     federation = run_rounds(algorithm, trainer, train.to(device), task=task, solver=solver)
-    served = federation.serve(newcomers.to(device), seen=False)
-    found = federation.shared, federation.states, served, federation.predictions(newcomers.to(device), served)
+    served = federation.serve(unseen.to(device), seen=False)
+    found = federation.shared, federation.states, served, federation.predictions(unseen.to(device), served)
     devices = {leaf.device for leaf in tree.leaves(found)}
     assert devices == {device}
     return tree.map_leaves(lambda leaf: leaf.cpu(), found)
@@ -201,7 +201,7 @@ def test_resume_equals_uninterrupted_on_the_device(tmp_path, name, client_memory
 
 
 @pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "Local"])
-def test_predictions_and_newcomers_are_those_of_the_cpu(tmp_path, name):
+def test_predictions_and_unseen_clients_are_those_of_the_cpu(tmp_path, name):
     """One checkpoint, written on the device, served on both."""
     fit(name, tmp_path, rounds=2, **ON_DEVICE)
     last = folder(tmp_path, name) / "checkpoints/last.ckpt"

@@ -62,16 +62,16 @@ def test_clients_that_are_numbered_have_no_other_name():
     assert "'" not in said.partition(",")[0]
 
 
-def test_a_newcomer(tmp_path, capsys):
+def test_an_unseen_client_from_a_file(tmp_path, capsys):
     cpu = ["--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path / "runs")]
     root = folder(tmp_path / "data", una=1.0, ute=1e30)
-    (root / "unseen").rename(tmp_path / "newcomers")
+    (root / "unseen").rename(tmp_path / "unseen")
     main(["fit", *cpu, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root), "--trainer.max_epochs", "1",
           "--model.algorithm", "FedAvgPlus", "--model.solver.lr", "1e10"])  # fmt: skip
     capsys.readouterr()
     with pytest.raises(SystemExit) as stopped:
         main(["personalize", *cpu, "--name", "FedAvgPlus", "--ckpt_path", "last", "--clients",
-              str(tmp_path / "newcomers"), "--output", str(tmp_path / "served")])  # fmt: skip
+              str(tmp_path / "unseen"), "--output", str(tmp_path / "served")])  # fmt: skip
     assert stopped.value.code == 2
     assert "lit_fed: client 'ute' (5), round 1, client_" in capsys.readouterr().err
     assert not (tmp_path / "served").exists()

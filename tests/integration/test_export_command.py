@@ -66,7 +66,7 @@ def test_the_five_lines_of_the_documentation_need_no_lit_fed(out, tmp_path):
     assert "ModuleNotFoundError: import of lit_fed" in finished.stderr.splitlines()[-1]  # the line after the five
 
 
-def test_newcomers(out, tmp_path):
+def test_unseen_clients_from_files(out, tmp_path):
     clients = write_clients(digits().unseen, tmp_path / "clients")
     last = folder(out, "FedAvgPlus") / "checkpoints/last.ckpt"
     personalize(last, clients, tmp_path / "served")
@@ -113,7 +113,7 @@ def test_wrong_arguments(out, tmp_path, monkeypatch, capsys, arguments, parts):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_newcomer_that_is_not_there(out, tmp_path, capsys):
+def test_an_unseen_client_that_is_not_there(out, tmp_path, capsys):
     clients = write_clients(digits().unseen, tmp_path / "clients")
     last = str(folder(out, "FedAvgPlus") / "checkpoints/last.ckpt")
     output = ["--output", str(tmp_path / "c.pt2")]

@@ -1,4 +1,4 @@
-"""Newcomers served from a checkpoint alone: the states and numbers of the run's own unseen clients."""
+"""Unseen clients served from a checkpoint alone: the states and numbers of the run's own unseen clients."""
 
 import shutil
 import stat
@@ -78,7 +78,7 @@ def test_results_are_those_of_the_runs_unseen_clients(tmp_path, clients, name, c
 
 
 def test_local_batch_norm(tmp_path, clients):
-    """A newcomer brings its own statistics, as an unseen client of the run does."""
+    """A client from a file brings its own statistics, as an unseen client of the run does."""
     local = ["--model.batch_norm", "local", "--model.network", "normalised.NormalisedMLP"]
     checkpoint = fit(tmp_path / "runs", "FedEM", *local)
     found = personalize(checkpoint, clients, tmp_path / "served")

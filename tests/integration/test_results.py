@@ -133,7 +133,7 @@ def test_ucfl_finds_the_permutations():
     assert fedavg < local < ucfl - 5
 
 
-def test_fedem_serves_newcomers_of_the_synthetic_data():
+def test_fedem_serves_unseen_clients_of_the_synthetic_data():
     """As in the paper's Table 3: above FedAvg+ and FedAvg."""
     fedem, fedavg_plus, fedavg = (
         mean(TABLES["fedem-table3"], f"synthetic_unseen/{name}", "test/unseen/accuracy")

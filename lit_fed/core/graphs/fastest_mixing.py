@@ -145,5 +145,5 @@ def _better(best: Certified, matrix: Tensor, dual: Tensor, edges: Tensor) -> Cer
 
 
 def _balance(ratio: float) -> float:
-    """Both sides should settle equally fast: a larger weight pulls the two matrices together, a smaller one moves Y."""
+    """Factor on the weight for both sides to settle equally fast: more weight pulls P and M together, less moves Y."""
     return 2.0 if ratio > IMBALANCE else 0.5 if ratio < 1 / IMBALANCE else 1.0

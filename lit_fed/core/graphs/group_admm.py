@@ -40,7 +40,7 @@ class GroupNetwork(NamedTuple):
 
 
 class CostedNetwork(NamedTuple):
-    """The same where messages differ in size."""
+    """A `GroupNetwork` whose messages differ in size."""
 
     network: GroupNetwork
     cost: Tensor  # [T] float64, bits of what each client has sent last to all its neighbours
@@ -53,7 +53,7 @@ def initial_network(models: ModelState, num_clients: int) -> GroupNetwork:
 
 
 def costed_network(models: ModelState, num_clients: int) -> CostedNetwork:
-    """The same; nothing has been sent in rounds yet."""
+    """`initial_network` where messages differ in size; nothing has been sent in rounds yet."""
     device = next(iter(models.parameters.values())).device
     return CostedNetwork(
         initial_network(models, num_clients), torch.zeros(num_clients, dtype=torch.float64, device=device)

@@ -66,7 +66,7 @@ class Ring(Topology):
     """A cycle in the order of the ids."""
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
-        """The cycle; two clients have one edge, one has none."""
+        """The cycle; two clients have one edge between them, a single client has none."""
         return nx.cycle_graph(num_clients) if num_clients > 2 else nx.path_graph(num_clients)
 
 

@@ -20,7 +20,7 @@ LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.
 
 
 def available_memory() -> int | None:
-    """Bytes that can still be allocated, with swap, and within limits of container and process; None: nobody says."""
+    """Bytes that can still be allocated, with swap, within limits of container and process; None if nothing says it."""
     known = [size for size in (_free(), *map(_limit, LIMITS), _limit_of_process()) if size is not None]
     return min(known, default=None)
 
@@ -83,7 +83,7 @@ def _bytes_of(network: nn.Module) -> int:
 
 
 def _free() -> int | None:
-    """What Linux says is available; of other systems all their memory."""
+    """Bytes that Linux reports as available; on other systems all memory of the machine."""
     try:
         rows = [line.split() for line in MEMINFO.read_text(encoding="ascii").splitlines()]
         sizes = {row[0]: 1024 * int(row[1]) for row in rows}

@@ -41,7 +41,7 @@ class ClusterRun(NamedTuple):
 
 
 def best_fit(losses: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
-    """The cluster whose model has the lowest mean loss on a client's samples, [] int64; of equals the first.
+    """The cluster whose model has the lowest mean loss on a client's samples, [] int64; of equal ones the first.
 
     Args:
         losses: of each sample under the model of each cluster, [N, C].

@@ -24,7 +24,7 @@ __all__ = ["IdentitySurrogate", "MixtureSurrogate", "MoreauSurrogate"]
 
 
 class Mixture(NamedTuple):
-    """v_i of a mixture."""
+    """The local variable v_i of the mixture surrogate."""
 
     mixture: Tensor  # π_i, [M]
 
@@ -63,11 +63,11 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        """M."""
+        """The number M of component models."""
         return self.num_components
 
     def local_init(self, task: Task, models: ModelState, data: ClientData) -> Mixture:
-        """π_i starts uniform."""
+        """Uniform mixture weights π_i."""
         return Mixture(torch.full((self.num_components,), 1 / self.num_components, dtype=task.dtype))
 
     def losses(self, task: Task, models: ModelState, batch: Batch) -> Tensor:
@@ -83,39 +83,39 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
         return MixtureBound(q, mixture, value)
 
     def argmin_local(self, bound: MixtureBound) -> Mixture:
-        """The mean of q over the client's samples."""
+        """The new mixture weights: the mean of q over the client's samples."""
         return Mixture(bound.mixture)
 
     def gradient(
         self, task: Task, bound: MixtureBound, local: Mixture, models: ModelState, batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """That of the losses weighted by q."""
+        """The gradient of the mean over the batch of the losses, weighted by q."""
         return task.grad(models, batch, batch_weights(bound.responsibility, batch))
 
     def log_prob(self, task: Task, local: Mixture, x: Tensor, outputs: Tensor) -> Tensor:
-        """The mixed probabilities."""
+        """The components' probabilities, mixed with the weights π_i."""
         return task.mix(local.mixture, outputs)
 
     def objective(self, task: Task, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
-        """The mean negative log-likelihood."""
+        """f_i: the mean negative log-likelihood of the mixture."""
         return self.build(task, models, local, data, self.losses(task, models, data.batch)).value
 
     def value(self, task: Task, bound: MixtureBound, models: ModelState, local: Mixture, data: ClientData) -> Tensor:
-        """The negative evidence lower bound."""
+        """g: the negative evidence lower bound with the posterior q, divided by the number of samples and by F."""
         q, losses = bound.responsibility, self.losses(task, models, data.batch)
         information = torch.xlogy(q, q) - torch.xlogy(q, local.mixture)
         return _mean((q * losses + information / num_factors(task, data, self.position_loss)).sum(1), data.mask)
 
     def distance(self, old: Mixture, new: Mixture) -> Tensor:
-        """KL(new ‖ old), for samples of one factor."""
+        """KL(new ‖ old) of the mixture weights, for samples of one factor."""
         return (torch.xlogy(new.mixture, new.mixture) - torch.xlogy(new.mixture, old.mixture)).sum()
 
     def distance_on(self, task: Task, data: ClientData, old: Mixture, new: Mixture) -> Tensor:
-        """KL(new ‖ old) / F."""
+        """KL(new ‖ old) of the mixture weights, divided by the number F of factors of a sample."""
         return self.distance(old, new) / num_factors(task, data, self.position_loss)
 
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> Mixture:
-        """Weights drawn evenly from the simplex."""
+        """Mixture weights drawn evenly from the simplex."""
         drawn = torch.empty(self.num_components, dtype=task.dtype).exponential_(generator=rng)
         return Mixture(drawn / drawn.sum())
 
@@ -162,36 +162,36 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
     def build(
         self, task: Task, models: ModelState, local: ProxPoint, data: ClientData, losses: Tensor | None
     ) -> MoreauBound:
-        """The proximal point at the received w, exact."""
+        """Find the proximal point at the received w exactly, which fixes g."""
         penalty = Penalty(self.prox_weight, models.parameters)
         point = minimise(task, models, data, penalty)
         loss = _mean(task.losses(task.outputs(point, data.x), data.y)[:, 0], data.mask)
         return MoreauBound(point, loss, loss + penalty.value(point.parameters)[0])
 
     def argmin_local(self, bound: MoreauBound) -> ProxPoint:
-        """The proximal point, for predictions."""
+        """The proximal point, which the client keeps for its predictions; g does not depend on it."""
         return ProxPoint(bound.point)
 
     def gradient(
         self, task: Task, bound: MoreauBound, local: ProxPoint, models: ModelState, batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """λ(w − θ_i), whatever the batch."""
+        """The gradient λ(w − θ_i), which needs no samples and so is the same for every batch."""
         return Penalty(self.prox_weight, bound.point.parameters).gradient(models.parameters), models.buffers
 
     def outputs(self, task: Task, models: ModelState, x: Tensor) -> None:
-        """Nothing: each client predicts with its own model."""
+        """None: each client predicts with its own model, so no output depends on the shared model alone."""
 
     def log_prob(self, task: Task, local: ProxPoint, x: Tensor, outputs: None) -> Tensor:
-        """That of the client's proximal point."""
+        """The prediction of the client's proximal point."""
         own = task.outputs(local.models, x)
         return task.mix(own.new_ones(1), own)
 
     def objective(self, task: Task, models: ModelState, local: ProxPoint, data: ClientData) -> Tensor:
-        """The Moreau envelope."""
+        """f_i: the Moreau envelope of the local loss at w."""
         return self.build(task, models, local, data, None).value
 
     def value(self, task: Task, bound: MoreauBound, models: ModelState, local: ProxPoint, data: ClientData) -> Tensor:
-        """ℓ_i(θ_i) + λ/2·‖θ_i − w‖²."""
+        """g: ℓ_i(θ_i) + λ/2·‖θ_i − w‖²."""
         return bound.loss + Penalty(self.prox_weight, bound.point.parameters).value(models.parameters)[0]
 
     def distance(self, old: ProxPoint, new: ProxPoint) -> Tensor:
@@ -199,12 +199,12 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
         return torch.zeros((), dtype=torch.float64)
 
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> ProxPoint:
-        """Nothing that matters."""
+        """The initial local variable, since neither f_i nor g depends on it."""
         return ProxPoint(models)
 
 
 class IdentityBound(NamedTuple):
-    """g = f_i."""
+    """The surrogate g, which is f_i itself and so holds nothing."""
 
     value: Tensor  # []
 
@@ -214,7 +214,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
     """FedAvg: the client's mean loss is its own surrogate; there is no local variable."""
 
     def local_init(self, task: Task, models: ModelState, data: ClientData) -> tuple[()]:
-        """Nothing."""
+        """The empty tuple: there is no local variable."""
         return ()
 
     def losses(self, task: Task, models: ModelState, batch: Batch) -> Tensor:
@@ -224,30 +224,30 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
     def build(
         self, task: Task, models: ModelState, local: tuple[()], data: ClientData, losses: Tensor | None
     ) -> IdentityBound:
-        """The objective itself."""
+        """The surrogate, which is the objective itself and so holds nothing of the samples."""
         assert losses is not None
         return IdentityBound(_mean(losses[:, 0], data.mask))
 
     def argmin_local(self, bound: IdentityBound) -> tuple[()]:
-        """Nothing."""
+        """The empty tuple: there is no local variable."""
         return ()
 
     def gradient(
         self, task: Task, bound: IdentityBound, local: tuple[()], models: ModelState, batch: Batch
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """That of the mean loss."""
+        """The gradient of the mean loss of the batch."""
         return task.grad(models, batch)
 
     def log_prob(self, task: Task, local: tuple[()], x: Tensor, outputs: Tensor) -> Tensor:
-        """That of the shared model."""
+        """The prediction of the shared model."""
         return task.mix(outputs.new_ones(1), outputs)
 
     def objective(self, task: Task, models: ModelState, local: tuple[()], data: ClientData) -> Tensor:
-        """The mean loss."""
+        """f_i: the client's mean loss."""
         return _mean(self.losses(task, models, data.batch)[:, 0], data.mask)
 
     def value(self, task: Task, bound: IdentityBound, models: ModelState, local: tuple[()], data: ClientData) -> Tensor:
-        """The mean loss."""
+        """g, which is f_i: the client's mean loss."""
         return self.objective(task, models, local, data)
 
     def distance(self, old: tuple[()], new: tuple[()]) -> Tensor:
@@ -255,7 +255,7 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
         return torch.zeros((), dtype=torch.float64)
 
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> tuple[()]:
-        """Nothing."""
+        """The empty tuple: there is no local variable."""
         return ()
 
 

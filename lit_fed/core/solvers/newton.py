@@ -22,7 +22,7 @@ MOST_PARAMETERS = 2048
 STEP_SIZES = (1.0, 0.5, 0.25, 0.125, 1 / 16, 1 / 32, 1 / 128, 1 / 1024, 0.0)
 
 ROUNDING = 16
-"""Differences of the objective, in units of its precision, that mean nothing."""
+"""Differences of the objective up to so many units of its precision are taken for rounding."""
 
 
 def check_solvable(task: Task, models: ModelState) -> None:
@@ -91,7 +91,7 @@ def minimise(
 
 
 def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, iterations: int) -> ModelState:
-    """The same in the models' own type: the slope at a minimum is lost among the roundings of a narrower one."""
+    """`minimise` in the models' own type: in a narrower one, rounding would hide the slope near the minimum."""
     mask = batch.mask.to(task.dtype)
     share = mask / mask.sum().clamp(min=1)
     task.network.train()

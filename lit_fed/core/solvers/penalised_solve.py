@@ -29,7 +29,7 @@ class PenalisedRun(NamedTuple):
 
     @property
     def penalty(self) -> Penalty:
-        """What is added to f_i."""
+        """The penalty that is added to f_i."""
         return Penalty(self.curvature, None, self.linear)
 
 

@@ -75,8 +75,8 @@ class DataSet(ABC):
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
-        normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that newcomers
-            can be treated alike; None: there are none.
+        normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
+            clients can be treated alike; None: there are none.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -130,7 +130,7 @@ def input_array(x: np.ndarray) -> np.ndarray:
     if x.dtype.kind in "iu":
         return x.astype(np.int64, copy=False)
     require(x.dtype.kind in "fb", f"inputs of type {x.dtype} cannot be trained on; store numbers (float, int or uint8)")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the callers report with its place
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the callers report with its sample
         return x.astype(np.float32, copy=False)
 
 

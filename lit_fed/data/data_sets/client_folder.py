@@ -28,11 +28,11 @@ OPTIONAL_ARRAYS = ("x_val", "y_val")
 
 
 class ClientArrays(NamedTuple):
-    """One client as it was read."""
+    """The arrays of one client, and where they were read."""
 
     name: str
     arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
-    places: dict[str, str]  # where each split was read, for error messages
+    sources: dict[str, str]  # where each split was read, for error messages
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _read_folder(folder: Path) -> list[ClientArrays]:
         for name, other in (OPTIONAL_ARRAYS, OPTIONAL_ARRAYS[::-1]):
             require(
                 name not in client.arrays or other in client.arrays,
-                f"{client.places['val']}: array {other} is missing; save it beside {name}",
+                f"{client.sources['val']}: array {other} is missing; save it beside {name}",
             )
     return [checked(client) for client in clients]
 
@@ -109,7 +109,7 @@ def _read_leaf(root: Path) -> list[ClientArrays]:
     """LEAF's users, by name; those without test samples get an empty test split."""
     train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
     for name, user in test.items():
-        require(name in train, f"{user.place}: no training samples in {root / 'train'}; add some, or remove the user")
+        require(name in train, f"{user.source}: no training samples in {root / 'train'}; add some, or remove the user")
     # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
     floating = any(user.x.size and user.x.dtype.kind == "f" for user in (*train.values(), *test.values()))
     clients = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
@@ -120,12 +120,12 @@ def _read_leaf(root: Path) -> list[ClientArrays]:
 def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bool) -> ClientArrays:
     """One client from its training and test samples; `floating` turns whole inputs into fractions."""
     arrays: dict[str, np.ndarray] = {}
-    places: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for split, user in (("train", train), ("test", test)):
         if user is not None:
             arrays[f"x_{split}"] = user.x.astype(np.float32) if floating and user.x.dtype.kind == "i" else user.x
-            arrays[f"y_{split}"], places[split] = user.y, user.place
-    return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, train.place) | places))
+            arrays[f"y_{split}"], sources[split] = user.y, user.source
+    return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, train.source) | sources))
 
 
 def checked(client: ClientArrays) -> ClientArrays:
@@ -138,74 +138,76 @@ def checked(client: ClientArrays) -> ClientArrays:
             arrays[x_name], arrays[y_name] = arrays["x_train"][:0], arrays["y_train"][:0]
             continue
         x, y = client.arrays[x_name], client.arrays[y_name]
-        _check_lengths(client.places[split], split, x, y)
-        _check_axes(client.places[split], split, x, y)
+        _check_lengths(client.sources[split], split, x, y)
+        _check_axes(client.sources[split], split, x, y)
         for name, array in ((x_name, x), (y_name, y)):
-            arrays[name] = _converted(client.places[split], name, array)
+            arrays[name] = _converted(client.sources[split], name, array)
     return client._replace(arrays=arrays)
 
 
-def _check_lengths(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
-    """A sample axis on both arrays, equally long, and not empty in training."""
+def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Refuse arrays without an axis of samples or of different lengths, and training arrays that are empty."""
     for key, array in (("x", x), ("y", y)):
-        require(array.ndim > 0, f"{place}: {key}_{split} is a single number; store an array with one entry per sample")
+        require(array.ndim > 0, f"{source}: {key}_{split} is a single number; store an array with one entry per sample")
     require(
         len(x) == len(y),
-        f"{place}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long",
+        f"{source}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long",
     )
     require(
         split != "train" or len(x) > 0,
-        f"{place}: x_train is empty; give the client at least one training sample, or leave it out",
+        f"{source}: x_train is empty; give the client at least one training sample, or leave it out",
     )
 
 
-def _check_axes(place: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
-    """Features in each sample, and labels without an axis of length 1, which would make them sequences."""
-    require(0 not in x.shape[1:], f"{place}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some")
+def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+    """Refuse samples without features, and labels with an axis of length 1, which would make them sequences."""
+    require(
+        0 not in x.shape[1:], f"{source}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some"
+    )
     tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
     require(
         y.shape[1:] != (1,) or (tokens and x.shape[1:] == (1,)),
-        f"{place}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them",
+        f"{source}: y_{split} has shape {list(y.shape)}; store labels as [{len(y)}], as y.squeeze(1) makes them",
     )
 
 
-def _converted(place: str, name: str, array: np.ndarray) -> np.ndarray:
-    """The array in its final type; finite, and without negative classes."""
+def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
+    """The array in its final type; NaN, infinity and negative integers are refused."""
     try:
         array = input_array(array) if name.startswith("x") else label_array(array)
     except ConfigError as error:
-        raise ConfigError(f"{place}: array {name}: {error}") from error
+        raise ConfigError(f"{source}: array {name}: {error}") from error
     if array.dtype.kind == "f":
-        _refuse(~np.isfinite(array), f"{place}: array {name} contains NaN or infinity", "clean or drop these samples")
+        _refuse(~np.isfinite(array), f"{source}: array {name} contains NaN or infinity", "clean or drop these samples")
     elif name.startswith("y"):
-        _refuse(array < 0, f"{place}: array {name} contains a negative label", "number the classes from 0")
+        _refuse(array < 0, f"{source}: array {name} contains a negative label", "number the classes from 0")
     else:
         fix = "integers are token ids, from 0 on; store features as floats"
-        _refuse(array < 0, f"{place}: array {name} contains a negative integer", fix)
+        _refuse(array < 0, f"{source}: array {name} contains a negative integer", fix)
     return array
 
 
 def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
-    """Refuse samples [n, ...] with a true element, naming the first."""
+    """Refuse samples of which an element is wrong ([n, ...] bool), naming the first of them."""
     if wrong.any():
         sample = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
         raise ConfigError(f"{what} (first in sample {sample}); {fix}")
 
 
 def _check_alike(clients: list[ClientArrays]) -> None:
-    """The same type and sample shape in all splits of all clients."""
+    """Refuse clients whose samples differ in type or shape from those of the first."""
     first = clients[0]
     types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
-    check_types(clients, types, {name: f"{name}_train in {first.places['train']}" for name in types})
+    check_types(clients, types, {name: f"{name}_train in {first.sources['train']}" for name in types})
 
 
-def check_types(clients: list[ClientArrays], types: dict[str, str], places: dict[str, str]) -> None:
+def check_types(clients: list[ClientArrays], types: dict[str, str], sources: dict[str, str]) -> None:
     """Refuse samples of another type or shape than is expected.
 
     Args:
         clients: clients with arrays in their final types.
         types: for `x` and for `y` the type and shape of a sample, such as `float32 of shape [64]`.
-        places: for both, whose type this is, for the error message.
+        sources: for both, whose type this is, for the error message.
 
     Raises:
         ConfigError: naming the file and the array.
@@ -214,8 +216,8 @@ def check_types(clients: list[ClientArrays], types: dict[str, str], places: dict
         for name, array in client.arrays.items():
             require(
                 _sample_type(array) == types[name[0]],
-                f"{client.places[name[2:]]}: samples of {name} are {_sample_type(array)}, but those of "
-                f"{places[name[0]]} are {types[name[0]]}; store all clients with one type and sample shape",
+                f"{client.sources[name[2:]]}: samples of {name} are {_sample_type(array)}, but those of "
+                f"{sources[name[0]]} are {types[name[0]]}; store all clients with one type and sample shape",
             )
 
 

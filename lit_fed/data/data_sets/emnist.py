@@ -17,7 +17,7 @@ __all__ = ["EMNIST"]
 FOLDER = "EMNIST/raw"
 NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 FIRST_LABEL = {"letters": 1}
-"""Where the files do not number the classes from 0."""
+"""The first label of those splits whose files do not number their classes from 0."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from lit_fed.data.data_sets.npz import read_npz
 __all__ = ["FeatureBlocks"]
 
 TEST_FRACTION = 0.2
-"""Of the tables of scikit-learn."""
+"""Share of the rows that is kept for testing, of the tables of scikit-learn."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ class FeatureBlocks(ClientDataSet):
         train = make_split(
             x_train.reshape(-1, width), np.tile(first["y_train"], len(parties)), np.full(len(parties), num_train)
         )
-        dealt = [np.arange(place, num_test, len(parties)) for place in range(len(parties))]
+        dealt = [np.arange(number, num_test, len(parties)) for number in range(len(parties))]
         rows = np.concatenate(dealt)
         test = make_split(x_test[rows], first["y_test"][rows], np.array([len(part) for part in dealt]))
         return Population(train, empty_split(train), test, [party.name for party in parties]), None
 
     def _from_table(self) -> list[ClientArrays]:
-        """A table's columns, as evenly as they can be dealt."""
+        """Parties that share the columns of one of scikit-learn's tables as evenly as possible."""
         from sklearn import datasets
 
         table = getattr(datasets, f"load_{self.table}")()
@@ -113,16 +113,16 @@ def _read_parties(root: Path) -> list[ClientArrays]:
 
 
 def _check_rows(party: ClientArrays, y: dict[str, np.ndarray], labels: str) -> None:
-    """The features of as many rows as there are labels, in a table of one width."""
+    """Refuse features that are no table, change in width, or have more or fewer rows than there are labels."""
     for split in ("train", "test"):
-        x, place = party.arrays[f"x_{split}"], party.places[split]
+        x, source = party.arrays[f"x_{split}"], party.sources[split]
         require(
             x.ndim == 2 and x.shape[1] == party.arrays["x_train"].shape[-1],
-            f"{place}: x_{split} has shape {list(x.shape)}; store a table of rows and features, as wide in x_train as "
+            f"{source}: x_{split} has shape {list(x.shape)}; store a table of rows and features, as wide in x_train as "
             "in x_test",
         )
         require(
             len(x) == len(y[f"y_{split}"]),
-            f"{place}: x_{split} has {len(x)} rows, and y_{split} in {labels} has {len(y[f'y_{split}'])}; all parties "
+            f"{source}: x_{split} has {len(x)} rows, and y_{split} in {labels} has {len(y[f'y_{split}'])}; all parties "
             "hold the same rows in the same order",
         )

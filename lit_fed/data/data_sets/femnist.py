@@ -18,7 +18,7 @@ import numpy as np
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
-from lit_fed.data.data_sets.subsample import check_share, kept_share
+from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 
 __all__ = ["FEMNIST"]
 
@@ -56,7 +56,7 @@ class FEMNIST(PooledDataSet):
     normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
 
     def __post_init__(self) -> None:
-        check_share(self.fraction, self.seed)
+        check_subsample(self.fraction, self.seed)
         require(
             self.min_samples >= 1,
             f"--data.dataset.min_samples is {self.min_samples}; give a whole number of at least 1",
@@ -95,12 +95,12 @@ class FEMNIST(PooledDataSet):
             f"--data.dataset.root {self.root}: none of {len(writers)} writers has the {self.min_samples} samples that "
             "--data.dataset.min_samples asks for; lower it",
         )
-        drawn = kept_share(len(names), self.fraction, self.seed)
+        drawn = draw_subsample(len(names), self.fraction, self.seed)
         return {name: writers[name] for name, kept in zip(names, drawn, strict=True) if kept}
 
 
 def _pooled(folders: list[Path]) -> dict[str, list[LeafUser]]:
-    """All that each writer has in these folders."""
+    """The samples of each writer in all of these folders."""
     writers: dict[str, list[LeafUser]] = {}
     for folder in folders:
         for name, user in read_leaf_users(folder).items():
@@ -115,17 +115,17 @@ def _num_samples(parts: list[LeafUser]) -> int:
 
 
 def _check(user: LeafUser) -> None:
-    """Pictures of 784 pixels in 0..1, and a character for each."""
-    x, y, place = user.x, user.y, user.place
-    require(len(x) == len(y), f"{place}: {len(x)} samples in x, but {len(y)} in y; make them equal")
+    """Refuse a user whose samples are anything but pictures of 784 pixels in 0..1, with a character for each."""
+    x, y, source = user.x, user.y, user.source
+    require(len(x) == len(y), f"{source}: {len(x)} samples in x, but {len(y)} in y; make them equal")
     if len(y) == 0:  # an empty list has no shape
         return
     require(
         x.shape == (len(x), NUM_PIXELS) and x.dtype.kind in "fi",
-        f"{place}: x holds {x.dtype} of shape {list(x.shape[1:])}, where a picture is a list of {NUM_PIXELS} numbers; "
+        f"{source}: x holds {x.dtype} of shape {list(x.shape[1:])}, where a picture is a list of {NUM_PIXELS} numbers; "
         "write what LEAF writes",
     )
     low, high = float(x.min()), float(x.max())
-    require(low >= 0 and high <= 1, f"{place}: pixels from {low:g} to {high:g}; scale them to 0..1, as LEAF does")
+    require(low >= 0 and high <= 1, f"{source}: pixels from {low:g} to {high:g}; scale them to 0..1, as LEAF does")
     characters = y.dtype.kind == "i" and y.ndim == 1 and int(y.min()) >= 0 and int(y.max()) < NUM_CLASSES
-    require(characters, f"{place}: y holds a label that is no whole number from 0 to {NUM_CLASSES - 1}; correct it")
+    require(characters, f"{source}: y holds a label that is no whole number from 0 to {NUM_CLASSES - 1}; correct it")

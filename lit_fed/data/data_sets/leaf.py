@@ -25,7 +25,7 @@ class LeafUser(NamedTuple):
 
     x: np.ndarray  # [n, ...]
     y: np.ndarray  # [n] or [n, L]
-    place: str  # the file, and the user within it
+    source: str  # the file, and the user within it
 
 
 def read_leaf_users(folder: Path) -> dict[str, LeafUser]:
@@ -39,7 +39,7 @@ def read_leaf_users(folder: Path) -> dict[str, LeafUser]:
     users: dict[str, LeafUser] = {}
     for path in paths:
         for name, user in _users_of(path):
-            require(name not in users, f"{user.place}: is also in another file or twice in this; keep one of them")
+            require(name not in users, f"{user.source}: is also in another file or twice in this; keep one of them")
             users[name] = user
     return users
 
@@ -72,28 +72,31 @@ def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
         "leave it out",
     )
     for name, count in zip(map(str, users), counts, strict=True):
-        data, place = content["user_data"].get(name), f"{path}, user {name!r}"
+        data, source = content["user_data"].get(name), f"{path}, user {name!r}"
         complete = isinstance(data, dict) and {"x", "y"} <= data.keys()
-        require(complete, f"{place}: x or y is missing in 'user_data'; add both or remove the user")
-        user = LeafUser(_array(data, "x", place), _array(data, "y", place), place)
+        require(complete, f"{source}: x or y is missing in 'user_data'; add both or remove the user")
+        user = LeafUser(_array(data, "x", source), _array(data, "y", source), source)
         require(
             count is None or count == len(user.y),
-            f"{place}: num_samples is {_shown(count)}, and y holds {len(user.y)}; correct it, or leave num_samples out",
+            f"{source}: num_samples is {_shown(count)}, and y holds {len(user.y)}; correct it, or leave num_samples "
+            "out",
         )
         yield name, user
 
 
 def _shown(value: Any, most: int = 40) -> str:
-    """A value of a file in an error message."""
+    """A value of a file as error messages show it, cut where it is long."""
     text = json.dumps(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def _array(data: dict, key: str, place: str) -> np.ndarray:
+def _array(data: dict, key: str, source: str) -> np.ndarray:
     """A JSON list as an array, fractions as float32: Python's own numbers take four times the memory and more."""
-    require(isinstance(data[key], list), f"{place}: {key} is {_shown(data[key])}; give a list with an entry per sample")
+    require(
+        isinstance(data[key], list), f"{source}: {key} is {_shown(data[key])}; give a list with an entry per sample"
+    )
     try:
         array = np.asarray(data[key])
     except ValueError as error:
-        raise ConfigError(f"{place}: the samples of {key} differ in shape; bring them to one shape") from error
+        raise ConfigError(f"{source}: the samples of {key} differ in shape; bring them to one shape") from error
     return input_array(array) if array.dtype.kind == "f" else array

@@ -19,7 +19,7 @@ import numpy as np
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import PooledDataSet, Samples, input_array, label_array, require
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.data.data_sets.subsample import check_share, kept_share
+from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]
 
@@ -60,7 +60,7 @@ class OfficeHome(PooledDataSet):
             bool(self.domains) and set(self.domains) <= set(DOMAINS),
             f"--data.dataset.domains is {list(self.domains)}; choose some of {', '.join(map(repr, DOMAINS))}",
         )
-        check_share(self.fraction, self.seed)
+        check_subsample(self.fraction, self.seed)
 
     def load(self) -> Samples:
         """The pool in the order of the file."""
@@ -74,7 +74,7 @@ class OfficeHome(PooledDataSet):
         _check(arrays, path)
         rows = np.flatnonzero(np.isin(arrays["domain"], [DOMAINS.index(name) for name in self.domains]))
         require(rows.size > 0, f"{path}: has no picture of --data.dataset.domains {list(self.domains)}; choose others")
-        rows = rows[kept_share(len(rows), self.fraction, self.seed)]
+        rows = rows[draw_subsample(len(rows), self.fraction, self.seed)]
         x, y = input_array(arrays["x"])[rows], label_array(arrays["y"])[rows]
         if not self.by_domain:
             return Samples(x, y)
@@ -83,7 +83,7 @@ class OfficeHome(PooledDataSet):
 
 
 def _check(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """The features, classes and domains of the whole data set, or of a part of its pictures."""
+    """Refuse arrays that are not the features, classes and domains of pictures; there may be a part of them only."""
     x, fix = arrays["x"], "write the file anew by scripts/office_home_features.py"
     table = x.ndim == 2 and x.shape[1] == NUM_FEATURES and x.dtype.kind == "f"
     require(

@@ -39,7 +39,7 @@ class _Windows(NamedTuple):
 
 
 class _Role(NamedTuple):
-    """One client."""
+    """The windows of one role, which is a client."""
 
     name: str
     train: _Windows
@@ -87,18 +87,18 @@ class Shakespeare(ClientDataSet):
 
     def load(self) -> tuple[Population, None]:
         """The roles by name; the validation split is empty."""
-        root, place = given_path(self.root, "--data.dataset.root"), f"--data.dataset.root {self.root}"
+        root, option = given_path(self.root, "--data.dataset.root"), f"--data.dataset.root {self.root}"
         leaf = (root / "train").is_dir() and (root / "test").is_dir()
         require(
             (root / "roles.json").is_file() or leaf,
-            f"{place}: Shakespeare has neither roles.json nor LEAF's folders 'train' and 'test' there; correct the "
+            f"{option}: Shakespeare has neither roles.json nor LEAF's folders 'train' and 'test' there; correct the "
             'folder, or write {"play/ROLE": text} to roles.json in it',
         )
         roles = self._from_roles(root / "roles.json") if (root / "roles.json").is_file() else self._from_leaf(root)
         roles = self._selected(roles)
         require(
             bool(roles),
-            f"{place}: no role has the {self.min_sequences} windows of {self.sequence_length} characters that "
+            f"{option}: no role has the {self.min_sequences} windows of {self.sequence_length} characters that "
             "--data.dataset.min_sequences asks for; lower it or --data.dataset.sequence_length",
         )
         train, test = (
@@ -151,11 +151,11 @@ class Shakespeare(ClientDataSet):
         if user is None or len(user.x) == 0:
             return _no_windows(self.sequence_length)
         fix = "bring them to one length, and --data.dataset.sequence_length to the same"
-        _check_strings(user.x, self.sequence_length, f"{user.place}: x", fix)
-        _check_strings(user.y, 1, f"{user.place}: y", "give the character that follows each x")
+        _check_strings(user.x, self.sequence_length, f"{user.source}: x", fix)
+        _check_strings(user.y, 1, f"{user.source}: y", "give the character that follows each x")
         require(
             len(user.x) == len(user.y),
-            f"{user.place}: {len(user.x)} samples in x, but {len(user.y)} in y; make them equal",
+            f"{user.source}: {len(user.x)} samples in x, but {len(user.y)} in y; make them equal",
         )
         x, y = _encode_array(user.x), _encode_array(user.y)
         return _Windows(x, np.concatenate([x[:, 1:], y], axis=1))
@@ -202,7 +202,7 @@ def _tokens(code_points: np.ndarray) -> np.ndarray:
 
 
 def _no_windows(sequence_length: int) -> _Windows:
-    """No window, in the right shape."""
+    """Windows of a text that is too short for any: empty arrays of the right shape."""
     empty = np.empty((0, sequence_length), dtype=np.int64)
     return _Windows(empty, empty)
 
@@ -212,7 +212,7 @@ def _num_windows(role: _Role) -> int:
     return len(role.train.x) + len(role.test.x)
 
 
-def _check_strings(array: np.ndarray, length: int, place: str, fix: str) -> None:
-    """Strings, each of this length."""
+def _check_strings(array: np.ndarray, length: int, source: str, fix: str) -> None:
+    """Refuse samples that are not strings of this length."""
     right = array.dtype.kind == "U" and array.ndim == 1 and bool((np.char.str_len(array) == length).all())
-    require(right, f"{place} holds samples that are no strings of length {length}; {fix}")
+    require(right, f"{source} holds samples that are no strings of length {length}; {fix}")

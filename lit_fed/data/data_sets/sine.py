@@ -66,7 +66,7 @@ class Sine(ClientDataSet):
         return np.asarray(np.sin(np.pi * (x + 1)) / self.noise)
 
     def interval(self, client_id: int) -> tuple[float, float]:
-        """Where the inputs of a client lie."""
+        """Lower and upper end of the interval in which the inputs of a client lie."""
         width = 2 / self.num_clients
         return -1 + width * client_id, -1 + width * (client_id + 1)
 

@@ -29,19 +29,19 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
-__all__ = ["ClientArrays", "Synthetic", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
+__all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
 
 
 class SyntheticParameters(NamedTuple):
-    """The truth behind the data."""
+    """What the samples are drawn from."""
 
     sizes: np.ndarray  # [T] int64 training samples
     mixtures: np.ndarray  # [T, M] float64, rows sum to 1
     components: np.ndarray  # [M, d] float64
 
 
-class ClientArrays(NamedTuple):
-    """The data of one client."""
+class SyntheticClient(NamedTuple):
+    """The samples of one client."""
 
     x_train: np.ndarray  # [n, d] float32
     y_train: np.ndarray  # [n] int64
@@ -120,7 +120,7 @@ class Synthetic(ClientDataSet):
         )
 
     def _drawn(self, parameters: SyntheticParameters) -> tuple[DrawnSplit, DrawnSplit]:
-        """Training and test split without samples."""
+        """Training and test split whose samples are drawn when they are needed."""
         x, y = map(torch.from_numpy, _allocate(0, self.dimension))
 
         def split(name: str, sizes: np.ndarray) -> DrawnSplit:
@@ -130,7 +130,7 @@ class Synthetic(ClientDataSet):
         return split("train", parameters.sizes), split("test", np.full(self.num_clients, self.test_size))
 
     def _held(self, parameters: SyntheticParameters) -> tuple[Split, Split]:
-        """Training and test split of the one stream of all clients."""
+        """Training and test split in memory, drawn from one stream for all clients, one after another."""
         train_sizes, test_sizes = parameters.sizes, np.full(self.num_clients, self.test_size)
         x_train, y_train = _allocate(int(train_sizes.sum()), self.dimension)
         x_test, y_test = _allocate(int(test_sizes.sum()), self.dimension)
@@ -148,14 +148,14 @@ def synthetic_parameters(config: Synthetic) -> SyntheticParameters:
     return _draw_parameters(config, np.random.RandomState(config.seed))
 
 
-def synthetic_clients(config: Synthetic) -> Iterator[ClientArrays]:
+def synthetic_clients(config: Synthetic) -> Iterator[SyntheticClient]:
     """Generate the clients one after another; each is drawn only when it is asked for, and not kept."""
     stream = np.random.RandomState(config.seed)
     parameters = _draw_parameters(config, stream)
     for size, mixture in zip(parameters.sizes, parameters.mixtures, strict=True):
         train = _draw_samples(config, stream, int(size), mixture, parameters.components)
         test = _draw_samples(config, stream, config.test_size, mixture, parameters.components)
-        yield ClientArrays(*train, *test)
+        yield SyntheticClient(*train, *test)
 
 
 def _draw_parameters(config: Synthetic, stream: np.random.RandomState) -> SyntheticParameters:
@@ -206,5 +206,5 @@ def _draw_samples(
 
 
 def _allocate(num_samples: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Room for x [n, d] float32 and y [n] int64."""
+    """Arrays to be filled with samples: x [n, d] float32 and y [n] int64."""
     return np.empty((num_samples, dimension), dtype=np.float32), np.empty(num_samples, dtype=np.int64)

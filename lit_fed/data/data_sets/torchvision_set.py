@@ -16,7 +16,7 @@ import numpy as np
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
-from lit_fed.data.data_sets.subsample import check_share, kept_share
+from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 
 __all__ = ["Pictures", "TorchvisionSet"]
 
@@ -39,7 +39,7 @@ DAMAGE = (
 
 
 class Pictures(NamedTuple):
-    """One official part as it was read."""
+    """The pictures of an official part, training or test, as they were read."""
 
     pixels: np.ndarray  # [n, channels, height, width] uint8
     labels: np.ndarray  # [n] int64
@@ -74,7 +74,7 @@ class TorchvisionSet(PooledDataSet):
         require(
             self.part in PARTS, f"--data.dataset.part is {self.part!r}; choose one of {', '.join(map(repr, PARTS))}"
         )
-        check_share(self.fraction, self.seed)
+        check_subsample(self.fraction, self.seed)
 
     def prepare(self) -> None:
         """Download missing files, if that is asked for.
@@ -92,7 +92,7 @@ class TorchvisionSet(PooledDataSet):
         folder = given_path(self.root, "--data.dataset.root")
         parts = [self._checked(folder, train) for train in PARTS[self.part]]
         sizes = [len(part.labels) for part in parts]
-        kept = kept_share(sum(sizes), self.fraction, self.seed)
+        kept = draw_subsample(sum(sizes), self.fraction, self.seed)
         chosen = np.split(kept, np.cumsum(sizes)[:-1])
         pairs = list(zip(parts, chosen, strict=True))
         labels = np.concatenate([part.labels[rows] for part, rows in pairs])
@@ -109,7 +109,7 @@ class TorchvisionSet(PooledDataSet):
 
     @abstractmethod
     def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
-        """Read the official training or test part; `download` its missing files first."""
+        """Read the official training or test part; with `download`, fetch its missing files first."""
 
     def _missing(self, folder: Path, train: bool) -> list[str]:
         """Files of a part that are not there."""
@@ -117,11 +117,11 @@ class TorchvisionSet(PooledDataSet):
 
     def _checked(self, folder: Path, train: bool) -> Pictures:
         """An official part, or a `ConfigError` that says which file is missing or what is wrong with it."""
-        name, place = type(self).__name__, f"--data.dataset.root {self.root}"
+        name, option = type(self).__name__, f"--data.dataset.root {self.root}"
         missing = self._missing(folder, train)
         require(
             self.download or not missing,
-            f"{place}: {name} has no {', '.join(missing)} there; correct the folder, or fetch the files by "
+            f"{option}: {name} has no {', '.join(missing)} there; correct the folder, or fetch the files by "
             "--data.dataset.download true",
         )
         try:
@@ -135,7 +135,7 @@ class TorchvisionSet(PooledDataSet):
         except DAMAGE as error:
             problem = "cannot be downloaded" if missing else "cannot be read"
             raise ConfigError(
-                f"{place}: {name} {problem} ({error}); delete its files there and fetch them anew by "
+                f"{option}: {name} {problem} ({error}); delete its files there and fetch them anew by "
                 "--data.dataset.download true"
             ) from error
         return pictures

@@ -1,1 +1,9 @@
-"""Partitions: how a pool of samples is divided among clients."""
+"""Partitions: how a pool of samples is divided among clients; every file in this folder is found by itself."""
+
+from lit_fed.core.discovery import find_classes
+from lit_fed.data.partitions.base import Partition
+
+_FOUND = find_classes(__name__, Partition)
+globals().update(_FOUND)
+
+__all__ = [*_FOUND]

@@ -9,7 +9,8 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.partitions.base import IID, Partition, check_discrete
+from lit_fed.data.partitions.base import Partition, check_discrete
+from lit_fed.data.partitions.iid import IID
 
 __all__ = ["LabelGroups", "LabelPermutations", "Rotations"]
 
@@ -34,7 +35,7 @@ class _Grouped(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """See the base class."""
+        """Divide the samples; see the base class."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class LabelPermutations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide by the inner partition; see the base class."""
+        """Divide the samples by the partition inside; see the base class."""
         self._check(num_clients)
         check_discrete(labels, "LabelPermutations")
         return self.partition(labels, num_clients, seed, owner)
@@ -138,7 +139,7 @@ class Rotations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide by the inner partition; see the base class."""
+        """Divide the samples by the partition inside; see the base class."""
         self._check(num_clients)
         return self.partition(labels, num_clients, seed, owner)
 

@@ -1,14 +1,10 @@
 """From a data set to seen and unseen clients, each with a training, validation and test split.
 
-Every random choice has a stream of its own, so the split of one client does not depend on the other clients.
+Partition, splits and the choice of unseen clients have streams of random numbers of their own: one does not depend on
+the others.
 """
 
 from __future__ import annotations
-
-import hashlib
-import math
-from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,40 +14,23 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, Target
-from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import (
-    ClientDataSet,
-    DataSet,
-    PooledDataSet,
-    Samples,
-    input_array,
-    label_array,
-    make_split,
-    require,
-)
-from lit_fed.data.partitions.base import Dirichlet, Natural, Partition
-from lit_fed.data.populations.checks import check_finite, check_training, looked_at
-from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import ClientDataSet, DataSet, PooledDataSet, Samples, require
+from lit_fed.data.partitions.base import Partition
+from lit_fed.data.partitions.dirichlet import Dirichlet
+from lit_fed.data.partitions.natural import Natural
+from lit_fed.data.populations.checks import check_finite_samples, check_training
+from lit_fed.data.populations.splits import split_of, split_rows, with_validation
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS",
     "build_populations",
-    "fingerprint",
     "infer_target",
     "select_clients",
-    "split_counts",
 ]
 
 DEFAULT_NUM_CLIENTS = 20
-"""Clients of a partition where nobody asked for a number."""
-
-
-class _Rows(NamedTuple):
-    """Sample indices of one client."""
-
-    train: np.ndarray
-    val: np.ndarray
-    test: np.ndarray
+"""Clients of a partition where `num_clients` is not given."""
 
 
 def build_populations(
@@ -84,30 +63,14 @@ def build_populations(
     unseen: Population | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
-        seen, unseen = _with_validation(*dataset.load(), val_fraction, seed)
+        seen, unseen = with_validation(*dataset.load(), val_fraction, seed)
     elif isinstance(dataset, PooledDataSet):
         seen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
-    check_finite(seen, unseen)
+    check_finite_samples(seen, unseen)
     return _hold_out(seen, unseen, unseen_fraction, seed)
-
-
-def split_counts(num_samples: int, val_fraction: float, test_fraction: float) -> tuple[int, int, int]:
-    """Training, validation and test samples of a client with `num_samples` samples.
-
-    Parts are rounded half up, but a part that is asked for gets at least one sample: training goes first, then test,
-    then validation.
-
-    Example:
-        >>> split_counts(10, 0.2, 0.25), split_counts(2, 0.2, 0.2), split_counts(1, 0.2, 0.2)
-        ((5, 2, 3), (1, 0, 1), (1, 0, 0))
-    """
-    kept_for_val = int(val_fraction > 0 and num_samples >= 3)
-    num_test = _part(num_samples, test_fraction, num_samples - 1 - kept_for_val)
-    num_val = _part(num_samples, val_fraction, num_samples - 1 - num_test)
-    return num_samples - num_val - num_test, num_val, num_test
 
 
 def select_clients(population: Population, client_ids: np.ndarray) -> Population:
@@ -122,27 +85,6 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     names = [population.names[client_id] for client_id in client_ids]
     groups = None if population.groups is None else population.groups[positions]
     return Population(train, val, test, names, groups)
-
-
-def fingerprint(*populations: Population | None) -> str:
-    """A digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; None is an empty place.
-
-    Of a split that draws its clients it covers all sizes, what the samples depend on, and the samples of a few clients.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    for population in populations:
-        digest.update(b"none" if population is None else b"population")
-        for split in () if population is None else (population.train, population.val, population.test):
-            tensors = [split.offsets]
-            if isinstance(split, DrawnSplit):
-                digest.update(split.origin.encode())
-                tensors.append(split.numbers)
-            few = looked_at(split)
-            for tensor in (*tensors, few.x, few.y):
-                array = np.ascontiguousarray(tensor.numpy())
-                digest.update(f"{array.dtype.str}{array.shape}".encode())
-                digest.update(array.reshape(-1).view(np.uint8).data)
-    return digest.hexdigest()
 
 
 def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
@@ -178,7 +120,7 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
-    """All in [0, 1), and something left to train on."""
+    """Refuse fractions outside [0, 1), and splits that leave nothing to train on."""
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction, "unseen_fraction": unseen_fraction}
     for name, value in fractions.items():
         require(0 <= value < 1, f"{name} = {value}; choose a number from 0 up to, but not including, 1")
@@ -187,7 +129,7 @@ def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction:
 
 
 def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float) -> None:
-    """Where parties have features of the same rows, a model needs all of the parties, with the same rows at each."""
+    """Refuse to hold back rows or parties where parties have features of the same rows: a model needs all of them."""
     for name, value in (("val_fraction", val_fraction), ("unseen_fraction", unseen_fraction)):
         require(
             value == 0 or dataset.divided_by == "samples",
@@ -197,7 +139,7 @@ def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float
 
 
 def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients: int | None) -> None:
-    """A data set with clients of its own cannot be divided differently."""
+    """Refuse to divide a data set that has clients of its own."""
     name = type(dataset).__name__
     require(
         num_clients is None,
@@ -207,51 +149,6 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
     require(
         partition is None or isinstance(partition, Natural),
         f"partition {type(partition).__name__}: {name} says itself who its clients are, so leave the partition out",
-    )
-
-
-def _with_validation(
-    seen: Population, unseen: Population | None, val_fraction: float, seed: int
-) -> tuple[Population, Population | None]:
-    """Take validation samples from the training ones, where they are wanted and the data set has none."""
-    own_validation = any(population.val.num_samples for population in (seen, unseen) if population is not None)
-    if val_fraction == 0 or own_validation:
-        return seen, unseen
-    first_unseen = seen.train.num_clients  # unseen clients get streams of their own
-    return (
-        _cut_validation(seen, val_fraction, seed, 0),
-        None if unseen is None else _cut_validation(unseen, val_fraction, seed, first_unseen),
-    )
-
-
-def _cut_validation(population: Population, val_fraction: float, seed: int, first_id: int) -> Population:
-    """The same clients with a part of their training samples moved to the validation split."""
-    train = population.train
-    if isinstance(train, DrawnSplit):
-        return _draw_validation(population, train, val_fraction, seed, first_id)
-    bounds = train.offsets.tolist()
-    rows = [
-        _split_rows(np.arange(start, end), val_fraction, 0.0, seed, first_id + client_id)
-        for client_id, (start, end) in enumerate(pairwise(bounds))
-    ]
-    x, y = train.x.numpy(), train.y.numpy()
-    new_train, new_val = _gather(x, y, [r.train for r in rows]), _gather(x, y, [r.val for r in rows])
-    return population._replace(train=new_train, val=new_val)
-
-
-def _draw_validation(
-    population: Population, train: DrawnSplit, val_fraction: float, seed: int, first_id: int
-) -> Population:
-    """The same for clients that are drawn: each draw of either split keeps its rows."""
-    sizes = train.sizes.tolist()
-
-    def rows(position: int) -> _Rows:
-        return _split_rows(np.arange(sizes[position]), val_fraction, 0.0, seed, first_id + position)
-
-    counts = torch.tensor([split_counts(size, val_fraction, 0.0)[:2] for size in sizes])
-    return population._replace(
-        train=train.rows(lambda position: rows(position).train, counts[:, 0]),
-        val=train.rows(lambda position: rows(position).val, counts[:, 1]),
     )
 
 
@@ -273,40 +170,22 @@ def _divide_pool(
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
-    rows = [_split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
-    train, val, test = (_gather(x, y, list(column)) for column in zip(*rows, strict=True))
+    rows = [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
+    train, val, test = (split_of(x, y, list(column)) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
     return Population(train, val, test, names, None if groups is None else torch.from_numpy(groups))
 
 
-def _check_samples(samples: Samples, place: str) -> None:
-    """One label, and one owner if any, for every sample; at least one sample."""
+def _check_samples(samples: Samples, dataset_name: str) -> None:
+    """Refuse a pool without samples, or with more or fewer labels or owners than samples."""
     num_samples = len(samples.x)
-    require(num_samples > 0, f"{place} has no samples; check where it reads them")
+    require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
     for name, array in (("y", samples.y), ("owner", samples.owner)):
+        count = num_samples if array is None else len(array)
         require(
-            array is None or len(array) == num_samples,
-            f"{place}: {num_samples} samples in x, but {0 if array is None else len(array)} in {name}; make them equal",
+            count == num_samples,
+            f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal",
         )
-
-
-def _split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed: int, client_id: int) -> _Rows:
-    """Shuffle a client's rows and cut them into splits."""
-    shuffled = generator(seed, 0, client_id, "split").permutation(rows)
-    num_train, num_val, _ = split_counts(len(rows), val_fraction, test_fraction)
-    return _Rows(*np.split(shuffled, [num_train, num_train + num_val]))
-
-
-def _part(num_samples: int, fraction: float, most: int) -> int:
-    """Half-up rounded part of the samples: 0 if none is wanted, else at least 1, but never more than `most`."""
-    wanted = max(1, math.floor(fraction * num_samples + 0.5)) if fraction > 0 else 0
-    return max(0, min(wanted, most))
-
-
-def _gather(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray]) -> Split:
-    """The split whose client t owns the samples rows[t]."""
-    order = np.concatenate(rows)
-    return make_split(input_array(x[order]), label_array(y[order]), np.array([len(part) for part in rows]))
 
 
 def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray]) -> list[str]:

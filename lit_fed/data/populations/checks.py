@@ -15,9 +15,9 @@ from lit_fed.metrics.outliers import outlier
 
 __all__ = [
     "all_splits",
-    "check_classes",
-    "check_finite",
+    "check_finite_samples",
     "check_labels",
+    "check_missing_classes",
     "check_training",
     "find_client_name",
     "looked_at",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 CLIENTS_LOOKED_AT = 8
-"""Clients whose samples are checked, of those that are drawn when they are needed."""
+"""Most clients whose samples are checked, where clients are drawn when they are needed."""
 
 
 def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
@@ -47,7 +47,7 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
             )
 
 
-def check_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
+def check_missing_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
     """Refuse a class that nobody has, below the largest label, unless the data set knows how many classes there are.
 
     One wrong label would make a network of as many outputs, and labels from 1 a class too many. The positions of
@@ -98,15 +98,15 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
     found = outlier(torch.tensor(largest))
     if found is None:
         return None
-    place, value, median = found
+    position, value, median = found
     return (
-        f"client {names[place]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they decide "
-        "every mean over clients, so clean or scale them, or leave the client out"
+        f"client {names[position]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they "
+        "decide every mean over clients, so clean or scale them, or leave the client out"
     )
 
 
 def find_client_name(client_id: int, *populations: Population | None) -> str:
-    """What the data call a client of this identity; "" where they number their clients, or do not know it."""
+    """The name that the data give the client with this number; "" if they only number it, or do not know it."""
     for population in populations:
         position = -1 if population is None else client_id - population.train.first_id
         if population is not None and 0 <= position < len(population.names):
@@ -118,7 +118,16 @@ def find_client_name(client_id: int, *populations: Population | None) -> str:
 def all_splits(
     seen: Population, unseen: Population | None, *, samples: bool = False
 ) -> list[tuple[str, str, Population, Split]]:
-    """(kind of clients, name of the split, population, split) for each split; with `samples` what to look at of it."""
+    """All splits of seen and unseen clients.
+
+    Args:
+        seen: clients that take part in the training.
+        unseen: clients that do not, or None.
+        samples: hand out what `looked_at` chooses of each split, whose samples are in memory, instead of the split.
+
+    Returns:
+        For each split `seen` or `unseen`, its name, its population, and the split.
+    """
     return [
         (kind, name, population, looked_at(split) if samples else split)
         for kind, population in (("seen", seen), ("unseen", unseen))
@@ -134,14 +143,14 @@ def looked_at(split: Split) -> Split:
 
 
 def check_training(seen: Population, unseen: Population | None) -> None:
-    """Every client has training samples."""
+    """Raise a `ConfigError` naming the first client without training samples."""
     for kind, name, population, split in all_splits(seen, unseen):
         if name == "train" and int(split.sizes.min()) == 0:
             empty = population.names[int(split.sizes.argmin())]
             raise ConfigError(f"{kind} client {empty!r} has no training samples; give it one at least, or leave it out")
 
 
-def check_finite(seen: Population, unseen: Population | None) -> None:
+def check_finite_samples(seen: Population, unseen: Population | None) -> None:
     """Raise a `ConfigError` naming split and client of the first NaN or infinity."""
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
         for array_name, tensor in (("x", split.x), ("y", split.y)):

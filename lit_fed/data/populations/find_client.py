@@ -14,7 +14,7 @@ SHOWN = 3
 
 
 def find_client(client: str, populations: Mapping[str, Population | None]) -> tuple[str, int]:
-    """The population of a client, and its place there.
+    """The population of a client, and its position there.
 
     Args:
         client: its name, or else its number (the column `client_id` of predictions), counted over all populations.

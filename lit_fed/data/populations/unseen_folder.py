@@ -1,4 +1,4 @@
-"""Clients that come after the training: one .npz file for each, read as a checkpoint wants its inputs.
+"""Unseen clients that are served from a checkpoint alone: one .npz file for each, read as its training read inputs.
 
 FOLDER/<client>.npz      x_train, y_train; optionally x_test, and with it y_test
 """
@@ -20,11 +20,11 @@ from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client_name
 from lit_fed.data.populations.find_client import find_client
 
-__all__ = ["NewcomerData"]
+__all__ = ["UnseenFolder"]
 
 
-class NewcomerData(LightningDataModule):
-    """Newcomers to be served, named by their files and numbered after the clients of the training, by name.
+class UnseenFolder(LightningDataModule):
+    """Unseen clients to be served, named by their files and numbered, in the order of their names, after the seen ones.
 
     Inputs are treated as `ClientFolder` treats them: uint8 is scaled to 0..1, other integers are token ids. Where the
     data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
@@ -43,9 +43,9 @@ class NewcomerData(LightningDataModule):
 
     def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None) -> None:
         super().__init__()
-        require(bool(folder), "--clients is not set; pass a folder with a .npz file for each new client")
+        require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
         root = given_path(folder, "--clients")
-        require(root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each new client")
+        require(root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client")
         clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
         require(
             bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder"
@@ -71,7 +71,7 @@ class NewcomerData(LightningDataModule):
             exception.client_name = find_client_name(exception.client_id, self.unseen)
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's newcomers."""
+        """This rank's unseen clients."""
         assert self.trainer is not None
         return Blocks(
             serving_blocks(
@@ -82,13 +82,13 @@ class NewcomerData(LightningDataModule):
 
 
 def _check_test_arrays(client: ClientArrays) -> None:
-    """Labels belong to inputs."""
+    """Refuse test labels without the inputs that they belong to."""
     if "y_test" in client.arrays and "x_test" not in client.arrays:
-        raise ConfigError(f"{client.places['test']}: array x_test is missing; save it beside y_test, or drop y_test")
+        raise ConfigError(f"{client.sources['test']}: array x_test is missing; save it beside y_test, or drop y_test")
 
 
 def _with_labels(client: ClientArrays) -> ClientArrays:
-    """The client with labels of some kind for its test inputs: nobody looks at those of a client without its own."""
+    """The client with zeros as labels of its test inputs where it brought none; its results are left empty then."""
     x, y = client.arrays.get("x_test"), client.arrays["y_train"]
     if x is None or "y_test" in client.arrays or not x.ndim or not y.ndim:
         return client
@@ -96,7 +96,7 @@ def _with_labels(client: ClientArrays) -> ClientArrays:
 
 
 def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
-    """Samples of the checkpoint's type and shape, and labels of its classes."""
+    """Refuse samples of another type or shape than the checkpoint was trained on, and labels of other classes."""
     types = {
         "x": f"{facts.input_type} of shape {list(facts.input_shape)}",
         "y": f"{'float32' if facts.target.continuous else 'int64'} of shape {list(facts.label_shape)}",
@@ -109,6 +109,6 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
             largest = int(client.arrays[name].max(initial=0))
             require(
                 largest < facts.target.num_classes,
-                f"{client.places[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
+                f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
                 f"classes 0 … {facts.target.num_classes - 1}; correct the labels, or leave such samples out",
             )

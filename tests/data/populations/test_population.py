@@ -8,17 +8,13 @@ import torch
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.types import Population
+from lit_fed.data import IID, Dirichlet, Natural
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.data_sets.digits import Digits
-from lit_fed.data.partitions.base import IID, Dirichlet, Natural
-from lit_fed.data.populations.build import (
-    build_populations,
-    fingerprint,
-    infer_target,
-    select_clients,
-    split_counts,
-)
+from lit_fed.data.populations.build import build_populations, infer_target, select_clients
 from lit_fed.data.populations.checks import check_labels
+from lit_fed.data.populations.fingerprint import fingerprint
+from lit_fed.data.populations.splits import split_counts
 
 
 @dataclass(frozen=True)
