@@ -14,7 +14,7 @@ import torch
 from interruptions import file_size_limit
 from running import SMALL, folder, history, numbers, run
 
-from lit_fed import stopping
+from lit_fed.training import stopping
 from lit_fed.cli import main
 
 TINY = [
