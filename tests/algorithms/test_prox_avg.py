@@ -81,7 +81,9 @@ def test_the_first_exact_round_is_known(client_trainer):
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_local_steps_have_the_same_fixed_point(steps, client_trainer):
-    federation = q2(ProxAvg(1.0), client_trainer, rounds=75 if steps == 1 else 35, solver=LocalSolver(lr=0.2, local_steps=steps))
+    federation = q2(
+        ProxAvg(1.0), client_trainer, rounds=75 if steps == 1 else 35, solver=LocalSolver(lr=0.2, local_steps=steps)
+    )
     assert own(federation)[:, 0].tolist() == pytest.approx([1.2, 3.6], abs=1e-9)
     assert float(federation.weights) == pytest.approx(2.4, abs=1e-9)
 
