@@ -88,9 +88,14 @@ def on_quadratics(rounds, start=None, **options):
     return federation
 
 
-def test_two_quadratics_reach_the_minimax_point_with_equal_losses():
+@pytest.fixture(scope="module")
+def long_run():
+    return on_quadratics(160, lambda_lr=0.01, server_lr=0.2, serve="last")
+
+
+def test_two_quadratics_reach_the_minimax_point_with_equal_losses(long_run):
     assert pytest.approx(2.5358983849, abs=1e-10) == OPTIMUM
-    federation = on_quadratics(160, lambda_lr=0.01, server_lr=0.2, serve="last")
+    federation = long_run
     assert float(federation.weights) == pytest.approx(OPTIMUM, abs=1e-9)
     assert federation.shared.client_weight.tolist() == pytest.approx(WEIGHTS, abs=1e-9)
     sums = federation.evaluate()
@@ -103,8 +108,8 @@ def test_the_minimax_point_stays():
     assert federation.shared.client_weight.tolist() == pytest.approx(WEIGHTS, abs=1e-9)
 
 
-def test_the_average_approaches_the_minimax_point():
-    runs = (on_quadratics(rounds, lambda_lr=0.01, server_lr=0.2) for rounds in (20, 160))
+def test_the_average_approaches_the_minimax_point(long_run):
+    runs = on_quadratics(20, lambda_lr=0.01, server_lr=0.2), long_run
     gaps = [abs(float(run.shared.average.parameters["weight"]) - OPTIMUM) for run in runs]
     assert 1e-3 < gaps[1] < gaps[0] / 5
 

@@ -158,9 +158,9 @@ def test_of_linear_models_mixing_parameters_mixes_logits(client_trainer):
 
 def test_the_fixed_point_is_each_clients_optimum():
     """α = ½: w = 3, v = (−3, 5), so that the mixtures are 0 and 4."""
-    task, solver = make_task(REGRESSION, 1, Scale), LocalSolver(lr=0.5, local_steps=1)
+    task, solver = make_task(REGRESSION, 1, Scale), LocalSolver(lr=0.65, local_steps=1)
     train = quadratics([1.0, 3.0], [0.0, 4.0])
-    federation = run_rounds(APFL(0.5, "fixed"), None, train, rounds=200, task=task, solver=solver, batch_size=0)
+    federation = run_rounds(APFL(0.5, "fixed"), None, train, rounds=140, task=task, solver=solver, batch_size=0)
     assert float(federation.weights[0]) == pytest.approx(3.0, abs=1e-9)
     np.testing.assert_allclose(flat(federation.states.personal)[:, 0].numpy(), [-3.0, 5.0], rtol=0, atol=1e-9)
     roots = train.x[:, 0]

@@ -125,7 +125,7 @@ def test_exact_rounds_are_those_of_the_reference(options, topology, client_train
 # ---------------------------------------------------------------------- GADMM
 @pytest.mark.parametrize("local_solve", ["exact", "inexact"])
 @pytest.mark.parametrize("sizes", [SIZES, SIZES[:4]], ids=["odd", "even"])
-def test_in_full_on_a_path_it_is_gadmm(sizes, local_solve, client_trainer):
+def test_in_full_on_a_path_it_is_gadmm(sizes, local_solve, client_trainer, newton_step):
     solver = LocalSolver(lr=0.2, momentum=0.9, local_epochs=2)
     one, other = (
         run_rounds(algorithm, client_trainer, make_clients(sizes), solver=solver, batch_size=2)

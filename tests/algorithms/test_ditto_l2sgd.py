@@ -66,7 +66,7 @@ def test_it_is_prox_avg_with_equal_weights(client_trainer):
 def test_it_reaches_the_mixture_solution(client_trainer):
     """Two clients with the losses ½x² and ½·3·(x − 4)² and λ = 1: (1.2, 3.6) with the mean 2.4."""
     run = {"task": make_task(REGRESSION, 1, Scale), "batch_size": 0, "solver": LocalSolver(lr=0.2, local_steps=2)}
-    federation = run_rounds(DittoL2SGD(), client_trainer, quadratics([1.0, 3.0], [0.0, 4.0]), rounds=90, **run)
+    federation = run_rounds(DittoL2SGD(), client_trainer, quadratics([1.0, 3.0], [0.0, 4.0]), rounds=45, **run)
     assert flat(federation.states)[:, 0].tolist() == pytest.approx([1.2, 3.6], abs=1e-9)
     assert float(federation.weights) == pytest.approx(2.4, abs=1e-9)
 

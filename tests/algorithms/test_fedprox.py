@@ -118,20 +118,20 @@ def on_quadratics(algorithm, rounds, trainer=None, steps=2):
     return float(run_rounds(algorithm, trainer, train, rounds=rounds, **options).weights)
 
 
-@pytest.mark.parametrize(("rounds", "expected"), [(1, 1.5), (60, 2.4)])
+@pytest.mark.parametrize(("rounds", "expected"), [(1, 1.5), (25, 2.4)])
 def test_exact_solves_of_two_quadratics(rounds, expected, client_trainer):
     algorithm = FedProx(1.0, local_solve="exact")
     assert on_quadratics(algorithm, rounds, client_trainer) == pytest.approx(expected, abs=1e-9)
 
 
 def test_two_steps_on_two_quadratics(client_trainer):
-    assert on_quadratics(FedProx(1.0), 110, client_trainer) == pytest.approx(2.9090909091, abs=1e-9)
+    assert on_quadratics(FedProx(1.0), 65, client_trainer) == pytest.approx(2.9090909091, abs=1e-9)
 
 
 def test_many_steps_are_an_exact_solve(client_trainer):
-    many = on_quadratics(FedProx(1.0), 1, client_trainer, steps=300)
+    many = on_quadratics(FedProx(1.0), 1, client_trainer, steps=110)
     assert many == pytest.approx(1.5, abs=1e-9)
-    assert on_quadratics(FedProx(1.0, 0.0), 1, client_trainer, steps=300) == pytest.approx(many, abs=1e-9)
+    assert on_quadratics(FedProx(1.0, 0.0), 1, client_trainer, steps=110) == pytest.approx(many, abs=1e-9)
 
 
 def test_exact_solves_of_least_squares(client_trainer):

@@ -124,7 +124,7 @@ def test_the_duality_gap_closes(damping):
     if damping != "as computed":
         federation.shared = federation.shared._replace(damping=torch.tensor([damping], dtype=torch.float64))
     duals = []
-    for _ in range(400):
+    for _ in range(90):
         federation.round()
         primal, dual = gap_parts(federation)
         assert primal - dual > -1e-12
@@ -154,7 +154,7 @@ def svm(clients, lam, costs):
 def test_unrelated_clients_are_support_vector_machines_of_their_own():
     """Each with the regulariser λN."""
     train = make_clients(SIZES)
-    federation = run_rounds(MOCHA(0.02, 0), VectorizedTrainer(), train, rounds=400)
+    federation = run_rounds(MOCHA(0.02, 0), VectorizedTrainer(), train, rounds=60)
     for found, client in zip(columns(federation.shared.peers).T, as_arrays(train), strict=True):
         np.testing.assert_allclose(found, svm([client], 4 * 0.02, [1 / len(client[1])]), rtol=0, atol=1e-5)
 
@@ -164,7 +164,7 @@ def test_clients_related_all_alike_share_one_model():
     train = make_clients(SIZES)
     sigma = (np.ones((4, 4)) / 4 + 1e-9 * np.eye(4) / 4) / (1 + 1e-9)
     federation = with_sigma(Federation(MOCHA(0.1, 0), train, trainer=VectorizedTrainer()), sigma)
-    for _ in range(600):
+    for _ in range(200):
         federation.round()
     W = columns(federation.shared.peers)
     np.testing.assert_allclose(W, np.repeat(W.mean(1, keepdims=True), 4, axis=1), rtol=0, atol=1e-6)

@@ -88,7 +88,7 @@ def test_rounds_are_those_of_the_reference(target, rho, mu, client_trainer):
 
 
 # ---------------------------------------------------------------------- the optimum of all features together
-@pytest.mark.parametrize(("blocks", "rounds"), [(BLOCKS, 250), ([1] * 9, 500)])
+@pytest.mark.parametrize(("blocks", "rounds"), [(BLOCKS, 180), ([1] * 9, 260)])
 def test_ridge_is_the_central_solution(blocks, rounds):
     pool = table()
     federation = fitted(SharingADMM(), parties(pool, blocks), rounds)
@@ -108,7 +108,7 @@ def test_one_party_is_ordinary_admm():
         u = u + A @ x - s
         federation.round()
         np.testing.assert_allclose(weights(federation), x, rtol=0, atol=1e-12)
-    federation = fitted(SharingADMM(0.7), parties(pool, [9]), 150)
+    federation = fitted(SharingADMM(0.7), parties(pool, [9]), 20)
     np.testing.assert_allclose(weights(federation), ridge(pool, 0.7), rtol=0, atol=1e-10)
 
 

@@ -172,7 +172,7 @@ def test_with_the_moreau_surrogate_it_is_pfedme_of_one_exact_step(target, lr, tr
 def test_rounds_go_to_the_minimum_of_the_envelopes(client_trainer):
     # f_1 = ½x², f_2 = ½·3(x − 4)², λ = 1: w = 2.4 and the personal models 1.2 and 3.6
     task, train = make_task(REGRESSION, 1, Scale), quadratics([1, 3], [0, 4])
-    options = {"solver": LocalSolver(lr=0.5, local_steps=1), "batch_size": 0, "rounds": 200}
+    options = {"solver": LocalSolver(lr=0.5, local_steps=1), "batch_size": 0, "rounds": 70}
     federation = run_rounds(SurrogateOptimization(MoreauSurrogate(1.0)), client_trainer, train, task=task, **options)
     assert federation.weights.item() == pytest.approx(2.4, abs=1e-9)
     assert federation.states.models.parameters["weight"].flatten().tolist() == pytest.approx([1.2, 3.6], abs=1e-9)

@@ -5,6 +5,7 @@ is that of the test without `test_`.
 """
 
 import ast
+import copy
 import dataclasses
 import functools
 import importlib
@@ -34,7 +35,7 @@ from normalised import NormalisedMLP
 import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_aggregation
 from lit_fed.core.errors import ConfigError
@@ -96,6 +97,12 @@ def algorithm(cls):
     return cls(**SMALL.get(cls.__name__, {}))
 
 
+@pytest.fixture(params=[DebugTrainer, VectorizedTrainer], ids=lambda one: one.name)
+def strict_trainer(request):
+    """Clients one by one, where no function may return a NaN even if it is not used, and at once."""
+    return request.param()
+
+
 def small_mlp(shape, outputs):
     return MLP(shape, outputs, (3,))
 
@@ -114,6 +121,17 @@ def after_rounds(algorithm, train, rounds=3, cohorts=None, **options):
     for round_idx in range(rounds):
         federation.round(None if cohorts is None else cohorts[round_idx])
     return federation
+
+
+@functools.cache
+def _three_rounds(algorithm, trainer, target, network):
+    train = make_clients(SIZES, target=target)
+    return after_rounds(algorithm, train, trainer=trainer(), target=target, network=network)
+
+
+def three_rounds(algorithm, trainer=SequentialTrainer, target=BINARY, network=Linear):
+    """Three rounds with all clients and no options, run once for all checks that look at the same ones."""
+    return copy.copy(_three_rounds(algorithm, trainer, target, network))
 
 
 def everything(federation, unseen=None):
@@ -200,14 +218,14 @@ def test_settings_are_frozen(algorithm):
 
 def test_pickles(algorithm):
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
-    federation = after_rounds(algorithm, make_clients(SIZES), rounds=1)
+    federation = three_rounds(algorithm)
     kept = federation.shared, federation.states, federation.serve()
     assert same_bits(pickle.loads(pickle.dumps(kept)), kept)
 
 
 def test_same_seed_same_numbers(algorithm):
-    runs = [everything(after_rounds(algorithm, make_clients(SIZES)), unseen_clients()) for _ in range(2)]
-    assert same_bits(*runs)
+    runs = three_rounds(algorithm), after_rounds(algorithm, make_clients(SIZES))
+    assert same_bits(*(everything(run, unseen_clients()) for run in runs))
 
 
 def test_adapting_leaves_the_store_alone(algorithm, client_trainer):
@@ -217,15 +235,24 @@ def test_adapting_leaves_the_store_alone(algorithm, client_trainer):
     assert same_bits((federation.shared, federation.states), kept)
     assert same_bits(everything(federation, unseen_clients()), first)
     federation.round()
-    undisturbed = after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer)
+    undisturbed = three_rounds(algorithm, type(client_trainer))
     assert same_bits((federation.shared, federation.states), (undisturbed.shared, undisturbed.states))
 
 
 # ---------------------------------------------------------------------- the same numbers, whoever computes them
-@pytest.mark.parametrize("network", [Linear, small_mlp], ids=["linear", "mlp"])
-@pytest.mark.parametrize("target", [BINARY, MULTICLASS, REGRESSION], ids=lambda one: one.kind)
+def test_debug_is_sequential(algorithm):
+    runs = three_rounds(algorithm), after_rounds(algorithm, make_clients(SIZES), trainer=DebugTrainer())
+    assert same_bits(*((everything(run, unseen_clients()), run.bits) for run in runs))
+
+
+@pytest.mark.parametrize(
+    ("target", "network"),
+    [(BINARY, small_mlp), (MULTICLASS, Linear), (REGRESSION, Linear)],
+    ids=["binary-mlp", "multiclass-linear", "regression-linear"],
+)
 def test_sequential_is_vectorized(algorithm, network, target):
-    train = make_clients([40, 1, 9, 3], target=target)
+    """Binary labels of a linear model are below, and several classes of other networks in `test_networks`."""
+    train = make_clients([17, 1, 9, 3], target=target)
     cohorts = [[0, 1, 2, 3], [2, 0, 2], [3, 1]]
     options = {"target": target, "network": network, "cohorts": cohorts, "solver": LocalSolver(lr=0.05, momentum=0.5)}
     one, other = (
@@ -247,11 +274,8 @@ def test_sequential_is_vectorized_with_kept_optimizers(algorithm):
 
 
 def test_blocks(algorithm, client_trainer):
-    one, other = (
-        everything(after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer, clients_per_block=size))
-        for size in (None, 1)
-    )
-    assert distance(one, other) < 1e-12
+    cut = after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer, clients_per_block=1)
+    assert distance(everything(three_rounds(algorithm, type(client_trainer))), everything(cut)) < 1e-12
 
 
 def test_client_order(algorithm, client_trainer):
@@ -341,8 +365,7 @@ def test_local_batch_norm(algorithm):
     ("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["binary-linear", "multiclass-mlp"]
 )
 def test_log_prob_normalised(algorithm, client_trainer, target, network):
-    train = make_clients(SIZES, target=target)
-    federation = after_rounds(algorithm, train, target=target, network=network, trainer=client_trainer)
+    federation = three_rounds(algorithm, type(client_trainer), target, network)
     served = [*federation.predictions(), *federation.predictions(unseen_clients(target), seen=False)]
     for prediction, size in zip(served, [*federation.train.sizes.tolist(), 5, 1], strict=True):
         assert prediction.shape == (size, target.num_classes)
@@ -369,50 +392,52 @@ def test_prediction_of_sequences(algorithm, client_trainer, target):
 
 
 def test_shapes_and_types_never_change(algorithm, client_trainer):
-    for dtype in (torch.float32, torch.float64):
-        train = make_clients(SIZES, dtype=dtype)
-        start = federation_of(algorithm, train, dtype=dtype)
-        end = after_rounds(algorithm, train, dtype=dtype, trainer=client_trainer)
+    narrow = make_clients(SIZES, dtype=torch.float32)
+    for dtype, end in (
+        (torch.float32, after_rounds(algorithm, narrow, dtype=torch.float32, trainer=client_trainer)),
+        (torch.float64, three_rounds(algorithm, type(client_trainer))),
+    ):
+        start = federation_of(algorithm, make_clients(SIZES, dtype=dtype), dtype=dtype)
         assert layout((start.shared, start.states)) == layout((end.shared, end.states))
         assert {prediction.dtype for prediction in end.predictions()} == {dtype}
 
 
 # ---------------------------------------------------------------------- thin data
-def test_one_sample(algorithm, client_trainer):
+def test_one_sample(algorithm, strict_trainer):
     train = make_clients([1, 1])
-    assert finite(everything(after_rounds(algorithm, train, trainer=client_trainer), unseen_clients()))
+    assert finite(everything(after_rounds(algorithm, train, trainer=strict_trainer), unseen_clients()))
 
 
 @pytest.mark.parametrize("target", [MULTICLASS], ids=["multiclass"])
-def test_missing_class(algorithm, client_trainer, target):
+def test_missing_class(algorithm, strict_trainer, target):
     train = make_clients(SIZES, target=target)
     train.y[train.y == 2] = 0
     train.y[: SIZES[0]] = 1
-    federation = after_rounds(algorithm, train, target=target, trainer=client_trainer)
+    federation = after_rounds(algorithm, train, target=target, trainer=strict_trainer)
     assert finite(everything(federation, unseen_clients(target)))
 
 
-def test_one_client(algorithm, client_trainer):
+def test_one_client(algorithm, strict_trainer):
     train = make_clients([7])
-    assert finite(everything(after_rounds(algorithm, train, trainer=client_trainer), unseen_clients()))
+    assert finite(everything(after_rounds(algorithm, train, trainer=strict_trainer), unseen_clients()))
 
 
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_cohort_of_one(algorithm, client_trainer, aggregation, weighting):
+def test_cohort_of_one(algorithm, aggregation, weighting):
     if algorithm.needs_all_clients:
         pytest.skip("it needs all clients in every round")
     if aggregation == "stale_fill" and not algorithm.fills_in_absent_clients:
         pytest.skip("it says itself what absent clients count for")
     options = {"cohorts": [[1], [3], [1]], "aggregation": aggregation, "weighting": weighting}
-    federation = after_rounds(algorithm, make_clients(SIZES), trainer=client_trainer, **options)
+    federation = after_rounds(algorithm, make_clients(SIZES), trainer=DebugTrainer(), **options)
     assert finite(everything(federation, unseen_clients()))
     assert set(federation.metrics) >= {"loss"}
 
 
-def test_no_local_work(algorithm, client_trainer):
+def test_no_local_work(algorithm, strict_trainer):
     federation = after_rounds(
-        algorithm, make_clients(SIZES), trainer=client_trainer, solver=LocalSolver(local_epochs=0)
+        algorithm, make_clients(SIZES), trainer=strict_trainer, solver=LocalSolver(local_epochs=0)
     )
     assert finite(everything(federation, unseen_clients()))
 

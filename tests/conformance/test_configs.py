@@ -1,5 +1,6 @@
 """Every shipped configuration parses, and every experiment is complete and names the command that runs it."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,15 @@ def parser():
     return stopped.value.value
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def parse(parser):
-    """Parse configurations, the later ones over the earlier ones."""
-    return lambda *paths: parser.parse_args([part for path in paths for part in ("--config", str(path))])
+    """Parse configurations, the later ones over the earlier ones; the same ones only once."""
+
+    @functools.cache
+    def parsed(*paths):
+        return parser.parse_args([part for path in paths for part in ("--config", str(path))])
+
+    return lambda *paths: parsed(*paths).clone()
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS + PARTS, ids=name_of)

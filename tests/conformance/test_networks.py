@@ -100,13 +100,12 @@ def test_dropout_is_for_clients_one_after_another():
 
 
 @every_case
-@pytest.mark.parametrize("trainer", [SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def test_bf16(case, trainer):
-    """Models stay in float32, and near those of a run without autocast."""
+def test_bf16(case):
+    """Models stay in float32, and near those of a run without autocast; `test_precision` compares the trainers."""
     network = Linear if case in LINEAR_ALONE else Smooth
     train = images(side=2, dtype=torch.float32)
     start, wide, narrow = (
-        federation(CASES[case], network, trainer(), train, torch.float32, batch_size=0) for _ in range(3)
+        federation(CASES[case], network, SequentialTrainer(), train, torch.float32, batch_size=0) for _ in range(3)
     )
     after_rounds(wide, rounds=1)
     with BF16():

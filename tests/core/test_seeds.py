@@ -15,9 +15,9 @@ print(generator(3, 1, 4, "plan/train").integers(2**62), torch.rand((), generator
 """
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1"])
-def test_another_process_draws_the_same(hash_seed):
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+def test_another_process_draws_the_same():
+    """Also where strings have other hashes."""
+    environment = os.environ | {"PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"}
     printed = subprocess.run(
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment, check=True
     )

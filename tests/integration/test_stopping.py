@@ -14,8 +14,8 @@ import torch
 from interruptions import file_size_limit
 from running import SMALL, folder, history, numbers, run
 
-from lit_fed.training import stopping
 from lit_fed.cli import main
+from lit_fed.training import stopping
 
 TINY = [
     "--data.dataset", "Digits", "--data.num_clients", "4", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3",
