@@ -34,9 +34,10 @@ def shared_folder(tmp_path_factory, worker_id):
 
 
 @pytest.fixture
-def rendered(monkeypatch):
+def rendered():
     """For tests that look at pictures."""
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", prepared.RENDER)
+    with prepared.rendering():
+        yield
 
 
 @pytest.fixture(params=[SequentialTrainer, VectorizedTrainer, DebugTrainer], ids=lambda one: one.name)

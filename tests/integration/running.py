@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -23,16 +24,17 @@ SMALL = [
 
 
 class Started:
-    """`python -m lit_fed` in a forked process: it begins as a fresh one does, but nothing is left to be loaded.
+    """`python -m lit_fed`, or a script, in a forked process: as a fresh one, but nothing is left to be loaded.
 
-    Has what is needed of `subprocess.Popen`.
+    Has what is needed of `subprocess.Popen`, and a session of its own.
     """
 
-    def __init__(self, arguments, environment):
+    def __init__(self, arguments, environment, script=None):
         self.args, self.returncode = arguments, None
         self._place = tempfile.TemporaryDirectory()
         self._files = [Path(self._place.name, name) for name in ("out", "err")]
-        self.process = forked(_lit_fed, arguments, *self._files, **environment)
+        self.process = forked(_program, script, arguments, *self._files, **environment)
+        self.pid = self.process.pid
         self.send_signal = partial(os.kill, self.process.pid)
 
     def poll(self):
@@ -53,14 +55,19 @@ class Started:
         return said
 
 
-def forked(work, *arguments, **environment):
-    """A process, started, that runs `work(*arguments)` where lit_fed is loaded already."""
+def server():
+    """The context of processes that are forked from one that has loaded lit_fed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["warm"])
-    given = {**os.environ, "PYTHONPATH": _paths(), "OMP_NUM_THREADS": "1"}
-    with mock.patch.dict(os.environ, given):
+    with mock.patch.dict(os.environ, PYTHONPATH=_paths(), OMP_NUM_THREADS="1"):
         multiprocessing.forkserver.ensure_running()
-    process = context.Process(target=_with_environment, args=(given | environment, os.getcwd(), work, *arguments))
+    return context
+
+
+def forked(work, *arguments, **environment):
+    """A process, started, that runs `work(*arguments)` where lit_fed is loaded already."""
+    given = {**os.environ, "PYTHONPATH": _paths(), "OMP_NUM_THREADS": "1", **environment}
+    process = server().Process(target=_with_environment, args=(given, os.getcwd(), work, *arguments))
     process.start()
     return process
 
@@ -75,9 +82,9 @@ def ended(process, timeout):
     return process.exitcode
 
 
-def start(arguments, **environment):
-    """Start `python -m lit_fed`."""
-    return Started(arguments, environment)
+def start(arguments, script=None, **environment):
+    """Start `python -m lit_fed`, or a script."""
+    return Started(arguments, environment, script)
 
 
 def run(arguments, timeout=120, ranks=1, **environment):
@@ -115,17 +122,41 @@ def _with_environment(environment, folder, work, *arguments):
     work(*arguments)
 
 
-def _lit_fed(arguments, out, err):
-    """`python -m lit_fed`, as far as a program can see."""
-    from lit_fed.__main__ import main
-
+def _program(script, arguments, out, err):
+    os.setsid()
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), number)
     do_not_render()
+    command_line(arguments) if script is None else run_script(script, arguments)
+
+
+def command_line(arguments):
+    """`python -m lit_fed` in a forked process, as far as a program can see."""
+    from lit_fed.__main__ import main
+
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell would hand on "ignore"
-    sys.argv = ["lit_fed", *arguments]
+    sys.argv = ["lit-fed", *arguments]
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("lit_fed.__main__")  # further ranks are started by it
     main()
+
+
+def run_script(script, arguments):
+    """`python script` in a forked process; what it starts is forked from it."""
+    contexts = multiprocessing.get_context
+    multiprocessing.get_context = lambda kind=None: contexts("fork" if kind == "spawn" else kind)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(Path(script).resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def fork_what_is_spawned(monkeypatch):
+    """Processes that this one starts are forked from one that has loaded lit_fed."""
+    contexts = multiprocessing.get_context
+    server()
+    monkeypatch.setattr(
+        multiprocessing, "get_context", lambda kind=None: contexts("forkserver" if kind == "spawn" else kind)
+    )
 
 
 def folder(out, name, version=0):
