@@ -1,5 +1,6 @@
 """Runs of the command line in processes of their own, forked from one that has loaded lit_fed already."""
 
+import atexit
 import importlib.util
 import json
 import multiprocessing
@@ -137,7 +138,10 @@ def command_line(arguments):
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell would hand on "ignore"
     sys.argv = ["lit-fed", *arguments]
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("lit_fed.__main__")  # further ranks are started by it
-    main()
+    try:
+        main()
+    finally:
+        atexit._run_exitfuncs()  # which a process that multiprocessing forked leaves out
 
 
 def run_script(script, arguments):
