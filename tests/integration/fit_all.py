@@ -74,8 +74,11 @@ def fit(
     return module, trainer
 
 
-ROUNDS, CUT_IN = 4, 2
-"""Rounds of the whole runs, and the one in whose midst the power fails."""
+RUN = {"rounds": 4, "check_val_every_n_epoch": 2}
+"""What the whole runs, their continuations and those of two ranks have in common."""
+
+CUT_IN = 2
+"""The round in whose midst the power fails."""
 
 
 class PowerCut(FederatedCallback):
@@ -119,7 +122,7 @@ def whole(name, place, kind="memory"):
     with FileLock(out / f"{name}.lock"):
         if not done.exists():
             callbacks = [TrainingSplitEvaluation(), PowerCut(folder(out / "cut", name))]
-            module, _ = fit(name, out, rounds=ROUNDS, callbacks=callbacks, **KINDS[kind])
+            module, _ = fit(name, out, **RUN, callbacks=callbacks, **KINDS[kind])
             torch.save((module.state_dict(), tree.leaves(module.store.table), module.store.in_files), done)
     return Whole(folder(out, name), folder(out / "cut", name), *torch.load(done, weights_only=True))
 
@@ -127,7 +130,7 @@ def whole(name, place, kind="memory"):
 def resumed(name, out, version=0, keep_rounds=CUT_IN, **arguments):
     """Continue the run whose folder is `out`/name/version_0; its module and trainer."""
     return fit(
-        name, out, rounds=ROUNDS, callbacks=[TrainingSplitEvaluation()], version=version, keep_rounds=keep_rounds,
+        name, out, **RUN, callbacks=[TrainingSplitEvaluation()], version=version, keep_rounds=keep_rounds,
         ckpt_path=str(folder(out, name) / "checkpoints/last.ckpt"), **arguments,
     )  # fmt: skip
 
@@ -140,8 +143,6 @@ def fit_in_two_ranks(out, log):
     wanted = [*((name, "memory") for name in NAMES), *((name, "files") for name in IN_FILES)]
     for name, kind in [*wanted, *(("FedEM", f"{one} BatchNorm") for one in BATCH_NORM)]:
         extra = {"devices": 2, "strategy": "fed_ddp"}
-        module, trainer = fit(
-            name, out / kind, rounds=ROUNDS, callbacks=[TrainingSplitEvaluation()], **KINDS[kind], **extra
-        )
+        module, trainer = fit(name, out / kind, **RUN, callbacks=[TrainingSplitEvaluation()], **KINDS[kind], **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / kind / f"{name}.pt")

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fit_all import NAMES, fit, resumed, whole
+from fit_all import NAMES, RUN, fit, resumed, whole
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from running import folder, history, numbers
@@ -64,7 +64,7 @@ def test_resume_equals_uninterrupted(tmp_path, shared_folder, name):
 def test_resume_after_an_error_equals_uninterrupted(tmp_path, shared_folder):
     """An error inside a round leaves what a power cut leaves."""
     with pytest.raises(FailureError):
-        fit("FedEM", tmp_path, rounds=4, callbacks=[TrainingSplitEvaluation(), Failure(2)])
+        fit("FedEM", tmp_path, callbacks=[TrainingSplitEvaluation(), Failure(2)], **RUN)
     resumed("FedEM", tmp_path)
     uninterrupted = whole("FedEM", shared_folder).folder
     assert numbers(uninterrupted) == numbers(folder(tmp_path, "FedEM"))
