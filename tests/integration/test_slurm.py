@@ -11,8 +11,11 @@ from running import run
 
 SRUN = f"""#!{sys.executable}
 import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import prepared, warm
 from lit_fed.__main__ import main
-import lit_fed.cli
+
+prepared.do_not_render()
 
 assert sys.argv[1:4] == ["python", "-m", "lit_fed"]
 del sys.argv[1:4]
