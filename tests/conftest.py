@@ -1,5 +1,8 @@
 """What tests share; being here also puts `federated_round` on the path of the tests."""
 
+import sys
+
+import prepared
 import pytest
 import torch
 from federated_round import Federation, run_rounds
@@ -13,6 +16,28 @@ torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many p
 def _global_generator_untouched():
     """No test may depend on what another drew from torch's global generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_runs_are_small():
+    """Rendering pictures and building the parser of the command line take longer than all the rest of a small run."""
+    prepared.do_not_render()
+    if "lit_fed.cli" in sys.modules:
+        prepared.build_parser_once()
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory, worker_id):
+    """A folder that all processes of pytest share."""
+    place = tmp_path_factory.getbasetemp()
+    return place if worker_id == "master" else place.parent
+
+
+@pytest.fixture
+def rendered():
+    """For tests that look at pictures."""
+    with prepared.rendering():
+        yield
 
 
 @pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)

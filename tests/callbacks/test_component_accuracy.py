@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 from fed_runs import run_cli
+from prepared import rendering
 from running import run
 
 from lit_fed.algorithms.fedbn import NormState
@@ -25,7 +26,8 @@ def fit(out, *arguments):
 
 @pytest.fixture(scope="module")
 def sequential(tmp_path_factory):
-    return fit(tmp_path_factory.mktemp("runs"), "--model.client_trainer", "sequential")
+    with rendering():
+        return fit(tmp_path_factory.mktemp("runs"), "--model.client_trainer", "sequential")
 
 
 def counted_with_numpy(folder):
@@ -76,7 +78,7 @@ def test_clients_run_at_once_give_the_same(sequential, tmp_path):
 
 def test_two_ranks_give_the_same(sequential, tmp_path):
     two = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--model.client_trainer", "sequential"]
-    finished = run([*ARGUMENTS, *two, "--name", "run", "--trainer.default_root_dir", str(tmp_path)])
+    finished = run([*ARGUMENTS, *two, "--name", "run", "--trainer.default_root_dir", str(tmp_path)], ranks=2)
     assert finished.returncode == 0, finished.stderr[-2000:]
     assert (tmp_path / "run/version_0/components.csv").read_text() == (sequential / "components.csv").read_text()
 

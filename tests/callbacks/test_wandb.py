@@ -51,6 +51,7 @@ def offline(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("default")  # wandb's own warnings are not ours to mend
+@pytest.mark.usefixtures("rendered")
 def test_a_run_and_its_continuation(offline):
     fit("--trainer.max_epochs", "4")
     folder, rows = Path("runs/run/version_0"), history(offline)

@@ -134,8 +134,11 @@ def test_every_command_is_described(site):
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs(path, tmp_path):
+    """With fewer rounds, whose numbers are others: what is kept are the kinds of outputs."""
     kept = nbformat.read(path, as_version=4)
     run = nbformat.read(path, as_version=4)
+    (training,) = [cell for cell in run.cells if "max_epochs=100" in cell.source]
+    training.source = training.source.replace("max_epochs=100", "max_epochs=4")
     NotebookClient(run, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [kinds(cell) for cell in run.cells] == [kinds(cell) for cell in kept.cells]
     assert list(tmp_path.iterdir()) == []

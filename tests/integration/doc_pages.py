@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import re
 import shlex
@@ -13,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.__main__ import main
+from prepared import do_not_render
+from running import command_line, ended, forked, run_script
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
@@ -21,7 +21,7 @@ FENCE = re.compile(
     r"```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
-ROUNDS = "--trainer.max_epochs 2"
+ROUNDS, MOST_ROUNDS = "--trainer.max_epochs 2", 20
 INSTALLS = re.compile(r"^pip install [^&\n]*(?:&& (?:pytest$)?)?", flags=re.MULTILINE)
 """Installations and the tests themselves are CI's business; what else follows on a line is run."""
 
@@ -57,8 +57,14 @@ def lines(block: Block) -> list[str]:
     return [line.split("  #")[0].strip() for line in text.splitlines() if line.strip()]
 
 
+def fewer_rounds(text: str) -> str:
+    """At most twenty rounds in a command or program."""
+    return re.sub(r"(?<=max_epochs[ =])\d+", lambda rounds: str(min(int(rounds[0]), MOST_ROUNDS)), text)
+
+
 def shortened(command: str) -> str:
-    """A `fit` of two rounds."""
+    """A `fit` of two rounds, or of at most twenty where a page asks for more."""
+    command = fewer_rounds(command)
     is_fit = re.match(r"(?:python|torchrun .*?) ?-m lit_fed fit|lit-fed fit", command)
     answers = any(word in command for word in ("--trainer.max_epochs", "help", "--print_config"))
     return f"{command} {ROUNDS}" if is_fit and not answers else command
@@ -71,7 +77,7 @@ class Done(NamedTuple):
     output: str
 
 
-def run(block: Block, folder: Path) -> list[Done]:
+def run(block: Block, folder: Path, *, rendered: bool = False) -> list[Done]:
     """Do with a block what a reader does: write it to the file that its title names, import it, or run its commands."""
     for name in ("configs", "scripts"):
         if not (folder / name).exists():
@@ -80,18 +86,21 @@ def run(block: Block, folder: Path) -> list[Done]:
         (folder / block.title).write_text(block.text, encoding="utf-8")
     if block.language == "python":
         file = folder / (block.title or "snippet.py")
-        file.write_text(block.text, encoding="utf-8")
-        return [_forked(_import, file.stem, folder)]
+        file.write_text(fewer_rounds(block.text), encoding="utf-8")
+        return [_forked(_import, file.stem, folder, rendered)]
     if block.language == "bash" and block.title is None:
-        return [_command(shortened(line), folder) for line in lines(block)]
+        return [_command(shortened(line), folder, rendered) for line in lines(block)]
     return []
 
 
-def _command(line: str, folder: Path) -> Done:
-    """Run a command; those of lit_fed alone in a process that has loaded it already, which saves most of the time."""
-    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed) ([^$|<>;&]+)", line)
-    if found and "fed_ddp" not in line:  # whose ranks are started by the command line of the process
-        return _forked(_lit_fed, shlex.split(found[1]), folder)
+def _command(line: str, folder: Path, rendered: bool) -> Done:
+    """Run a command; those of lit_fed and of its scripts in a process that has loaded it, which saves most of the time.
+
+    What a script starts is forked from it too, for the same reason.
+    """
+    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py)) ([^$|<>;&]+)", line)
+    if found:
+        return _forked(_program, [found[1], *shlex.split(found[2])], folder, rendered)
     environment = os.environ | _environment(folder) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-e", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
@@ -105,26 +114,21 @@ def _environment(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _forked(work: Callable[[Any], None], argument: Any, folder: Path) -> Done:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lit_fed.cli"])
+def _forked(work: Callable[[Any], None], argument: Any, folder: Path, rendered: bool) -> Done:
     log = folder / ".output"
-    process = context.Process(target=_in_folder, args=(work, argument, folder, log))
-    process.start()
-    process.join(600)
-    process.kill()
-    process.join()
-    return Done(process.exitcode or 0, log.read_text(encoding="utf-8"))
+    status = ended(forked(_in_folder, work, argument, folder, log, rendered, **_environment(folder)), 600)
+    return Done(status, log.read_text(encoding="utf-8"))
 
 
-def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Path) -> None:
+def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Path, rendered: bool) -> None:
     """In a process of its own: what the shell would do before the program begins."""
     with log.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.chdir(folder)
-    os.environ.update(_environment(folder))
     sys.path.insert(0, str(folder))
+    if not rendered:
+        do_not_render()
     work(argument)
 
 
@@ -132,6 +136,7 @@ def _import(module: str) -> None:
     importlib.import_module(module)
 
 
-def _lit_fed(arguments: list[str]) -> None:
-    sys.argv = ["lit-fed", *arguments]
-    main()
+def _program(line: list[str]) -> None:
+    """The command line, or a script."""
+    script, *arguments = line
+    command_line(arguments) if script is None else run_script(script, arguments)

@@ -1,16 +1,21 @@
-"""Fits every algorithm in this process, or in each of several ranks, and writes what it leaves behind."""
+"""Fits every algorithm: once for all tests that compare something with the whole run, and in each of several ranks."""
 
-import sys
+import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from filelock import FileLock
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
+from prepared import do_not_render
+from running import folder
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.callbacks import TrainingSplitEvaluation
+from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
@@ -32,8 +37,11 @@ class StackedAverage(Algorithm):
 NAMES = [*sorted(set(algorithms.__all__) - {"Algorithm"}), "StackedAverage"]
 IN_FILES = ["FedEM", "Local", "PFedMe", "L2GD", "EASGD", "Ditto", "APFL", "FML"]
 GROUPED = Synthetic(num_clients=8, dimension=4, test_size=20)
-OPTIONS = {"UCFL": {"warmup_rounds": 1, "num_streams": 2}}
-"""Hyper-parameters with which three rounds show all that an algorithm does."""
+OPTIONS = {
+    "UCFL": {"warmup_rounds": 1, "num_streams": 2},
+    "MOCHA": {"rounds_per_relation": 2, "unseen_epochs": 1},
+}
+"""Hyper-parameters with which few rounds show all that an algorithm does, and soon."""
 
 BATCH_NORM = ["average", "local"]
 
@@ -65,18 +73,75 @@ def fit(
     return module, trainer
 
 
-if __name__ == "__main__":
-    out, ranks = Path(sys.argv[1]), int(sys.argv[2])
-    torch.set_num_threads(1)
-    extra = {"devices": ranks, "strategy": "fed_ddp"} if ranks > 1 else {"devices": 1}
-    for name in NAMES:
-        module, trainer = fit(name, out, callbacks=[TrainingSplitEvaluation()], **extra)
+RUN = {"rounds": 4, "check_val_every_n_epoch": 2}
+"""What the whole runs, their continuations and those of two ranks have in common."""
+
+CUT_IN = 2
+"""The round in whose midst the power fails."""
+
+
+class PowerCut(FederatedCallback):
+    """Copies what is on the disk in the middle of a round: what a power cut would leave."""
+
+    def __init__(self, copy):
+        self.copy = copy
+
+    def on_clients_end(self, trainer, module, num_clients):
+        if module.num_rounds_done == CUT_IN and not self.copy.exists():
+            shutil.copytree(trainer.log_dir, self.copy)
+
+
+class Whole(NamedTuple):
+    """A run that nothing cut short."""
+
+    folder: Path
+    cut: Path
+    """Its folder in the middle of round 2."""
+    state: dict
+    """The state dict of its module."""
+    kept: list
+    """What all clients keep, wherever it is."""
+    in_files: list
+    """The leaves of it that are in files."""
+
+
+KINDS = {
+    "memory": {},
+    "files": {"client_memory_gb": 0},
+    **{f"{one} BatchNorm": {"model": {"network": NormalisedMLP, "batch_norm": one}} for one in BATCH_NORM},
+}
+"""Where states of clients are, or how batches are normalised."""
+
+
+def whole(name, place, kind="memory"):
+    """The whole run of an algorithm; in a place that processes of pytest share, the first that asks makes it."""
+    out = place / kind
+    out.mkdir(exist_ok=True)
+    done = out / f"{name}.pt"
+    with FileLock(out / f"{name}.lock"):
+        if not done.exists():
+            callbacks = [TrainingSplitEvaluation(), PowerCut(folder(out / "cut", name))]
+            module, _ = fit(name, out, **RUN, callbacks=callbacks, **KINDS[kind])
+            torch.save((module.state_dict(), tree.leaves(module.store.table), module.store.in_files), done)
+    return Whole(folder(out, name), folder(out / "cut", name), *torch.load(done, weights_only=True))
+
+
+def resumed(name, out, version=0, keep_rounds=CUT_IN, **arguments):
+    """Continue the run whose folder is `out`/name/version_0; its module and trainer."""
+    return fit(
+        name, out, **RUN, callbacks=[TrainingSplitEvaluation()], version=version, keep_rounds=keep_rounds,
+        ckpt_path=str(folder(out, name) / "checkpoints/last.ckpt"), **arguments,
+    )  # fmt: skip
+
+
+def fit_in_two_ranks(out, log):
+    """All runs that two ranks are compared in, in a process that is one of them."""
+    do_not_render()
+    for number in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o644), number)
+    wanted = [*((name, "memory") for name in NAMES), *((name, "files") for name in IN_FILES)]
+    for name, kind in [*wanted, *(("FedEM", f"{one} BatchNorm") for one in BATCH_NORM)]:
+        extra = {"devices": 2, "strategy": "fed_ddp"}
+        module, trainer = fit(name, out / kind, **RUN, callbacks=[TrainingSplitEvaluation()], **KINDS[kind], **extra)
         if trainer.is_global_zero:
-            torch.save(module.state_dict(), out / f"{name}.pt")
-    for name in IN_FILES:
-        fit(name, out / "files", callbacks=[TrainingSplitEvaluation()], client_memory_gb=0, **extra)
-    for batch_norm in BATCH_NORM:
-        model = {"network": NormalisedMLP, "batch_norm": batch_norm}
-        module, trainer = fit("FedEM", out / batch_norm, model=model, **extra)
-        if trainer.is_global_zero:
-            torch.save(module.state_dict(), out / f"{batch_norm}.pt")
+            torch.save(module.state_dict(), out / kind / f"{name}.pt")

@@ -3,15 +3,16 @@
 Reads a list of lists of arguments as JSON from standard input and writes, as JSON, what became of each.
 """
 
-import gc
 import json
 import os
 import resource
 import signal
 import sys
 import time
-from contextlib import redirect_stderr, suppress
 from pathlib import Path
+
+import warm  # noqa: F401 - before the first fork
+from prepared import do_not_render
 
 from lit_fed.cli import main
 
@@ -70,17 +71,8 @@ def run_all(lines, root):
     return results
 
 
-def warm_up():
-    """Fill the caches that every command line fills, before the first fork."""
-    for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed", "-1"]):
-        with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere), suppress(SystemExit):
-            main(arguments)
-    gc.collect()
-    gc.freeze()
-
-
 if __name__ == "__main__":
-    warm_up()
+    do_not_render()
     json.dump(run_all(json.load(sys.stdin), Path(sys.argv[1])), sys.stdout)
     sys.stdout.flush()
     os._exit(0)  # libraries tell of the objects that were frozen

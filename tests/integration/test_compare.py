@@ -68,6 +68,7 @@ def runs(tmp_path):
     ]
 
 
+@pytest.mark.usefixtures("rendered")
 def test_seeds_are_one_row_with_mean_and_deviation(runs, tmp_path, capsys):
     compare.main([*map(str, runs), "--output", str(tmp_path / "out"), "--formats", "png", "pdf"])
     said = capsys.readouterr().out
@@ -111,6 +112,7 @@ def test_a_run_that_sends_nothing_is_a_level_line(runs, tmp_path):
     assert set(line.get_ydata()) == {60.0}
 
 
+@pytest.mark.usefixtures("rendered")
 def test_a_run_that_was_never_evaluated_has_no_curve(runs, tmp_path):
     history = pd.read_csv(runs[2] / "metrics.csv").drop(columns="test/seen/accuracy")
     history.to_csv(runs[2] / "metrics.csv", index=False)

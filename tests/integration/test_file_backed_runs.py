@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fit_all import IN_FILES, fit
+from fit_all import IN_FILES, fit, resumed, whole
 from kill_test import kill_runs
 from lightning.pytorch.callbacks import ModelCheckpoint
 from running import SMALL, folder, history, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import Local
-from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -30,18 +29,6 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-class CutError(RuntimeError):
-    pass
-
-
-class Cut(FederatedCallback):
-    """Fails in the middle of round 2."""
-
-    def on_clients_end(self, trainer, module, num_clients):
-        if module.num_rounds_done == 2:
-            raise CutError
-
-
 def outcome(path):
     return numbers(path), history(path), (path / "clients.csv").read_text()
 
@@ -51,8 +38,8 @@ def states(module):
     return tree.leaves(module.store.table)
 
 
-def same_states(a, b):
-    return all(torch.equal(x, y) for x, y in zip(states(a), states(b), strict=True))
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def client_files(path):
@@ -67,62 +54,55 @@ def index_of(path):
     return torch.load(path, weights_only=True)["state_dict"]["store.versions"]
 
 
-@pytest.fixture(scope="module", params=IN_FILES)
-def whole(request, tmp_path_factory):
-    """An algorithm's name, its uninterrupted run in memory, and that run's folder."""
-    out = tmp_path_factory.mktemp("whole")
-    return request.param, fit(request.param, out, rounds=4)[0], folder(out, request.param)
+@pytest.fixture(params=IN_FILES)
+def in_memory(request, shared_folder):
+    """An algorithm's name, and its whole run with states in memory."""
+    return request.param, whole(request.param, shared_folder)
 
 
-@pytest.fixture(scope="module")
-def cut(whole, tmp_path_factory):
-    """The folder of the same run with files, cut off in the middle of round 2."""
-    name, out = whole[0], tmp_path_factory.mktemp("cut")
-    with pytest.raises(CutError):
-        fit(name, out, rounds=4, callbacks=[Cut()], client_memory_gb=0)
-    return folder(out, name)
+@pytest.fixture
+def in_files(in_memory, shared_folder):
+    """The same run with states in files."""
+    return whole(in_memory[0], shared_folder, "files")
 
 
-def test_files_give_the_numbers_of_memory(tmp_path, whole):
-    name, in_memory, path = whole
-    in_files, _ = fit(name, tmp_path, rounds=4, client_memory_gb=0)
-    assert in_memory.store.in_files == []
-    assert in_files.store.in_files
-    assert outcome(folder(tmp_path, name)) == outcome(path)
-    assert same_states(in_files, in_memory)
-    assert client_files(folder(tmp_path, name)) == referred(in_files.store.versions)
+def test_files_give_the_numbers_of_memory(in_memory, in_files):
+    assert in_memory[1].in_files == []
+    assert in_files.in_files
+    assert outcome(in_files.folder) == outcome(in_memory[1].folder)
+    assert same(in_files.kept, in_memory[1].kept)
+    assert client_files(in_files.folder) == referred(in_files.state["store.versions"])
 
 
-def test_a_cut_run_goes_on_in_its_folder(tmp_path, whole, cut):
-    name, in_memory, path = whole
-    shutil.copytree(cut.parent, tmp_path / name)
+def test_a_cut_run_goes_on_in_its_folder(tmp_path, in_memory, in_files):
+    name, path = in_memory[0], in_memory[1].folder
     own = folder(tmp_path, name)
+    shutil.copytree(in_files.cut, own)
     last = own / "checkpoints/last.ckpt"
     assert client_files(own) > referred(index_of(last)), "the cut round left files"
     (own / "clients/.3.9.pt.partial").touch()
-    resumed, _ = fit(name, tmp_path, rounds=4, ckpt_path=str(last), version=0, keep_rounds=2, client_memory_gb=0)
+    module, _ = resumed(name, tmp_path, client_memory_gb=0)
     assert outcome(own) == outcome(path)
-    assert same_states(resumed, in_memory)
-    assert client_files(own) == referred(resumed.store.versions) == referred(index_of(last))
+    assert same(states(module), in_memory[1].kept)
+    assert client_files(own) == referred(module.store.versions) == referred(index_of(last))
 
 
-def test_a_checkpoint_opens_a_new_folder_that_stands_alone(tmp_path, whole, cut):
-    name, in_memory, _ = whole
-    shutil.copytree(cut.parent, tmp_path / name)
+def test_a_checkpoint_opens_a_new_folder_that_stands_alone(tmp_path, in_memory, in_files):
+    name = in_memory[0]
+    shutil.copytree(in_files.cut, folder(tmp_path, name))
     before = client_files(folder(tmp_path, name))
-    last = folder(tmp_path, name) / "checkpoints/last.ckpt"
-    resumed, trainer = fit(name, tmp_path, rounds=4, ckpt_path=str(last), client_memory_gb=0)
+    module, trainer = resumed(name, tmp_path, version=None, keep_rounds=0, client_memory_gb=0)
     new = folder(tmp_path, name, 1)
     assert client_files(folder(tmp_path, name)) == before, "the other run's files are left alone"
-    assert same_states(resumed, in_memory)
+    assert same(states(module), in_memory[1].kept)
     shutil.copytree(new, tmp_path / "moved")
     shutil.rmtree(folder(tmp_path, name))
-    before = {key: value for key, value in resumed.results.items() if key.startswith("test/")}
-    resumed.results.clear()
+    before = {key: value for key, value in module.results.items() if key.startswith("test/")}
+    module.results.clear()
     moved = tmp_path / "moved/checkpoints/last.ckpt"
-    trainer.test(resumed, datamodule=trainer.datamodule, ckpt_path=moved)
-    assert {key: value for key, value in resumed.results.items() if key.startswith("test/")} == before
-    assert resumed.store.location == str(tmp_path / "moved/clients")
+    trainer.test(module, datamodule=trainer.datamodule, ckpt_path=moved)
+    assert {key: value for key, value in module.results.items() if key.startswith("test/")} == before
+    assert module.store.location == str(tmp_path / "moved/clients")
 
 
 def test_the_best_models_keep_their_files(tmp_path):
@@ -195,10 +175,10 @@ def test_negative_memory_is_refused(capsys):
     assert "--model.client_memory_gb is -1" in capsys.readouterr().err
 
 
-def test_another_budget_is_another_run(tmp_path, cut, whole):
-    last = cut / "checkpoints/last.ckpt"
+def test_another_budget_is_another_run(tmp_path, in_memory, in_files):
+    last = in_files.cut / "checkpoints/last.ckpt"
     with pytest.raises(ConfigError, match="client states in files"):
-        fit(whole[0], tmp_path, rounds=4, ckpt_path=str(last))
+        fit(in_memory[0], tmp_path, rounds=4, ckpt_path=str(last))
 
 
 @pytest.mark.slow

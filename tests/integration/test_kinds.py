@@ -60,7 +60,8 @@ def test_kind(folder, tmp_path, kind, client_trainer):
     main(
         ["fit", "--data.dataset", "ClientFolder", "--data.dataset.root", str(folder(kind)), "--model.network", network,
          "--model.client_trainer", client_trainer, "--trainer.max_epochs", "30", "--trainer.accelerator", "cpu",
-         "--model.solver.lr", "0.3", "--data.batch_size", "8", "--trainer.default_root_dir", str(out)]
+         "--model.solver.lr", "0.3", "--data.batch_size", "8", "--trainer.check_val_every_n_epoch", "10",
+         "--trainer.default_root_dir", str(out)]
     )  # fmt: skip
     run = out / "FedEM/version_0"
     summary = json.loads((run / "summary.json").read_text())

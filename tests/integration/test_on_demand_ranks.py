@@ -1,6 +1,5 @@
 """Two processes that draw the clients they train give the numbers of one."""
 
-import pytest
 from running import folder, history, numbers, run
 
 ARGUMENTS = [
@@ -12,12 +11,11 @@ ARGUMENTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_two_ranks_equal_one_bit_for_bit_on_drawn_clients(tmp_path):
-    for ranks in ("1", "2"):
-        extra = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"] if ranks == "2" else []
-        place = ["--trainer.default_root_dir", str(tmp_path / ranks)]
-        finished = run(["fit", *ARGUMENTS, *extra, *place])
+    for ranks in (1, 2):
+        extra = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"] if ranks == 2 else []
+        place = ["--trainer.default_root_dir", str(tmp_path / str(ranks))]
+        finished = run(["fit", *ARGUMENTS, *extra, *place], ranks=ranks)
         assert finished.returncode == 0, finished.stderr
     one, two = (folder(tmp_path / ranks, "FedEM") for ranks in ("1", "2"))
     assert numbers(one) == numbers(two)

@@ -16,6 +16,8 @@ from lit_fed.data import Digits, Dirichlet, LabelGroups, Sine, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.pictures.partition import _figure
 
+pytestmark = pytest.mark.usefixtures("rendered")
+
 SPLITS = ["num_train", "num_val", "num_test"]
 LABELS = [f"label_{label}" for label in range(10)]
 

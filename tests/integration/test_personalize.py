@@ -157,7 +157,7 @@ def test_two_ranks_equal_one(tmp_path, clients, last):
     personalize(last, clients, tmp_path / "one")
     finished = run(
         ["personalize", *CPU, "--ckpt_path", str(last), "--clients", str(clients), "--output", str(tmp_path / "two"),
-         "--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
+         "--trainer.devices", "2", "--trainer.strategy", "fed_ddp"], ranks=2,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file())

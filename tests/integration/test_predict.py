@@ -87,7 +87,8 @@ def test_probabilities_equal_those_of_numpy(out, tmp_path):
 def test_two_ranks_write_the_file_of_one(out, tmp_path):
     arguments = ["predict", *CPU, "--trainer.default_root_dir", str(out), "--ckpt_path", "last", "--output"]
     predict(out, "--output", str(tmp_path / "one.csv"))
-    finished = run([*arguments, str(tmp_path / "two.csv"), "--trainer.devices", "2", "--trainer.strategy", "fed_ddp"])
+    two = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
+    finished = run([*arguments, str(tmp_path / "two.csv"), *two], ranks=2)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.count("predictions:") == 1
     assert (tmp_path / "one.csv").read_bytes() == (tmp_path / "two.csv").read_bytes()

@@ -6,6 +6,7 @@ from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make_missing
 from reproduction.settings import LABELS, REDUCED
 from reproduction.tables import mean, order
+from running import fork_what_is_spawned
 
 ASKED_FOR = {
     *(f"fedem-table{number}" for number in (1, 2, 3, 4)),
@@ -28,6 +29,7 @@ def test_everything_asked_for_is_there():
     assert set(TABLES) >= ASKED_FOR
 
 
+@pytest.mark.usefixtures("rendered")
 @pytest.mark.parametrize("name", TABLES)
 def test_smoke(name, output, monkeypatch):
     table, place = TABLES[name], output / f"{name}.md"
@@ -93,8 +95,9 @@ def test_a_record_with_other_settings_does_not_count(tmp_path):
     assert kept.find(run._replace(measures=("client_weights",))) is None
 
 
-def test_processes_give_the_same_records(tmp_path):
+def test_processes_give_the_same_records(tmp_path, monkeypatch):
     """Two processes at a time, and one after another here."""
+    fork_what_is_spawned(monkeypatch)
     rounds = ("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1")
     runs = [Run(f"digits/local-{seed}", "quickstart", (*rounds, "--seed_everything", str(seed))) for seed in (1, 2)]
     places = Kept(tmp_path / "here"), Kept(tmp_path / "there")

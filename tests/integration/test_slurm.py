@@ -1,4 +1,4 @@
-"""The documented SLURM script, with a stand-in for `srun` that starts two tasks on this machine."""
+"""The documented SLURM script, with a stand-in for `srun` that starts two tasks on this machine, forked from it."""
 
 import csv
 import os
@@ -7,15 +7,26 @@ import sys
 from pathlib import Path
 
 from doc_pages import ROOT, blocks
+from running import run
 
 SRUN = f"""#!{sys.executable}
-import os, subprocess, sys
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import prepared, warm
+from lit_fed.__main__ import main
 
-tasks = [
-    subprocess.Popen(sys.argv[1:], env=os.environ | {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}})
-    for rank in range(2)
-]
-sys.exit(max(task.wait() for task in tasks))
+prepared.do_not_render()
+
+assert sys.argv[1:4] == ["python", "-m", "lit_fed"]
+del sys.argv[1:4]
+tasks = []
+for rank in range(2):
+    tasks.append(os.fork())
+    if not tasks[-1]:
+        os.environ |= {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}}
+        main()
+        sys.exit()
+sys.exit(max(os.waitpid(task, 0)[1] for task in tasks) != 0)
 """
 JOB = {
     "SLURM_JOB_ID": "2871", "SLURM_JOB_NAME": "fedem", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
@@ -50,8 +61,10 @@ def test_two_tasks_share_the_clients_and_a_second_job_goes_on(tmp_path):
     second = submit(tmp_path, 3)
     assert "round 2/3" in second
     assert "round 0/3" not in second
-    alone = [sys.executable, "-m", "lit_fed", "fit", "--config", str(ROOT / "configs/experiment/quickstart.yaml")]
-    alone += [*SHORT.split(), "--trainer.max_epochs", "3", "--name", "alone"]
-    subprocess.run(alone, cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    alone = ["fit", "--config", str(ROOT / "configs/experiment/quickstart.yaml"), *SHORT.split()]
+    finished = run(
+        [*alone, "--trainer.max_epochs", "3", "--name", "alone", "--trainer.default_root_dir", str(tmp_path / "runs")]
+    )
+    assert finished.returncode == 0, finished.stderr
     assert len(rows(tmp_path, "fedem")) == 4
     assert rows(tmp_path, "fedem") == rows(tmp_path, "alone")

@@ -164,6 +164,7 @@ def test_a_client_state_that_cannot_be_written_is_named(capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "name"), [(5000, ".png"), (100, "config.yaml")])
+@pytest.mark.usefixtures("rendered")
 def test_a_picture_or_text_that_cannot_be_written_is_named(capsys, tmp_path, limit, name):
     with file_size_limit(limit):
         status, said = ended(capsys, tmp_path, "--trainer.enable_checkpointing", "false", pictures=True)

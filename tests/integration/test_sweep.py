@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import pytest
 import sweep as script
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from running import fork_what_is_spawned, start
 from sweeping.picture import draw
 from sweeping.results import Result
 from sweeping.search import Search
@@ -27,6 +26,7 @@ from lit_fed.cli import main
 from lit_fed.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts/sweep.py"
 SHIPPED = sorted((ROOT / "configs/sweep").glob("*.yaml"))
 COMMAND = [
     "${env}", "python", "-m", "lit_fed", "fit", "--config", "configs/logger/wandb.yaml", "--config",
@@ -78,27 +78,27 @@ def identities(paths):
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on(tmp_path):
     path, out = written(tmp_path / "grid.yaml"), tmp_path / "out"
-    command = [sys.executable, str(ROOT / "scripts/sweep.py"), str(path), "--output", str(out), "--jobs", "2"]
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **quiet) as process:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not is_half_way(out):
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)  # the children too
+    command = [str(path), "--output", str(out), "--jobs", "2"]
+    process, deadline = start(command, SCRIPT), time.monotonic() + 120
+    while time.monotonic() < deadline and not is_half_way(out):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)  # the children too
+    process.communicate()
     before = identities(summaries(out))
     assert 3 <= len(before) < 9
     begun = [one for one in out.glob("runs/*/version_0/checkpoints/last.ckpt") if not is_done(one.parents[1])]
     rounds_before = {one.parents[1]: rows(one.parents[1]) for one in begun}
     assert begun
 
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr
+    second = start(command, SCRIPT)
+    said, err = second.communicate(timeout=300)
+    assert second.returncode == 0, err
     assert len(summaries(out)) == 9
     assert identities(before) == before
     for folder, some in rounds_before.items():
         assert rows(folder)[: len(some)] == some  # times included: these rounds were not run again
-    assert f"{len(before)} of 9 points are done" in finished.stdout
-    assert "val/seen/accuracy" in finished.stdout
+    assert f"{len(before)} of 9 points are done" in said
+    assert "val/seen/accuracy" in said
 
     table = pd.read_csv(out / "sweep.csv")
     assert len(table) == 9
@@ -110,7 +110,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
         assert row["val/seen/accuracy"] == summary["val/seen/accuracy"]
         assert row["test/seen/accuracy"] == summary["test/seen/accuracy"]
         assert summary["rounds"] == 8
-    assert np.ptp(matplotlib.image.imread(out / "sweep.png")[..., :3]) > 0.9
+    assert (out / "sweep.png").is_file()
     assert f"--model.solver.lr={points.iloc[0, 0]}" in (out / "sweep.md").read_text()
 
 
@@ -118,14 +118,11 @@ def test_a_killed_sweep_goes_on(tmp_path):
 def test_ctrl_c_stops_all_runs_in_order(tmp_path):
     long = GRID["parameters"] | {"trainer.max_epochs": {"value": 500}}
     path, out = written(tmp_path / "long.yaml", parameters=long), tmp_path / "out"
-    command = [sys.executable, str(ROOT / "scripts/sweep.py"), str(path), "--output", str(out), "--jobs", "2"]
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **quiet) as process:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and len(list(out.glob("runs/*/version_0/checkpoints/last.ckpt"))) < 2:
-            time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)
-        err = process.communicate(timeout=150)[1]
+    process, deadline = start([str(path), "--output", str(out), "--jobs", "2"], SCRIPT), time.monotonic() + 120
+    while time.monotonic() < deadline and len(list(out.glob("runs/*/version_0/checkpoints/last.ckpt"))) < 2:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    err = process.communicate(timeout=150)[1]
     assert process.returncode == 130
     assert "interrupted; the same command goes on" in err
     assert "Traceback" not in err
@@ -154,7 +151,8 @@ def rows(folder):
 
 
 @pytest.mark.slow
-def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
+def test_seeds_failing_points_and_what_is_left(tmp_path, capfd, monkeypatch):
+    fork_what_is_spawned(monkeypatch)
     parameters = {
         "model.algorithm": {"values": ["FedAvg", "Oracle"]},  # digits by class know no groups that Oracle could take
         "data.partition.label_groups": {"value": 1},
@@ -242,6 +240,7 @@ def test_a_grid_survives_a_half_written_search(tmp_path):
 
 # ---------------------------------------------------------------------- pictures
 @pytest.mark.parametrize("keys", [1, 2, 3, 4])
+@pytest.mark.usefixtures("rendered")
 def test_pictures(tmp_path, keys):
     kinds = {
         "model.solver.lr": {"values": [0.01, 0.1, 1.0]},

@@ -6,13 +6,14 @@ import io
 import os
 import pty
 import re
+import select
 import struct
 import subprocess
 import sys
 import termios
 
 import pytest
-from running import run
+from running import command_line, forked, run
 
 import lit_fed.callbacks
 from lit_fed.cli import FederatedCLI, main
@@ -131,19 +132,23 @@ def test_completion_for_zsh_and_for_a_shell_that_there_is_not(capsys):
 
 def on_terminal(columns, arguments):
     """Everything that a command writes to a terminal of this width."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.environ.pop("COLUMNS", None)
-        os.environ.update(TERM="xterm", OMP_NUM_THREADS="1")
-        os.execv(sys.executable, [sys.executable, "-m", "lit_fed", *arguments])
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    written = b""
-    with contextlib.suppress(OSError):  # a terminal whose program has ended cannot be read
-        while block := os.read(terminal, 65536):
-            written += block
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process, written = forked(_typed, os.ttyname(end), arguments, TERM="xterm"), b""
+    while process.is_alive() or select.select([terminal], [], [], 0)[0]:
+        if select.select([terminal], [], [], 0.1)[0]:
+            written += os.read(terminal, 65536)
     os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, written.decode()
+    os.close(end)
+    assert process.exitcode == 0, written.decode()
     return written.decode()
+
+
+def _typed(terminal, arguments):
+    """In a process of its own: the command line as a shell on this terminal starts it."""
+    os.login_tty(os.open(terminal, os.O_RDWR))
+    os.environ.pop("COLUMNS", None)
+    command_line(arguments)
 
 
 def test_progress_is_one_line_of_a_terminal(tmp_path):

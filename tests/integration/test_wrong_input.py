@@ -1,15 +1,12 @@
 """Wrong input ends with a message that names the value, the place and the fix; nothing is trained or written."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from running import SMALL, folder, numbers, run
+from running import SMALL, folder, numbers, run, start
 
 from lit_fed.cli import main
 
@@ -247,15 +244,7 @@ def test_data_that_changed_under_a_checkpoint(capsys, tmp_path):
 
 def test_interrupt_leaves_the_last_good_checkpoint(tmp_path):
     arguments = ["fit", *SMALL, "--trainer.max_epochs", "100000", "--model.algorithm", "FedEM"]
-    command = [sys.executable, "-m", "lit_fed", *arguments, "--trainer.default_root_dir", str(tmp_path)]
-    child = subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell would hand on "ignore"
-    )
+    child = start([*arguments, "--trainer.default_root_dir", str(tmp_path)])
     last = folder(tmp_path, "FedEM") / "checkpoints/last.ckpt"
     deadline = time.monotonic() + 60
     while not last.exists() and time.monotonic() < deadline:

@@ -1,19 +1,20 @@
 """Whole fits in this process: Lightning's own callbacks, and resuming for every algorithm."""
 
+import shutil
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fit_all import NAMES, fit
+from fit_all import NAMES, RUN, fit, resumed, whole
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from running import folder, history, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedU
-from lit_fed.callbacks import FederatedCallback, UnseenClientEvaluation
+from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation, UnseenClientEvaluation
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import num_steps
@@ -22,11 +23,11 @@ from lit_fed.data import Digits, Synthetic
 from lit_fed.data.module import FederatedDataModule
 
 
-class PowerCutError(RuntimeError):
+class FailureError(RuntimeError):
     pass
 
 
-class PowerCut(FederatedCallback):
+class Failure(FederatedCallback):
     """Fails in the middle of round `round_idx`."""
 
     def __init__(self, round_idx):
@@ -34,7 +35,7 @@ class PowerCut(FederatedCallback):
 
     def on_clients_end(self, trainer, module, num_clients):
         if module.num_rounds_done == self.round_idx:
-            raise PowerCutError
+            raise FailureError
 
 
 def trainer(folder, rounds, *callbacks, **arguments):
@@ -50,16 +51,24 @@ def digits(**arguments):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_resume_equals_uninterrupted(tmp_path, name):
-    module, _ = fit(name, tmp_path / "whole", rounds=4)
-    with pytest.raises(PowerCutError):
-        fit(name, tmp_path / "cut", rounds=4, callbacks=[PowerCut(2)])
-    last = folder(tmp_path / "cut", name) / "checkpoints/last.ckpt"
-    resumed, _ = fit(name, tmp_path / "cut", rounds=4, ckpt_path=str(last), version=0, keep_rounds=2)
-    assert numbers(folder(tmp_path / "whole", name)) == numbers(folder(tmp_path / "cut", name))
-    assert history(folder(tmp_path / "whole", name)) == history(folder(tmp_path / "cut", name))
-    for key, leaf in module.state_dict().items():
-        assert torch.equal(leaf, resumed.state_dict()[key]), key
+def test_resume_equals_uninterrupted(tmp_path, shared_folder, name):
+    uninterrupted, cut = whole(name, shared_folder), folder(tmp_path, name)
+    shutil.copytree(uninterrupted.cut, cut)
+    module, _ = resumed(name, tmp_path)
+    assert numbers(uninterrupted.folder) == numbers(cut)
+    assert history(uninterrupted.folder) == history(cut)
+    for key, leaf in uninterrupted.state.items():
+        assert torch.equal(leaf, module.state_dict()[key]), key
+
+
+def test_resume_after_an_error_equals_uninterrupted(tmp_path, shared_folder):
+    """An error inside a round leaves what a power cut leaves."""
+    with pytest.raises(FailureError):
+        fit("FedEM", tmp_path, callbacks=[TrainingSplitEvaluation(), Failure(2)], **RUN)
+    resumed("FedEM", tmp_path)
+    uninterrupted = whole("FedEM", shared_folder).folder
+    assert numbers(uninterrupted) == numbers(folder(tmp_path, "FedEM"))
+    assert history(uninterrupted) == history(folder(tmp_path, "FedEM"))
 
 
 def test_a_checkpoint_written_inside_a_round_replays_it(tmp_path):
@@ -69,9 +78,9 @@ def test_a_checkpoint_written_inside_a_round_replays_it(tmp_path):
                 trainer.save_checkpoint(tmp_path / "inside.ckpt")
 
     module, _ = fit("FedEM", tmp_path / "whole", rounds=4, callbacks=[SaveInside()])
-    resumed, _ = fit("FedEM", tmp_path / "resumed", rounds=4, ckpt_path=str(tmp_path / "inside.ckpt"))
+    later, _ = fit("FedEM", tmp_path / "resumed", rounds=4, ckpt_path=str(tmp_path / "inside.ckpt"))
     for key, leaf in module.state_dict().items():
-        assert torch.equal(leaf, resumed.state_dict()[key]), key
+        assert torch.equal(leaf, later.state_dict()[key]), key
 
 
 def test_checkpoints_early_stopping_and_learning_rate_work_on_rounds(tmp_path):

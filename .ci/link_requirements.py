@@ -1,0 +1,51 @@
+"""Give an environment what its wheel declares, and what that needs in turn: files of this environment, not downloads.
+
+    python .ci/link_requirements.py ENVIRONMENT
+
+It then holds what pip would have installed beside the wheel, and nothing else.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distribution, distributions
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+
+def needed(requirements: Iterable[str], extras: Iterable[str] = ("",)) -> list[Requirement]:
+    """The requirements that hold here, with the extras that were asked for."""
+    found = [Requirement(one) for one in requirements]
+    return [
+        one for one in found if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras)
+    ]
+
+
+def closure(requirements: list[Requirement]) -> dict[str, Distribution]:
+    """All distributions that these need, directly or not."""
+    found, seen = {}, set()
+    while requirements:
+        one = requirements.pop()
+        key = (one.name.lower().replace("_", "-"), *sorted(one.extras))
+        if key not in seen:
+            seen.add(key)
+            found[key[0]] = distribution(one.name)
+            requirements += needed(found[key[0]].requires or (), one.extras or ("",))
+    return found
+
+
+def link(one: Distribution, site: Path) -> None:
+    """Link the files of a distribution, except for its programs."""
+    for file in one.files or ():
+        source, target = Path(str(one.locate_file(file))), site / file
+        if ".." not in file.parts and source.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(source, target)
+
+
+if __name__ == "__main__":
+    (site,) = Path(sys.argv[1]).glob("lib/python*/site-packages")
+    (wheel,) = distributions(path=[str(site)])
+    for each in closure(needed(wheel.requires or ())).values():
+        link(each, site)

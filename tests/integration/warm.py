@@ -1,0 +1,23 @@
+"""Import this before forking: loads lit_fed and all that its runs load, and fills the caches of its command line."""
+
+import contextlib
+import gc
+import os
+
+import matplotlib.backends.backend_agg
+import pandas
+import sklearn.datasets
+import torch
+from prepared import build_parser_once
+
+from lit_fed.cli import main
+
+__all__ = ["matplotlib", "pandas", "sklearn"]
+
+torch.set_num_threads(1)
+build_parser_once()
+for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed", "-1"]):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(SystemExit):
+        main(arguments)
+gc.collect()
+gc.freeze()
