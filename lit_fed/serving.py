@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.clients import PredictJob, TrainJob, add_scores
-from lit_fed.clients import evaluate as evaluate_job
+from lit_fed.clients import PredictJob, TrainJob, add_scores, client_scores
 from lit_fed.core import tree
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.rounds import Federation
@@ -70,7 +69,7 @@ def evaluate(federation: Federation, data: Split, train: Split | None = None, *,
     data, train = data.to(device), (train or data).to(device)
     client_ids = (torch.arange(data.num_clients) + data.first_id).to(device)
     states = serve(federation, client_ids, train, seen=seen)
-    return evaluate_job(federation.client_trainer, predict_job(federation, client_ids, data, states))
+    return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 
 
 def measure(federation: Federation, block: ServingBlock, *, seen: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -87,7 +86,7 @@ def measure(federation: Federation, block: ServingBlock, *, seen: bool) -> Itera
         client_ids = block.client_ids[lo : lo + at_once]
         states = serve(federation, client_ids, block.train, seen=seen)
         job = predict_job(federation, client_ids, block.data, states)
-        yield block.rows[lo : lo + at_once], _with_mixture(evaluate_job(federation.client_trainer, job), states)
+        yield block.rows[lo : lo + at_once], _with_mixture(client_scores(federation.client_trainer, job), states)
 
 
 def _with_mixture(rows: Tensor, states: Tree) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed import rounds, serving
-from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, evaluate
+from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, client_scores
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
@@ -224,7 +224,7 @@ class Federation(rounds.Federation):
 
     def evaluate(self, data: Split | None = None, **options: Any) -> Tensor:
         """Number, loss and hits of each client, [C, 3]."""
-        return evaluate(self.trainer, self.predict_job(data, **options))
+        return client_scores(self.trainer, self.predict_job(data, **options))
 
     @property
     def weights(self) -> Tensor:

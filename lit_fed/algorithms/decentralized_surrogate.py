@@ -27,7 +27,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.graphs.gossip import gossip, start, traffic
+from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
 from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
@@ -102,7 +102,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
         """u_t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
         self._matrix(ctx)
         check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
-        return start(ctx, self.num_models, common=self.common_start)
+        return initial_peers(ctx, self.num_models, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerLocal:
         """v_t before the first round."""

@@ -30,7 +30,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.graphs.gossip import gossip, start, traffic
+from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
 from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
@@ -109,7 +109,7 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         """θ_m,t^0; the first mixing matrix is looked at before anything is trained, and whether clients agree."""
         self._matrix(ctx)
         check_agreement(self.topology, self.mixing, ctx.num_clients, ctx.seed)
-        return start(ctx, self.num_components, common=self.common_start)
+        return initial_peers(ctx, self.num_components, common=self.common_start)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> PeerMixture:
         """π_t starts uniform."""

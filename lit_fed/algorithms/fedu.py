@@ -27,7 +27,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.core.graphs.gossip import start, traffic
+from lit_fed.core.graphs.gossip import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, own_models, place
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
@@ -90,7 +90,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
 
     def shared_init(self, ctx: Context) -> Peers:
         """All w_i start alike."""
-        return start(ctx, 1, common=True)
+        return initial_peers(ctx, 1, common=True)
 
     def state_init(self, ctx: Context, shared: Peers, data: ClientData) -> TaskState:
         """Nothing but its number: the server, or the network, holds w_i."""

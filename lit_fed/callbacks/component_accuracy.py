@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.algorithms.fedbn import NormState
-from lit_fed.clients import evaluate
+from lit_fed.clients import client_scores
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics import ClientTable
@@ -74,7 +74,7 @@ def measure_components(module: FederatedModule, block: ServingBlock, tables: lis
     for component, table in enumerate(tables):
         served = with_one_component(states, component)
         job = predict_job(federation, block.client_ids, data, served)
-        table.update(block.rows, evaluate(federation.client_trainer, job))
+        table.update(block.rows, client_scores(federation.client_trainer, job))
 
 
 def with_one_component(states: Tree, component: int) -> Tree:

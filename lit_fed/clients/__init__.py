@@ -1,6 +1,6 @@
 """Client trainers: run an algorithm's functions for a block of clients."""
 
-from lit_fed.clients.base import ClientTrainer, PredictJob, TrainJob, add_scores, evaluate
+from lit_fed.clients.base import ClientTrainer, PredictJob, TrainJob, add_scores, client_scores
 from lit_fed.clients.choose import MemoryFormat, choose_trainer
 from lit_fed.clients.debug import DebugTrainer
 from lit_fed.clients.sequential import SequentialTrainer
@@ -16,5 +16,5 @@ __all__ = [
     "VectorizedTrainer",
     "add_scores",
     "choose_trainer",
-    "evaluate",
+    "client_scores",
 ]

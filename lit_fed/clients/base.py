@@ -23,8 +23,8 @@ __all__ = [
     "Trained",
     "add_scores",
     "check_finite",
+    "client_scores",
     "complete",
-    "evaluate",
 ]
 
 
@@ -136,7 +136,7 @@ def _way_out(ctx: Context) -> str:
     return f"or start again with {fix}; if the rounds before went well, {go_on}"
 
 
-def evaluate(client_trainer: ClientTrainer, job: PredictJob) -> Tensor:
+def client_scores(client_trainer: ClientTrainer, job: PredictJob) -> Tensor:
     """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error)."""
     sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
     for served in client_trainer.predict(job):

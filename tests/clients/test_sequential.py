@@ -17,7 +17,7 @@ from federated_round import (
 from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, evaluate
+from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, client_scores
 from lit_fed.clients.base import check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError
@@ -208,7 +208,7 @@ def test_no_clients_at_all(client_trainer):
     job = PredictJob(
         federation.algorithm, make_context(federation.task), federation.shared, federation.train, ids, states
     )
-    assert evaluate(client_trainer, job).shape == (0, 3)
+    assert client_scores(client_trainer, job).shape == (0, 3)
     block = ClientBlock(Phase("adapt", ids, LocalWork()), torch.ones(0).double(), federation.train)
     job = TrainJob(federation.algorithm, make_context(federation.task), federation.shared, block, states, None, 4)
     assert list(client_trainer.train(job)) == []

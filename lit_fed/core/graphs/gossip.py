@@ -12,10 +12,10 @@ from lit_fed.core.graphs.peers import Peers, links, place, same_start
 from lit_fed.core.graphs.topology import Topology, adjacency
 from lit_fed.core.types import ModelState, Tree
 
-__all__ = ["gossip", "start", "traffic"]
+__all__ = ["gossip", "initial_peers", "traffic"]
 
 
-def start(ctx: Context, num_models: int, *, common: bool) -> Peers:
+def initial_peers(ctx: Context, num_models: int, *, common: bool) -> Peers:
     """Fresh models, M for each client: the same for all clients, or drawn for each of them."""
     peers = same_start(ctx.task.init(num_models, ctx.seed), ctx.num_clients)
     if common:

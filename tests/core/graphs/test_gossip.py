@@ -5,7 +5,7 @@ from normalised import NormalisedMLP
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.graphs.gossip import gossip, start, traffic
+from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
 from lit_fed.core.graphs.mixing import mixing_matrix
 from lit_fed.core.graphs.peers import place
 from lit_fed.core.graphs.topology import PathGraph, Star
@@ -25,14 +25,14 @@ def trained(peers, clients):
 
 def test_a_common_start_is_the_tasks():
     ctx = context()
-    peers = start(ctx, 2, common=True)
+    peers = initial_peers(ctx, 2, common=True)
     for one in range(4):
         assert same_bits(tree.index(peers.each, one), ctx.task.init(2, 0))
     assert same_bits(peers.mean, ctx.task.init(2, 0))
 
 
 def test_clients_may_start_apart():
-    peers = start(context(network=NormalisedMLP), 2, common=False)
+    peers = initial_peers(context(network=NormalisedMLP), 2, common=False)
     rows = flat(peers.parameters).view(8, -1)
     assert (torch.cdist(rows, rows) + torch.eye(8) > 0.1).all()
     mean = tree.map_leaves(lambda leaf: leaf.double().mean(0).to(leaf.dtype), peers.each)
@@ -43,7 +43,7 @@ def test_clients_may_start_apart():
 
 def test_all_train_and_mix():
     ctx = context(network=NormalisedMLP)
-    peers = start(ctx, 2, common=False)
+    peers = initial_peers(ctx, 2, common=False)
     models = trained(peers, [0, 1, 2, 3])
     after = gossip(ctx, peers, torch.arange(4), models, CHAIN)
     expected = tree.map_leaves(lambda leaf: torch.tensordot(CHAIN, leaf.double(), 1).to(leaf.dtype), models)
@@ -53,7 +53,7 @@ def test_all_train_and_mix():
 
 def test_what_an_absent_client_would_give_stays_at_home():
     ctx = context([True, True, False, True])
-    peers = start(ctx, 2, common=False)
+    peers = initial_peers(ctx, 2, common=False)
     models = trained(peers, [0, 1, 3])
     after = gossip(ctx, peers, torch.tensor([0, 1, 3]), models, CHAIN)
     assert same_bits(tree.index(after.each, 2), tree.index(peers.each, 2))
@@ -64,7 +64,7 @@ def test_what_an_absent_client_would_give_stays_at_home():
 
 
 def test_running_statistics_may_be_left_out():
-    peers = start(context(network=NormalisedMLP), 1, common=False)
+    peers = initial_peers(context(network=NormalisedMLP), 1, common=False)
     models = trained(peers, [0, 1, 2, 3])
     matrix = 3 * CHAIN - 2 * torch.eye(4, dtype=torch.float64)  # with negative entries
     kept, mixed = (place(peers, torch.arange(4), models, matrix, mix_buffers=flag) for flag in (False, True))
