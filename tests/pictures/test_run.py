@@ -12,6 +12,8 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.pictures.run import _figures, draw
 from lit_fed.pictures.style import COLUMN, byte_unit, few_ticks
 
+pytestmark = pytest.mark.usefixtures("rendered")
+
 
 def write_history(folder, num_rounds, hit="accuracy", bytes_of_round=1500.0, **columns):
     rounds = np.arange(num_rounds)

@@ -6,6 +6,8 @@ from matplotlib.figure import Figure
 
 from lit_fed.pictures.client_weights import draw_graph
 
+pytestmark = pytest.mark.usefixtures("rendered")
+
 
 def ring():
     matrix = np.zeros((6, 6))
