@@ -37,7 +37,7 @@ def test_clients_may_start_apart():
     assert (torch.cdist(rows, rows) + torch.eye(8) > 0.1).all()
     mean = tree.map_leaves(lambda leaf: leaf.double().mean(0).to(leaf.dtype), peers.each)
     assert distance(peers.mean, mean) < 1e-14
-    again = start(context(network=NormalisedMLP), 2, common=False)
+    again = initial_peers(context(network=NormalisedMLP), 2, common=False)
     assert same_bits(peers, again)
 
 
