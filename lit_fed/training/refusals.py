@@ -25,7 +25,6 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from lit_fed.callbacks.network_summary import NetworkSummary
 from lit_fed.core.errors import ConfigError
 
 __all__ = ["refuse_arguments", "refuse_callbacks", "rounds_of"]
@@ -158,7 +157,7 @@ def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
     for callback in callbacks:
         name = type(callback).__name__
         for kind, reason in REFUSED_CALLBACKS.items():
-            if isinstance(callback, kind) and not isinstance(callback, NetworkSummary):
+            if isinstance(callback, kind) and not type(callback).__module__.startswith("lit_fed."):
                 raise ConfigError(f"--trainer.callbacks has {name}, which cannot work on rounds: {reason}")
         if isinstance(callback, ModelCheckpoint) and callback._train_time_interval is not None:
             raise ConfigError(

@@ -4,88 +4,18 @@ An algorithm is a file of `lit_fed/algorithms/`, or a folder there. The length o
 docstring of the class.
 """
 
-import ast
-from collections import defaultdict
-from pathlib import Path
-
 import pytest
-
-PACKAGE = Path(__file__).parents[2] / "lit_fed"
-
-LONGEST_FILE = 400
-LONGEST_CLASS = 115  # "at most about 110"
-ENTRY_POINTS = {"main"}  # of the installed command, and of the command line behind it
-
-
-def parsed(package):
-    """Syntax tree of each file, by its path in the package."""
-    return {str(path.relative_to(package)): ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
-
-
-def defined_twice(package):
-    """The files of each public class or function that more than one of them defines."""
-    found = defaultdict(list)
-    for path, module in parsed(package).items():
-        for node in module.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                found[node.name].append(path)
-    return {name: paths for name, paths in found.items() if len(paths) > 1 and name not in ENTRY_POINTS}
-
-
-def long_files(package):
-    """The number of lines of each file that has too many."""
-    lines = {str(path.relative_to(package)): len(path.read_text().splitlines()) for path in package.rglob("*.py")}
-    return {path: count for path, count in lines.items() if count > LONGEST_FILE}
-
-
-def long_classes(package):
-    """The number of lines of each class of an algorithm that has too many; the interface in base.py is none."""
-    found = {}
-    for path, module in parsed(package / "algorithms").items():
-        for node in module.body:
-            if isinstance(node, ast.ClassDef) and path != "base.py":
-                first = node.body[0]
-                docstring = first.end_lineno - first.lineno + 1 if ast.get_docstring(node) is not None else 0
-                found[f"algorithms/{path}: {node.name}"] = node.end_lineno - node.lineno + 1 - docstring
-    return {name: count for name, count in found.items() if count > LONGEST_CLASS}
-
-
-def imports(module, modules):
-    """Which of the package's modules a file imports, by their names."""
-    names = set()
-    for node in ast.walk(module):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            inside = {f"{node.module}.{alias.name}" for alias in node.names}
-            names |= inside if inside <= modules else inside | {node.module}
-    return names & modules
-
-
-def owner(name):
-    """The algorithm that a module is or belongs to, else the module."""
-    parts = name.split(".")
-    return parts[2] if parts[1:2] == ["algorithms"] and parts[2:] not in ([], ["base"]) else name
-
-
-def used_by_one_algorithm(package):
-    """The algorithm that alone uses a module of core, directly or by way of other modules of core."""
-    trees = {f"lit_fed.{path.removesuffix('.py').replace('/', '.')}": tree for path, tree in parsed(package).items()}
-    trees = {name.removesuffix(".__init__"): tree for name, tree in trees.items()}
-    users = defaultdict(set)
-    for name, module in trees.items():
-        for used in imports(module, set(trees)):
-            users[used].add(name)
-
-    def outside_core(name, seen):
-        seen.add(name)
-        inside = {one for one in users[name] if one.startswith("lit_fed.core.")}
-        found = {owner(one) for one in users[name] - inside}
-        return found.union(*(outside_core(one, seen) for one in inside - seen))
-
-    found = {name: outside_core(name, set()) for name in trees if name.startswith("lit_fed.core.")}
-    algorithms = {owner(name) for name in trees} - set(trees)
-    return {name: next(iter(who)) for name, who in found.items() if len(who) == 1 and who <= algorithms}
+from code_shape import (
+    LONGEST_CLASS,
+    LONGEST_FILE,
+    PACKAGE,
+    ROOMS,
+    arrows_back,
+    defined_twice,
+    long_classes,
+    long_files,
+    used_by_one_algorithm,
+)
 
 
 def refuse(found):
@@ -106,6 +36,14 @@ def test_classes_of_algorithms_read_like_pseudo_code():
 
 def test_what_one_algorithm_needs_stands_in_its_file():
     refuse(used_by_one_algorithm(PACKAGE))
+
+
+def test_arrows_between_rooms_point_down():
+    """Also those for annotations alone: kernel, algorithms, clients, rounds, training, callbacks, trainer, CLI."""
+    refuse(arrows_back(PACKAGE))
+    order = list(ROOMS)
+    wanted = ["core", "algorithms", "clients", "rounds", "training", "callbacks", "trainer", "cli"]
+    assert [room for room in order if room in wanted] == wanted
 
 
 # ---------------------------------------------------------------------- a house in which the rules are broken
@@ -157,3 +95,18 @@ def test_lengths_are_counted(house):
     assert long_files(house) == {}
     (house / "core/tree.py").write_text("a = 1\n" * (LONGEST_FILE + 1))
     assert long_files(house) == {"core/tree.py": LONGEST_FILE + 1}
+
+
+def test_arrows_that_point_back_are_found(house):
+    """Also from within a function and for annotations alone; a room that nobody has put in order is one, too."""
+    (house / "core/deep.py").write_text("def deep():\n    from lit_fed.algorithms import base\n")
+    (house / "core/needed.py").write_text("if TYPE_CHECKING:\n    from lit_fed.clients import main\n")
+    rooms = ("core", "algorithms", "clients")
+    assert arrows_back(house, rooms) == {
+        "lit_fed.core.deep": "imports lit_fed.algorithms.base",
+        "lit_fed.core.needed": "imports lit_fed.clients",
+        "lit_fed.tasks": "its room is not in the list",
+    }
+    assert arrows_back(house, ("core", "algorithms", "tasks", "clients")).keys() == {
+        "lit_fed.core.deep", "lit_fed.core.needed"
+    }  # fmt: skip

@@ -1,0 +1,249 @@
+"""Tells how the source is laid out: rooms, lengths, arrows between rooms, what one has to read to follow a round.
+
+    python scripts/code_shape.py                                  # as tables
+    python scripts/code_shape.py --picture docs/images/rooms.svg  # and a picture of the rooms, drawn from the imports
+
+An algorithm is a file of `lit_fed/algorithms/`, or a folder there. Lines are those of files; a function's are its own,
+with its docstring.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+__all__ = [
+    "PACKAGE",
+    "ROOMS",
+    "arrows",
+    "arrows_back",
+    "defined_twice",
+    "draw_rooms",
+    "long_classes",
+    "long_files",
+    "main",
+    "room_of",
+    "used_by_one_algorithm",
+]
+
+PACKAGE = Path(__file__).resolve().parents[1] / "lit_fed"
+
+ROOMS = {
+    "core": "pure functions: tasks, trees, seeds, solvers, graphs, mixtures",
+    "metrics": "sums of each client, and what papers report of them",
+    "models": "networks, built from the sizes of the data",
+    "data": "data sets, partitions, populations",
+    "algorithms": "one paper is one file",
+    "clients": "client trainers, and what clients keep",
+    "rounds": "the round, without Lightning",
+    "serving": "clients served between rounds",
+    "training": "the Lightning shell: module, loops, checkpoints, output",
+    "pictures": "pictures of runs and of data",
+    "callbacks": "server, evaluation, reports, progress, W&B",
+    "command_line": "what the command line understands and says",
+    "trainer": "FederatedTrainer",
+    "cli": "FederatedCLI",
+    "__main__": "python -m lit_fed",
+}
+"""The rooms from the bottom up: each may import from itself and from those before it."""
+
+LONGEST_FILE = 400
+LONGEST_CLASS = 115  # "at most about 110", without the docstring
+ENTRY_POINTS = {"main"}  # of the installed command, and of the command line behind it
+
+
+def parsed(package: Path) -> dict[str, ast.Module]:
+    """Syntax tree of each file, by its path in the package."""
+    return {str(path.relative_to(package)): ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
+
+
+def defined_twice(package: Path) -> dict[str, list[str]]:
+    """The files of each public class or function that more than one of them defines."""
+    found = defaultdict(list)
+    for path, module in parsed(package).items():
+        for node in module.body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                found[node.name].append(path)
+    return {name: paths for name, paths in found.items() if len(paths) > 1 and name not in ENTRY_POINTS}
+
+
+def long_files(package: Path) -> dict[str, int]:
+    """The number of lines of each file that has too many."""
+    lines = {str(path.relative_to(package)): len(path.read_text().splitlines()) for path in package.rglob("*.py")}
+    return {path: count for path, count in lines.items() if count > LONGEST_FILE}
+
+
+def long_classes(package: Path) -> dict[str, int]:
+    """The number of lines of each class of an algorithm that has too many; the interface in base.py is none."""
+    found = {}
+    for path, module in parsed(package / "algorithms").items():
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and path != "base.py":
+                first = node.body[0]
+                docstring = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) is not None else 0
+                found[f"algorithms/{path}: {node.name}"] = (node.end_lineno or 0) - node.lineno + 1 - docstring
+    return {name: count for name, count in found.items() if count > LONGEST_CLASS}
+
+
+# ---------------------------------------------------------------------- imports
+def modules_of(package: Path) -> dict[str, ast.Module]:
+    """Syntax tree of each module, by its name."""
+    trees = {f"lit_fed.{path.removesuffix('.py').replace('/', '.')}": tree for path, tree in parsed(package).items()}
+    return {name.removesuffix(".__init__"): tree for name, tree in trees.items()}
+
+
+def imports(module: ast.Module, modules: Iterable[str]) -> set[str]:
+    """Which of the package's modules a file imports, by their names; also those for annotations alone."""
+    known, names = set(modules), set()
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= inside if inside <= known else inside | {str(node.module)}
+    return names & known
+
+
+def owner(name: str) -> str:
+    """The algorithm that a module is or belongs to, else the module."""
+    parts = name.split(".")
+    return parts[2] if parts[1:2] == ["algorithms"] and parts[2:] not in ([], ["base"]) else name
+
+
+def used_by_one_algorithm(package: Path) -> dict[str, str]:
+    """The algorithm that alone uses a module of core, directly or by way of other modules of core."""
+    trees = modules_of(package)
+    users = defaultdict(set)
+    for name, module in trees.items():
+        for used in imports(module, trees):
+            users[used].add(name)
+
+    def outside_core(name: str, seen: set[str]) -> set[str]:
+        seen.add(name)
+        inside = {one for one in users[name] if one.startswith("lit_fed.core.")}
+        found = {owner(one) for one in users[name] - inside}
+        return found.union(*(outside_core(one, seen) for one in inside - seen))
+
+    found = {name: outside_core(name, set()) for name in trees if name.startswith("lit_fed.core.")}
+    algorithms = {owner(name) for name in trees} - set(trees)
+    return {name: next(iter(who)) for name, who in found.items() if len(who) == 1 and who <= algorithms}
+
+
+def room_of(name: str) -> str:
+    """The room that a module stands in; that of `lit_fed` itself, which hands on names, is ''."""
+    return [*name.split("."), ""][1]
+
+
+def arrows(package: Path) -> Counter[tuple[str, str]]:
+    """Imports from one room into another, by both names."""
+    trees = modules_of(package)
+    pairs = ((room_of(name), room_of(used)) for name, tree in trees.items() for used in imports(tree, trees))
+    return Counter((user, used) for user, used in pairs if user and used and user != used)
+
+
+def arrows_back(package: Path, rooms: Iterable[str] = ROOMS) -> dict[str, str]:
+    """What imports from a room above its own, or stands in a room that is not in the list."""
+    order, trees = list(rooms), modules_of(package)
+    found = {name: "its room is not in the list" for name in trees if room_of(name) not in ["", *order]}
+    for name, tree in trees.items():
+        if name in found or not room_of(name):
+            continue
+        above = order[order.index(room_of(name)) + 1 :]
+        back = sorted(used for used in imports(tree, trees) if room_of(used) in above)
+        if back:
+            found[name] = f"imports {', '.join(back)}"
+    return found
+
+
+# ---------------------------------------------------------------------- what is shown
+def lengths_of_functions(tree: ast.Module) -> list[int]:
+    """Lines of each function and method."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [(node.end_lineno or 0) - node.lineno + 1 for node in functions]
+
+
+def rows(package: Path) -> list[tuple[str, int, int, int, str]]:
+    """For each room its files, lines, functions, and the median and the 90th percentile of the functions' lines."""
+    found = []
+    for room in ROOMS:
+        paths = sorted((package / room).rglob("*.py")) or [package / f"{room}.py"]
+        texts = [path.read_text() for path in paths]
+        lengths = [length for text in texts for length in lengths_of_functions(ast.parse(text))]
+        spread = f"{median(lengths):.0f} / {quantiles(lengths, n=10)[-1]:.0f}" if len(lengths) > 1 else ""
+        found.append((room, len(paths), sum(len(text.splitlines()) for text in texts), len(lengths), spread))
+    return found
+
+
+def show(package: Path) -> None:
+    """Print the tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=110)
+    table = Table("room", "files", "lines", "functions", "median / p90 lines", "imports from", title="Rooms, bottom up")
+    found = arrows(package)
+    for room, *numbers in rows(package):
+        below = ", ".join(f"{used} {count}" for (user, used), count in sorted(found.items()) if user == room)
+        table.add_row(room, *map(str, numbers), below)
+    console.print(table)
+    lines = {name: len((package / name).read_text().splitlines()) for name in ("rounds.py", "algorithms/fedem.py")}
+    console.print(f"to follow a round of FedEM: {sum(lines.values())} lines in {len(lines)} files, {lines}")
+    console.print(f"core files that one algorithm alone uses: {used_by_one_algorithm(package) or 0}")
+    console.print(f"arrows that point back: {arrows_back(package) or 0}")
+    console.print(f"public names that stand twice: {defined_twice(package) or 0}")
+    console.print(f"files above {LONGEST_FILE} lines: {long_files(package) or 0}")
+
+
+def draw_rooms(package: Path, path: Path) -> None:
+    """Draw the rooms as floors, and beside each the rooms that it imports from."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    from lit_fed.pictures.style import COLUMN, FULL_WIDTH, save
+
+    found, floors = arrows(package), [row for row in rows(package) if row[0] != "__main__"]
+    height = {room: level for level, (room, *_) in enumerate(floors)}
+    with mpl.rc_context(COLUMN):
+        figure = Figure(figsize=(FULL_WIDTH, 0.36 * len(floors)), layout="constrained")
+        axes = figure.subplots()
+        for room, files, lines, *_ in floors:
+            level = height[room]
+            axes.barh(level, 4.2, height=0.72, color="#dce6f2", edgecolor="#1b4f8a", linewidth=0.6)
+            axes.text(0.08, level, room, va="center", weight="bold")
+            axes.text(1.35, level, ROOMS[room], va="center", fontsize=6.5)
+            axes.text(4.28, level, f"{files} file{'s' if files > 1 else ''}, {lines:,} lines", va="center", fontsize=6)
+        _draw_arrows(axes, found, height)
+        axes.set_xlim(0, 5.4 + 0.13 * len(floors))
+        axes.axis("off")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(figure, path)
+
+
+def _draw_arrows(axes: Any, found: Counter[tuple[str, str]], height: dict[str, int]) -> None:
+    """A line for each room that others import from, in a lane of its own: dots are rooms that do."""
+    used = [room for room in height if any(below == room and user in height for user, below in found)]
+    for lane, below in enumerate(used):
+        users = [height[user] for user, room in found if room == below and user in height]
+        x, colour = 5.3 + 0.13 * lane, "#8a8a8a" if lane % 2 else "#1b4f8a"
+        axes.plot([x, x], [height[below], max(users)], color=colour, linewidth=0.8)
+        axes.plot([x] * len(users), users, linestyle="", marker="o", markersize=2.6, color=colour)
+        axes.plot([x], [height[below]], marker="v", markersize=4, color=colour)
+
+
+def main() -> None:
+    """Show the tables, and draw the picture if one is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--picture", type=Path, help="file of the picture, .png, .svg or .pdf")
+    chosen = parser.parse_args()
+    show(PACKAGE)
+    if chosen.picture is not None:
+        draw_rooms(PACKAGE, chosen.picture)
+
+
+if __name__ == "__main__":
+    main()
