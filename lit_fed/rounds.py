@@ -3,19 +3,7 @@
     cohort -> phases -> blocks of clients -> their states -> client trainer -> messages, added up
            -> reduced over ranks -> server step -> commit
 
-Between rounds, `lit_fed.serving` serves the clients.
-
-Example:
-    FedEM on two clients whose labels contradict each other.
-
-    >>> from lit_fed import Binary, FedEM, Linear, rounds, serving
-    >>> x = torch.linspace(-1, 1, 8)[:, None]
-    >>> train = Split.of([(x, (x[:, 0] > 0).long()), (x, (x[:, 0] < 0).long())])
-    >>> task = Task.create(lambda: Linear((1,), 1), Binary())
-    >>> federation = rounds.start(FedEM(num_components=2), task, train, solver=LocalSolver(lr=2.0))
-    >>> losses = [federation.round(train).metrics["loss"] for _ in range(20)]
-    >>> serving.evaluate(federation, train)[:, [0, 2]].tolist()  # samples and hits of each client
-    [[8.0, 8.0], [8.0, 8.0]]
+Between rounds, `lit_fed.serving` serves the clients; an example stands there.
 """
 
 from __future__ import annotations
@@ -55,7 +43,6 @@ class _Phase:
     slices: tuple[Tensor, ...]  # ids of each rank's clients
     client_ids: Tensor  # of all ranks, ascending, each once
     messages: Accumulator
-    states_before: int  # entries that earlier phases staged in the store
     metric_names: list[str] = field(default_factory=list)
 
 
@@ -170,8 +157,8 @@ class Federation:
             client_ids = torch.cat(block.slices).sort().values.to(self.server.device)
             present = torch.zeros(self.terms.num_clients, dtype=torch.bool, device=client_ids.device)
             ctx = self.context(block.phase.name, present.index_fill_(0, client_ids, True))
-            messages, staged = Accumulator(self.algorithm.reduce), self.store.num_staged
-            self._round.phase = _Phase(ctx, block.phase.work, block.slices, client_ids, messages, staged)
+            messages = Accumulator(self.algorithm.reduce)
+            self._round.phase = _Phase(ctx, block.phase.work, block.slices, client_ids, messages)
         return self._round.phase
 
     def end_phase(self) -> None:
@@ -186,7 +173,7 @@ class Federation:
         positions = torch.searchsorted(ids, torch.cat(phase.slices).to(ids.device))
         counts = [len(one) for one in phase.slices]
         reduced, bits, means = phase.messages.reduce(positions, counts)
-        self.store.exchange(positions, counts, ids, phase.states_before)
+        self.store.exchange(positions, counts, ids)
         payloads = self.algorithm.num_payloads(phase.ctx, self.shared, len(ids))
         this.traffic.append(PhaseTraffic(len(ids), bool(work.epochs or work.steps), payloads, *bits.tolist()))
         this.client_ids.append(ids)

@@ -1,4 +1,17 @@
-"""Serving clients: with which states, and what comes of it; plain PyTorch, as the rounds are."""
+"""Serving clients: with which states, and what comes of it; plain PyTorch, as the rounds are.
+
+Example:
+    FedEM on two clients whose labels contradict each other.
+
+    >>> from lit_fed import Binary, FedEM, Linear, LocalSolver, Task, rounds, serving
+    >>> x = torch.linspace(-1, 1, 8)[:, None]
+    >>> train = Split.of([(x, (x[:, 0] > 0).long()), (x, (x[:, 0] < 0).long())])
+    >>> task = Task.create(lambda: Linear((1,), 1), Binary())
+    >>> federation = rounds.start(FedEM(num_components=2), task, train, solver=LocalSolver(lr=2.0))
+    >>> losses = [federation.round(train).metrics["loss"] for _ in range(20)]
+    >>> serving.evaluate(federation, train)[:, [0, 2]].tolist()  # samples and hits of each client
+    [[8.0, 8.0], [8.0, 8.0]]
+"""
 
 from __future__ import annotations
 

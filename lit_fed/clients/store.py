@@ -62,6 +62,7 @@ class ClientStore(nn.Module):
             self.register_buffer("versions", torch.full((num_clients,), -1))
         self._fill(num_clients)
         self._staged: list[tuple[Tensor, list[Tensor]]] = []
+        self._exchanged = 0  # staged entries that every rank has
         self._staged_versions: Tensor | None = None
         self._version = 0  # of the next file
         self._collects = False  # only one rank deletes
@@ -156,8 +157,8 @@ class ClientStore(nn.Module):
         self.files.supersede(client_ids[old].tolist(), before[old].tolist())
         self._staged_versions[client_ids] = self._version
 
-    def exchange(self, positions: Tensor, counts: list[int], client_ids: Tensor, from_entry: int) -> None:
-        """Give every rank the states that any rank staged since entry `from_entry`, in the order of `client_ids`.
+    def exchange(self, positions: Tensor, counts: list[int], client_ids: Tensor) -> None:
+        """Give every rank the states that any rank staged since the last exchange, in the order of `client_ids`.
 
         Of states in files only the version is needed, and every rank knows it: one version for each phase. The files
         are there, since a rank gets here after the reduction of the messages, which ends when all ranks have sent
@@ -167,23 +168,18 @@ class ClientStore(nn.Module):
             positions: place in `client_ids` of each rank's staged rows, rank after rank, [C].
             counts: staged rows of each rank.
             client_ids: clients of the phase, [C].
-            from_entry: number of staged entries before this phase.
         """
         if self.files is not None:
             self._stage_version(client_ids)
             self._version += 1
         if not self._names:
             return
-        mine = [states for _, states in self._staged[from_entry:]]
+        mine = [states for _, states in self._staged[self._exchanged :]]
         empty = [getattr(self, name)[:0] for name in self._names]
         rows = tree.map_leaves(lambda *parts: torch.cat(parts), empty, *mine)
-        del self._staged[from_entry:]
+        del self._staged[self._exchanged :]
         self._staged.append((client_ids, gather_rows(rows, positions, counts)))
-
-    @property
-    def num_staged(self) -> int:
-        """Number of staged entries."""
-        return len(self._staged)
+        self._exchanged = len(self._staged)
 
     def commit(self) -> None:
         """Write what is staged into the table; of states in files only the index changes."""
@@ -191,6 +187,7 @@ class ClientStore(nn.Module):
             for name, leaf in zip(self._names, states, strict=True):
                 getattr(self, name)[client_ids] = leaf
         self._staged.clear()
+        self._exchanged = 0
         if self._staged_versions is not None:
             self.versions.copy_(self._staged_versions)
             self._staged_versions = None
@@ -200,7 +197,7 @@ class ClientStore(nn.Module):
     def discard(self) -> None:
         """Forget what is staged."""
         self._staged.clear()
-        self._staged_versions = None
+        self._exchanged, self._staged_versions = 0, None
 
     # ------------------------------------------------------------------ files of a run
     @property

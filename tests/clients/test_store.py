@@ -22,7 +22,8 @@ def test_staged_states_are_seen_by_gather_but_not_by_the_table_until_commit():
     assert kept.table["state"][1].tolist() == [0, 1, 2, 3]
     kept.commit()
     assert kept.table["state"][1].tolist() == [8, 1, 9, 3]
-    assert kept.num_staged == 0
+    kept.discard()
+    assert kept.table["state"][1].tolist() == [8, 1, 9, 3]
 
 
 def test_discard_forgets():
