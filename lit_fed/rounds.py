@@ -2,7 +2,6 @@
 
     cohort -> phases -> blocks of clients -> their states -> client trainer -> messages, added up
            -> reduced over ranks -> server step -> commit
-
 Between rounds, `lit_fed.serving` serves the clients; an example stands there.
 """
 
@@ -43,7 +42,6 @@ class _Phase:
     slices: tuple[Tensor, ...]  # ids of each rank's clients
     client_ids: Tensor  # of all ranks, ascending, each once
     messages: Accumulator
-    metric_names: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -69,7 +67,6 @@ class Federation:
 
     Attributes:
         store: the states of the seen clients; not set where only unseen clients are served.
-        name: of the algorithm.
         schedule_rounds: rounds that the learning rate's schedule is laid out for, where they are not all rounds.
     """
 
@@ -118,8 +115,7 @@ class Federation:
         ids = np.arange(train.num_clients) if client_ids is None else np.asarray(client_ids)
         self.discard()
         for block in self.blocks(ids, train, clients_per_block=per_block):
-            for _ in self.train_block(block.to(self.server.device)):
-                pass
+            list(self.train_block(block.to(self.server.device)))
             if block.ends_phase:
                 self.end_phase()
         return self.commit()
@@ -144,7 +140,6 @@ class Federation:
         for rows, result, optimizers in self.client_trainer.train(job):
             multiplicity = block.multiplicity[rows]
             phase.messages.add(result.message, multiplicity, result.metrics)
-            phase.metric_names = list(result.metrics)
             if bool((multiplicity > 0).all()):  # a ghost only tells the message's shape
                 new = {"state": result.state, "optimizer": optimizers}
                 self.store.stage(ids[rows], {name: new[name] for name in self.store.template})
@@ -177,7 +172,7 @@ class Federation:
         payloads = self.algorithm.num_payloads(phase.ctx, self.shared, len(ids))
         this.traffic.append(PhaseTraffic(len(ids), bool(work.epochs or work.steps), payloads, *bits.tolist()))
         this.client_ids.append(ids)
-        for name, value in zip(phase.metric_names, means.tolist(), strict=True):
+        for name, value in zip(phase.messages.metric_names, means.tolist(), strict=True):
             this.means.add(name, value, float(reduced.weight.sum()))
         new = self.algorithm.server_step(phase.ctx, self.shared, reduced, ids)
         this.shared, this.phase = as_shared(new, self.shared, self.name), None

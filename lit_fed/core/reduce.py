@@ -84,6 +84,9 @@ class Accumulator:
 
     Args:
         kind: `sum` keeps one running sum, constant in memory; `stack` keeps every message.
+
+    Attributes:
+        metric_names: of the metrics that came with the messages, in the order of their means.
     """
 
     def __init__(self, kind: Literal["sum", "stack"]) -> None:
@@ -91,9 +94,11 @@ class Accumulator:
         self._sum: Tree = None
         self._stacked: list[Tree] = []
         self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight · metric for each metric
+        self.metric_names: list[str] = []
 
     def add(self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor]) -> None:
         """Take in the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the shape."""
+        self.metric_names = list(metrics)
         weight = message.weight.double() * multiplicity
         assert message.bits_up is not None
         assert message.bits_down is not None
