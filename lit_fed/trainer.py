@@ -240,7 +240,7 @@ class FederatedTrainer(Trainer):
             write_table(table, partial / "clients.csv")
             write_table(predictions, partial / f"predictions.{format}")
         if results:
-            print_table(results, "newcomers", module.target.metric)
+            print_table(results, "unseen clients", module.target.metric)
         sys.stdout.write(f"results: {folder}\n")
         return table
 
@@ -260,7 +260,7 @@ class FederatedTrainer(Trainer):
             datamodule: the data module; not needed with `clients`.
             ckpt_path: checkpoint of the run; None takes the model as it is.
             client: name of the client, seen or unseen; what is no client's name is taken for its number.
-            clients: folder of newcomers as for `personalize`, of which `client` is one; they need a checkpoint.
+            clients: folder of unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
             weights_only: refuse checkpoints with anything but tensors and plain types.
 
         Returns:
@@ -273,7 +273,7 @@ class FederatedTrainer(Trainer):
         data: Any = datamodule
         if clients:
             if ckpt_path is None:
-                raise ConfigError("newcomers are served from a checkpoint; give ckpt_path")
+                raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
             facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
             data, ckpt_path = UnseenFolder(clients, facts, client), None
             normalisation = facts.normalisation
@@ -281,7 +281,9 @@ class FederatedTrainer(Trainer):
             data.predicted = Predicted(client=client)
             normalisation = data.dataset.normalisation
         else:
-            raise ConfigError("there are no clients; pass datamodule=FederatedDataModule(...) or a folder of newcomers")
+            raise ConfigError(
+                "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
+            )
         with self._interrupts_passed_on():
             blocks: Any = super().predict(module, None, data, True, ckpt_path, weights_only)
         served = next((block for block in blocks if block), None)
@@ -314,7 +316,7 @@ class FederatedTrainer(Trainer):
             weights_only: refuse checkpoints with anything but tensors and plain types.
             client: the client, by its name in `clients.csv`, seen or unseen; what is no client's name is taken for its
                 number, the column `client_id` of `predict`.
-            clients: folder of newcomers as for `personalize`, of which `client` is one, without the ending .npz.
+            clients: folder of unseen clients as for `personalize`, of which `client` is one, without the ending .npz.
             format: `pt` for `torch.export.load`, or `onnx`.
             output: the file to be written, `.pt2` or `.onnx`.
 

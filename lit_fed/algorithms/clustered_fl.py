@@ -15,7 +15,7 @@ Deviations:
     looked at again in the next round, and there are at most `max_clusters` clusters.
     The authors' code divides by complete linkage (`linkage`), which need not be optimal, takes plain means
     (`model.weighting: uniform`) and lets each client keep the best of all ancestors on held-out samples (not offered).
-    The paper sends a newcomer down the tree of splits. Ours: `newcomers: loss`, which needs no cached updates.
+    The paper sends an unseen client down the tree of splits. Ours: `newcomers: loss`, which needs no cached updates.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
     ClusterRun,
     Member,
-    Newcomer,
+    UnseenMember,
     best_fit,
     cluster_averages,
     one_hot,
@@ -46,7 +46,7 @@ __all__ = ["ClusteredFL", "Clusters", "DivisionRule", "SplitMemory", "bipartitio
 
 
 class SplitMemory(NamedTuple):
-    """What the server remembers of splits, so that newcomers can go down the tree: room for S splits of T clients."""
+    """What the server remembers of splits, down which unseen clients go: room for S splits of T clients."""
 
     parent: Tensor  # [S] int64, the cluster that was divided; -1: no such split yet
     side: Tensor  # [S, T] int64: 1 for a client that stayed in the parent, 2 for one that left it, 0 for all others
@@ -105,7 +105,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
     fills_in_absent_clients: ClassVar[bool] = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server's memory has a row for each client, and clusters are numbered as they appear",
-        "local_batch_norm": "a newcomer trains the models of all splits, and has no normalisation of its own for them",
+        "local_batch_norm": "an unseen client trains the models of all splits, without a normalisation of its own",
     }
 
     def __post_init__(self) -> None:
@@ -136,11 +136,11 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
     def state_init(self, ctx: Context, shared: Clusters, data: ClientData) -> Member:
         """Everybody starts in the first cluster."""
         first = one_hot(torch.tensor(0), self.max_clusters, ctx.task.dtype)
-        return Newcomer(first) if ctx.phase == "adapt" else ClusterChoice(first)
+        return UnseenMember(first) if ctx.phase == "adapt" else ClusterChoice(first)
 
     def client_init(self, ctx: Context, shared: Clusters, state: Member, data: ClientData, losses: None) -> ClusterRun:
-        """Training starts from the cluster's model; that of a newcomer from the models of all splits at once."""
-        if isinstance(state, Newcomer):
+        """Training starts from the cluster's model; that of an unseen client from the models of all splits at once."""
+        if isinstance(state, UnseenMember):
             return ClusterRun(*local_run(ctx, shared.splits.models), self._first_cluster(ctx, shared, data))
         cluster = tree.take(shared.cluster, data.client_id).squeeze(0)  # who is only served trains no model
         models = tree.index(shared.models, slice(0, 0)) if ctx.phase == "adapt" else tree.take(shared.models, cluster)
@@ -154,7 +154,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         return best_fit(losses, data.mask, shared.cluster.max() + 1)
 
     def client_final(self, ctx: Context, shared: Clusters, work: ClusterRun, data: ClientData) -> ClientResult:
-        """θ_i goes to the server, one model each way; a newcomer goes down the tree (Alg. 3)."""
+        """θ_i goes to the server, one model each way; an unseen client goes down the tree (Alg. 3)."""
         cluster = _descend(shared.splits, work.models, work.cluster) if ctx.phase == "adapt" else work.cluster
         weight = ctx.client_weight(data)
         message = Message(work.models, weight, bits_down=torch.full_like(weight, tree.bits(work.models)))
@@ -175,7 +175,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         return int(shared.cluster.max()) + 1
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
-        """A newcomer trains as in a round if it goes down the tree; everybody else looks up its cluster."""
+        """An unseen client trains as in a round if it goes down the tree; everybody else looks up its cluster."""
         return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.work._replace(straggler_fraction=0.0)
 
     def shared_outputs(self, ctx: Context, shared: Clusters, x: Tensor) -> None:
@@ -203,11 +203,11 @@ def _no_splits(models: ModelState, num_splits: int, num_clients: int) -> SplitMe
 
 
 def _descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tensor:
-    """A newcomer's cluster: at each split to the side with the update whose direction is most like its own (Alg. 3).
+    """An unseen client's cluster: at each split to the side with an update that points most like its own (Alg. 3).
 
     Args:
         memory: the splits.
-        trained: the newcomer's models, trained from those of the first splits, leaves [s, ...].
+        trained: the unseen client's models, trained from those of the first splits, leaves [s, ...].
         cluster: where it starts, [] int64.
 
     Returns:
@@ -222,7 +222,7 @@ def _descend(memory: SplitMemory, trained: ModelState, cluster: Tensor) -> Tenso
         own = (trained.parameters[name] - models.parameters[name]).reshape(count, -1, 1)  # [s, d, 1]
         rows = cached.reshape(*cached.shape[:2], -1)  # [s, T, d]
         dots, squares = dots + (rows @ own).squeeze(2), squares + rows.square().sum(2)
-    cosine = dots / squares.sqrt().clamp(min=1e-300)  # [s, T], up to the newcomer's own norm
+    cosine = dots / squares.sqrt().clamp(min=1e-300)  # [s, T], up to the unseen client's own norm
     for s in range(count):
         stay, leave = (cosine[s].masked_fill(side[s] != one, -torch.inf).amax() for one in (1, 2))
         cluster = torch.where((cluster == parent[s]) & (leave > stay), s + 1, cluster)

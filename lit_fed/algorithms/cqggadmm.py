@@ -37,7 +37,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
-from lit_fed.core.graphs.peers import own_models, place
+from lit_fed.core.graphs.peers import own_models, put_models
 from lit_fed.core.graphs.topology import Bipartite, TimeVarying, Topology
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import uniforms
@@ -131,7 +131,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
         return group_admm.costed_network(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: CostedNetwork, data: ClientData) -> QuantisedClient:
-        """θ_i = θ⁰; a newcomer has the mean of all θ̂_i."""
+        """θ_i = θ⁰; an unseen client has the mean of all θ̂_i."""
         zero = torch.zeros_like(data.num_samples)
         return QuantisedClient(own_models(shared.network.peers, data.client_id), QuantiserGrid(zero, zero + self.bits))
 
@@ -169,7 +169,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     def server_step(self, ctx: Context, shared: CostedNetwork, reduced: Reduced, client_ids: Tensor) -> CostedNetwork:
         """What the network does: θ̂_i arrive; after the tails all take α_i <- α_i + ρ·Σ_j (θ̂_i − θ̂_j)."""
         value, cost = reduced.value
-        network = shared.network._replace(peers=place(shared.network.peers, client_ids, value))
+        network = shared.network._replace(peers=put_models(shared.network.peers, client_ids, value))
         if ctx.phase == "tails":
             network = group_admm.multiplier_step(network, self._groups(ctx)[1], self.penalty_weight)
         return CostedNetwork(network, shared.cost.index_copy(0, client_ids, cost))

@@ -37,7 +37,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
-from lit_fed.core.graphs.peers import Peers, models_of, place, same_start
+from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, num_factors
 from lit_fed.core.reduce import cast_like
@@ -198,7 +198,7 @@ def _first_models(ctx: Context, exchange: Exchange, *, common_start: bool) -> Ow
     peers = same_start(ctx.task.init(1, ctx.seed), ctx.num_clients)
     if not common_start:
         own = tree.map_leaves(lambda leaf: leaf.unsqueeze(1), ctx.task.init(ctx.num_clients, ctx.seed))
-        peers = place(peers, torch.arange(ctx.num_clients), own)
+        peers = put_models(peers, torch.arange(ctx.num_clients), own)
     if exchange == "pseudo_gradient":
         return Owned(peers, None)
     optimizer = ctx.solver.init(ModelState(peers.parameters, {}))
@@ -275,7 +275,7 @@ def _take_back(ctx: Context, owned: Owned, returned: Returned) -> Owned:
             parameters = tree.map_leaves(partial(_where_present, ctx.present), parameters, old.parameters)
             optimizer = tree.map_leaves(partial(_where_present, ctx.present), optimizer, owned.optimizer)
     new = cast_like(ModelState(parameters, moved.buffers), old)
-    return Owned(place(owned.peers, torch.arange(num_clients, device=total.device), new), optimizer)
+    return Owned(put_models(owned.peers, torch.arange(num_clients, device=total.device), new), optimizer)
 
 
 def _sums(num_clients: int, rows: Returned, leaves: Tree) -> Tree:

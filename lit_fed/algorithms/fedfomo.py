@@ -31,7 +31,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.neighbours import greedy_neighbours
-from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, place, same_start
+from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -144,7 +144,7 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
     def server_step(self, ctx: Context, shared: Offered, reduced: Reduced, client_ids: Tensor) -> Offered:
         """Keep the models, then add to P."""
         if ctx.phase == "train":
-            return shared._replace(peers=place(shared.peers, client_ids, reduced.value))
+            return shared._replace(peers=put_models(shared.peers, client_ids, reduced.value))
         return shared._replace(affinity=shared.affinity.index_add(0, client_ids, reduced.value))
 
     def num_payloads(self, ctx: Context, shared: Offered, num_clients: int) -> int:
@@ -175,8 +175,8 @@ def _held_out(ctx: Context, data: ClientData, fraction: float) -> Tensor:
         True for ⌊fraction·n⌋ samples drawn at random, False for the others and for padding, [N]; of a client that was
         not in training for none, as it does not train.
     """
-    places = torch.arange(len(data.mask), device=data.mask.device).clamp(max=ctx.most_samples - 1)
-    drawn = draws(ctx._replace(round_idx=0), "held out", ctx.most_samples, data.client_id).index_select(0, places)
+    positions = torch.arange(len(data.mask), device=data.mask.device).clamp(max=ctx.most_samples - 1)
+    drawn = draws(ctx._replace(round_idx=0), "held out", ctx.most_samples, data.client_id).index_select(0, positions)
     rank = torch.argsort(torch.argsort(drawn.masked_fill(data.mask == 0, torch.inf), stable=True))
     count = torch.floor(fraction * data.num_samples + 1e-9) * (data.client_id < ctx.num_clients)
     return (rank < count) & (data.mask > 0)

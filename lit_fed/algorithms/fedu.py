@@ -28,7 +28,7 @@ from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.graphs.gossip import initial_peers, traffic
-from lit_fed.core.graphs.peers import Peers, own_models, place
+from lit_fed.core.graphs.peers import Peers, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.plan import most_steps
@@ -123,7 +123,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     def server_step(self, ctx: Context, shared: Peers, reduced: Reduced, client_ids: Tensor) -> Peers:
         """w_i <- w_i − μ̃·η·Σ_j a_ij·(w_i − w_j), for all i at once, over those j that took part."""
         matrix = _descent(ctx, self.topology, self.laplacian_weight)
-        return place(shared, client_ids, reduced.value, matrix, mix_buffers=False)
+        return put_models(shared, client_ids, reduced.value, matrix, mix_buffers=False)
 
     @property
     def has_server(self) -> bool:  # type: ignore[override]

@@ -45,7 +45,7 @@ from lit_fed.core.graphs.group_admm import (
     multiplier_step,
     neighbours_of,
 )
-from lit_fed.core.graphs.peers import own_models, place
+from lit_fed.core.graphs.peers import own_models, put_models
 from lit_fed.core.seeds import generator
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
@@ -59,7 +59,7 @@ class Chain(NamedTuple):
 
     order: Tensor  # [T] int64, client ids from the first to the last
     heads: Tensor  # [T] bool, whether a client is the first, third, fifth, …
-    edges: Tensor  # [T + 1, T] float64 adjacency, 1 for neighbours; a newcomer, in the last row, hears of the last one
+    edges: Tensor  # [T + 1, T] float64 adjacency, 1 for neighbours; the last row is that of unseen clients
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
         return initial_network(solvable_start(ctx, self.local_solve), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: GroupNetwork, data: ClientData) -> OwnModel:
-        """x_i = θ⁰; a newcomer starts from x_T, the last of the chain."""
+        """x_i = θ⁰; an unseen client starts from x_T, the last of the chain."""
         client, last = data.client_id, self._chain(ctx).order[-1].to(data.client_id.device)
         return OwnModel(own_models(shared.peers, torch.where(client < ctx.num_clients, client, last)))
 
@@ -149,13 +149,13 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
 
     def server_step(self, ctx: Context, shared: GroupNetwork, reduced: Reduced, client_ids: Tensor) -> GroupNetwork:
         """What the network does: models arrive; after the tails all take λ_i <- λ_i + ρ(x_i − x_{i+1})."""
-        network = shared._replace(peers=place(shared.peers, client_ids, reduced.value))
+        network = shared._replace(peers=put_models(shared.peers, client_ids, reduced.value))
         if ctx.phase == "heads":
             return network
         return multiplier_step(self._network(ctx, network), self._chain(ctx).edges[:-1], self.penalty_weight)
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a newcomer has yet to find its model."""
+        """Only an unseen client has yet to find its model."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
 
     def shared_outputs(self, ctx: Context, shared: GroupNetwork, x: Tensor) -> None:

@@ -88,11 +88,11 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         everyone = sorted(client_ids.tolist()) == list(range(ctx.num_clients))
         known = everyone and (ctx.round_idx == 0 or self._coins(ctx, ctx.round_idx - 1)[-1])
         found: list[Phase] = []
-        for place, (averaging, flips) in enumerate(groupby(self._coins(ctx, ctx.round_idx))):
+        for position, (averaging, flips) in enumerate(groupby(self._coins(ctx, ctx.round_idx))):
             count = len(list(flips))
             names = ["average"] * (not known) + ["pull"] * count if averaging else ["local"]
             work = LocalWork() if averaging else local._replace(steps=count)
-            found += [Phase(f"{name}/{place}", client_ids, work) for name in names]
+            found += [Phase(f"{name}/{position}", client_ids, work) for name in names]
             known = averaging
         return found
 

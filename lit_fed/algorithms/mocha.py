@@ -40,7 +40,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.graphs.peers import Peers, own_models, place, same_start
+from lit_fed.core.graphs.peers import Peers, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
 from lit_fed.core.solvers.margin_losses import MarginLoss, best_dual, margin_loss
@@ -63,7 +63,7 @@ class DualState(NamedTuple):
     """What a client keeps: its dual variables, and the model that they gave it."""
 
     dual: Tensor  # β_s, [K, most_samples]
-    models: ModelState  # its model after its last local steps, which a newcomer is served with, leaves [1, ...]
+    models: ModelState  # its model after its last local steps, which an unseen client is served with, leaves [1, ...]
     client_id: Tensor  # [] int64
 
 
@@ -294,7 +294,7 @@ def _with_changes(
     columns = _related_columns(sigma, combined, weight).unsqueeze(1)
     models = ModelState(from_columns(columns, tasks.peers.parameters), {})
     everyone = torch.arange(len(columns), device=columns.device)
-    return Related(place(tasks.peers, everyone, models), combined, sigma, damping)
+    return Related(put_models(tasks.peers, everyone, models), combined, sigma, damping)
 
 
 def learned_relations(columns: Tensor, epsilon: float) -> Tensor:

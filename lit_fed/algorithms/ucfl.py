@@ -34,7 +34,7 @@ from lit_fed.algorithms.base import Algorithm, LocalRun, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.graphs.peers import Peers, draws, own_models, place, same_start
+from lit_fed.core.graphs.peers import Peers, draws, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
@@ -74,7 +74,7 @@ class UserCentric(NamedTuple):
 class ServedUser(NamedTuple):
     """What a client keeps: whose model it is served."""
 
-    user: Tensor  # [] int64; T or more, of a newcomer before similarity is measured, stands for the mean of all models
+    user: Tensor  # [] int64; T or more, of unseen clients before similarity is measured: the mean of all models
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
         return UserCentric(peers, _not_measured(ctx, peers.parameters), peers.mean)
 
     def state_init(self, ctx: Context, shared: UserCentric, data: ClientData) -> ServedUser:
-        """Each user is served its own model; a newcomer, which has none, the mean of all."""
+        """Each user is served its own model; an unseen client, which has none, the mean of all."""
         return ServedUser(data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
@@ -213,13 +213,13 @@ def _statistics(ctx: Context, models: ModelState, data: ClientData, num_batches:
 def _batch_numbers(ctx: Context, data: ClientData, num_batches: int) -> Tensor:
     """A random division of a client's samples into batches of equal size up to one, [N] in 0 … K − 1."""
     keys = draws(ctx, "division into batches", max(ctx.most_samples, 1), data.client_id)
-    rows = torch.arange(len(data.mask), device=data.mask.device) % len(keys)  # a newcomer may have more than any client
+    rows = torch.arange(len(data.mask), device=data.mask.device) % len(keys)  # unseen clients may have more
     order = torch.argsort(torch.where(data.mask > 0, keys[rows], 2.0), stable=True)
     return torch.argsort(order) % num_batches
 
 
 def _closest_user(known: Similarity, found: Statistics, min_variance: float) -> Tensor:
-    """The client whose row is closest to that of a newcomer who measured this, [] int64."""
+    """The client whose row is closest to that of an unseen client who measured this, [] int64."""
     gradient, variance = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), found[:2])
     row = user_weights(gradient, variance, (known.gradients, known.variances), known.weight, min_variance)
     return (known.rows - row).square().sum(1).argmin()
@@ -343,4 +343,4 @@ def _served_models(ctx: Context, similarity: Similarity, peers: Peers, reduced: 
         return mixed.view(old.shape)
 
     models = cast_like(tree.map_leaves(combined, reduced.value, peers.each), peers.each)
-    return place(peers, torch.arange(len(rows), device=rows.device), models)
+    return put_models(peers, torch.arange(len(rows), device=rows.device), models)

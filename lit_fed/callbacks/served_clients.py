@@ -174,4 +174,4 @@ def unseen_tables(
     )
     table["num_test"] = served.sizes.numpy()
     results = summarise(rows, module.target.metric)
-    return table, predictions, {f"newcomers/unseen/{key}": value for key, value in results.items()}
+    return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

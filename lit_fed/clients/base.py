@@ -111,7 +111,7 @@ def check_finite(result: ClientResult, client_ids: Tensor, ctx: Context) -> None
     Raises:
         ClientError: naming the client and the round, and how to go on.
     """
-    for place, leaf in (*tree.items(result.message.value, "message"), *tree.items(result.state, "state")):
+    for path, leaf in (*tree.items(result.message.value, "message"), *tree.items(result.state, "state")):
         if leaf.is_floating_point():
             # A finite sum proves that all are finite and costs one pass without a copy; the reverse need not hold.
             if leaf.sum().isfinite():
@@ -119,7 +119,7 @@ def check_finite(result: ClientResult, client_ids: Tensor, ctx: Context) -> None
             finite = leaf.reshape(len(leaf), -1).isfinite().all(1)
             if not finite.all():
                 client_id = int(client_ids[int((~finite).nonzero()[0])])
-                reason = f"{place} is NaN or infinite; check this client's data, {_way_out(ctx)}"
+                reason = f"{path} is NaN or infinite; check this client's data, {_way_out(ctx)}"
                 raise ClientError(client_id, "client_final", ctx.round_idx, reason)
 
 

@@ -99,13 +99,13 @@ class SequentialTrainer:
         """
         total = len(data.all_y)
         rest = torch.arange(total, device=data.mask.device)
-        parts, places = [], []
+        parts, positions = [], []
         if first is not None:
             losses = algorithm.shared_losses(ctx, shared, first)
             if losses is None:
                 return None
             parts.append(losses)
-            places.append(first.index)
+            positions.append(first.index)
             rest = rest[torch.ones_like(rest, dtype=torch.bool).index_fill(0, first.index, False)]
         for index in rest.split(self.rows_per_pass) if len(rest) or not parts else ():
             # consecutive rows are a view
@@ -116,8 +116,8 @@ class SequentialTrainer:
             if losses is None:
                 return None
             parts.append(losses)
-            places.append(index)
-        return parts[0] if first is None and len(parts) == 1 else torch.cat(parts)[torch.cat(places).argsort()]
+            positions.append(index)
+        return parts[0] if first is None and len(parts) == 1 else torch.cat(parts)[torch.cat(positions).argsort()]
 
     def _batches(self, job: TrainJob, row: int, client_id: int, data: ClientData) -> Iterator[Batch]:
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0

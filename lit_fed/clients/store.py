@@ -165,7 +165,7 @@ class ClientStore(nn.Module):
         theirs, and each has written before it sent.
 
         Args:
-            positions: place in `client_ids` of each rank's staged rows, rank after rank, [C].
+            positions: position in `client_ids` of each rank's staged rows, rank after rank, [C].
             counts: staged rows of each rank.
             client_ids: clients of the phase, [C].
         """
@@ -222,9 +222,9 @@ class ClientStore(nn.Module):
             ConfigError: naming the first client whose file is missing.
         """
         if self.files is not None:
-            places = [] if checkpoint is None else [folder_beside(Path(checkpoint).absolute().parent)]
-            places += [] if recorded is None else [Path(recorded)]
-            self.files.find(state[INDEX_KEY], list(dict.fromkeys(places)))
+            folders = [] if checkpoint is None else [folder_beside(Path(checkpoint).absolute().parent)]
+            folders += [] if recorded is None else [Path(recorded)]
+            self.files.find(state[INDEX_KEY], list(dict.fromkeys(folders)))
 
     def open(
         self,

@@ -36,8 +36,8 @@ class ClientError(RuntimeError):
 
     def __str__(self) -> str:
         name = f"{self.client_name!r} ({self.client_id})" if self.client_name else self.client_id
-        place = "" if self.round_idx is None else f"round {self.round_idx}, "
-        return f"client {name}, {place}{self.stage}: {self.reason}"
+        when = "" if self.round_idx is None else f"round {self.round_idx}, "
+        return f"client {name}, {when}{self.stage}: {self.reason}"
 
 
 def notice(text: str) -> None:
@@ -59,13 +59,13 @@ class WriteError(RuntimeError):
         self.path = path
 
 
-def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], place: str = "--model.algorithm") -> None:
+def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], prefix: str = "--model.algorithm") -> None:
     """Refuse settings outside their range.
 
     Args:
         settings: whose fields they are.
         checks: for each field whether it may stand, and what to give instead.
-        place: what stands before the field's name on the command line.
+        prefix: what stands before the field's name on the command line.
 
     Raises:
         ConfigError: naming the first wrong field, its value and what to give instead.
@@ -74,4 +74,4 @@ def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], pla
         value = getattr(settings, name)
         infinite = isinstance(value, float) and not math.isfinite(value)  # 1e400 is a number to parsers
         if not holds or infinite:
-            raise ConfigError(f"{place}.{name} is {value}; give {wanted}")
+            raise ConfigError(f"{prefix}.{name} is {value}; give {wanted}")

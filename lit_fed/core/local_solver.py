@@ -214,14 +214,14 @@ class LocalSolver:
         new = {name: torch.empty_like(leaf) for name, leaf in models.parameters.items()}
         each = []
         for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight)):
-            place = slice(m, m + 1)
-            old, first, second = tree.index((models.parameters, optimizer.first, optimizer.second), place)
+            model = slice(m, m + 1)
+            old, first, second = tree.index((models.parameters, optimizer.first, optimizer.second), model)
             raised = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
             if penalty is not None:
                 raised = tree.map_leaves(torch.add, raised, penalty.of_model(m).gradient(old))
             direction, state = self._direction(old, raised, OptimizerState(optimizer.step, first, second))
             for name, leaf in old.items():
-                torch.addcmul(leaf, direction[name], lr.to(leaf.dtype), value=-1, out=new[name][place])
+                torch.addcmul(leaf, direction[name], lr.to(leaf.dtype), value=-1, out=new[name][model])
             one = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss))
             each.append((state.first, state.second, *one))
         first, second, buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)

@@ -190,7 +190,7 @@ def refuse_differences(differences: list[Difference], *, may_change: bool = Fals
         )
 
 
-def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str = "") -> list[Difference]:
+def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str = "") -> list[Difference]:
     """Arguments that differ between two nested dicts; nothing is compared with an empty dict.
 
     Example:
@@ -203,9 +203,9 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], place: str 
     for key, before in stored.items():  # what is only given came later; identities tell whether it matters
         now = given.get(key)
         if isinstance(before, dict) and isinstance(now, dict):
-            found += compare_arguments(before, now, f"{place}{key}.")
+            found += compare_arguments(before, now, f"{prefix}{key}.")
         elif before != now and not (key == "class_path" and _same_class(before, now)):
-            found.append(Difference(f"{place}{key}", before, now))
+            found.append(Difference(f"{prefix}{key}", before, now))
     return [one._replace(setting=one.setting.replace(".init_args.", ".").replace(".class_path", "")) for one in found]
 
 

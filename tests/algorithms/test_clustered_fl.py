@@ -139,7 +139,7 @@ def test_the_average_is_weighted_by_samples():
     assert plain.shared.cluster.tolist() == [0, 0, 0, 0]
 
 
-def test_a_newcomer_never_takes_a_cluster_that_does_not_exist(client_trainer):
+def test_an_unseen_client_never_takes_a_cluster_that_does_not_exist(client_trainer):
     """Where the initial model, which stands in the place of clusters to come, would fit best."""
     federation = pulled(newcomers="loss")
     federation.trainer = client_trainer
@@ -208,7 +208,7 @@ def four_groups(client_trainer=None, **fields):
 
 
 @pytest.mark.parametrize("newcomers", ["tree", "loss"])
-def test_four_groups_are_found_and_newcomers_join_them(newcomers, client_trainer):
+def test_four_groups_are_found_and_unseen_clients_join_them(newcomers, client_trainer):
     groups, federation = four_groups(client_trainer, newcomers=newcomers)
     assert clusters(federation) == partition(groups)
     theirs = [2, 0, 3, 1, 1, 3]
@@ -267,7 +267,7 @@ def test_a_seen_client_is_served_by_its_cluster_right_after_the_split(client_tra
         assert distance(prediction[:, 1].exp(), rows) < 1e-12
 
 
-def test_before_any_split_newcomers_get_the_first_model(client_trainer):
+def test_before_any_split_unseen_clients_get_the_first_model(client_trainer):
     federation = run_rounds(ClusteredFL(), client_trainer, make_clients(SIZES))
     plain = run_rounds(FedAvg(), client_trainer, make_clients(SIZES))
     unseen = make_clients([4, 0, 3], seed=2, first_id=6)

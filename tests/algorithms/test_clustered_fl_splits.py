@@ -22,26 +22,26 @@ def tree_of_three():
 ROOT = torch.tensor(0)
 
 
-def newcomer(first, second):
+def unseen_client(first, second):
     """Models trained from those of the splits: updates `first`, `second` and, of the split to come, any."""
     return models(first, [5 + second[0], 5 + second[1]], [7.0, -7.0])
 
 
-def test_a_newcomer_goes_to_the_more_similar_side_at_each_split():
+def test_an_unseen_client_goes_to_the_more_similar_side_at_each_split():
     memory = tree_of_three()
-    assert _descend(memory, newcomer([0.3, 0.0], [0.0, -1.0]), ROOT) == 0  # the second split is not on its way
-    assert _descend(memory, newcomer([-0.3, 0.0], [0.0, 1.0]), ROOT) == 1
-    assert _descend(memory, newcomer([-0.3, 0.0], [0.0, -0.01]), ROOT) == 2
+    assert _descend(memory, unseen_client([0.3, 0.0], [0.0, -1.0]), ROOT) == 0  # the second split is not on its way
+    assert _descend(memory, unseen_client([-0.3, 0.0], [0.0, 1.0]), ROOT) == 1
+    assert _descend(memory, unseen_client([-0.3, 0.0], [0.0, -0.01]), ROOT) == 2
 
 
 def test_direction_counts_and_not_length():
     memory = tree_of_three()
     for scale in (1e-6, 1.0, 1e6):
-        assert _descend(memory, newcomer([-scale, 0.0], [0.0, -scale]), ROOT) == 2
+        assert _descend(memory, unseen_client([-scale, 0.0], [0.0, -scale]), ROOT) == 2
 
 
 def test_without_an_update_it_stays():
-    assert _descend(tree_of_three(), newcomer([0.0, 0.0], [0.0, 0.0]), ROOT) == 0
+    assert _descend(tree_of_three(), unseen_client([0.0, 0.0], [0.0, 0.0]), ROOT) == 0
 
 
 def test_without_splits_it_stays():
@@ -55,9 +55,13 @@ def test_only_as_many_splits_as_models_are_taken():
     assert _descend(memory, tree.index(models([0.0, 0.0]), slice(0, 0)), torch.tensor(2)) == 2
 
 
-def test_many_newcomers_at_once():
+def test_many_unseen_clients_at_once():
     memory = tree_of_three()
-    each = [newcomer([0.3, 0.0], [0.0, 1.0]), newcomer([-0.3, 0.0], [0.0, 1.0]), newcomer([-0.3, 0.0], [0.0, -1.0])]
+    each = [
+        unseen_client([0.3, 0.0], [0.0, 1.0]),
+        unseen_client([-0.3, 0.0], [0.0, 1.0]),
+        unseen_client([-0.3, 0.0], [0.0, -1.0]),
+    ]
     start = torch.zeros(3, dtype=torch.int64)
     found = vmap(lambda one, cluster: _descend(memory, one, cluster))(tree.stack(each), start)
     assert found.tolist() == [0, 1, 2]

@@ -351,7 +351,7 @@ def test_graphs_that_change_are_refused():
         CQGGADMM(topology=TimeVarying(Bipartite()))
 
 
-def test_a_newcomer_is_served_by_the_mean_of_what_was_sent(client_trainer):
+def test_an_unseen_client_is_served_by_the_mean_of_what_was_sent(client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=5)
     federation = run_rounds(CQGGADMM(0.3, **BOTH), client_trainer, train)
     mean = heard(federation).mean(0).numpy()

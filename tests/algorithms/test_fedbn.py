@@ -101,8 +101,8 @@ def test_sequential_is_vectorized(algorithm):
     )
     assert distance((one.shared, one.states), (other.shared, other.states)) < 1e-10
     for seen in (True, False):
-        newcomers = make_clients([4, 7], seed=3, first_id=3)
-        data = None if seen else newcomers
+        unseen_clients = make_clients([4, 7], seed=3, first_id=3)
+        data = None if seen else unseen_clients
         assert distance(one.predictions(data, seen=seen), other.predictions(data, seen=seen)) < 1e-10
 
 
@@ -113,17 +113,17 @@ def test_normalisation_is_not_counted_as_traffic():
     assert (whole.bits - without.bits).tolist() == [3 * saved, 3 * saved]
 
 
-def test_a_newcomer_takes_the_statistics_of_its_own_samples():
+def test_an_unseen_client_takes_the_statistics_of_its_own_samples():
     federation = run_rounds(LocalNorm(FedAvg()), **settings())
-    newcomer = make_clients([7], seed=5, first_id=3)
-    state = federation.serve(newcomer, seen=False)
+    unseen_client = make_clients([7], seed=5, first_id=3)
+    state = federation.serve(unseen_client, seen=False)
     models = tree.index(federation.shared.models, 0)
-    hidden = newcomer.x @ models.parameters["layers.1.weight"].T + models.parameters["layers.1.bias"]
+    hidden = unseen_client.x @ models.parameters["layers.1.weight"].T + models.parameters["layers.1.bias"]
     torch.testing.assert_close(state.norm["layers.2.running_mean"][0, 0], hidden.mean(0), rtol=0, atol=1e-12)
     torch.testing.assert_close(state.norm["layers.2.running_var"][0, 0], hidden.var(0), rtol=0, atol=1e-12)
 
 
-def test_a_newcomers_own_model_starts_under_its_own_statistics():
+def test_an_unseen_clients_own_model_starts_under_its_own_statistics():
     federation = run_rounds(LocalNorm(Local(unseen_epochs=0)), **settings())
     state = federation.serve(make_clients([7], seed=5, first_id=3), seen=False)
     assert same_bits(
@@ -132,7 +132,7 @@ def test_a_newcomers_own_model_starts_under_its_own_statistics():
     assert distance(state.norm["layers.2.running_mean"], torch.zeros_like(state.norm["layers.2.running_mean"])) > 1e-3
 
 
-def test_a_newcomer_with_one_sample_has_no_statistics():
+def test_an_unseen_client_with_one_sample_has_no_statistics():
     models = task().init(1, 0)
     assert task().statistics(models, torch.randn(1, 4, dtype=torch.float64)) is models.buffers
 

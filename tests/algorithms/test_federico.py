@@ -21,7 +21,7 @@ from references.federico_numpy import Client, Owner, federico_round, losses, pre
 from lit_fed.algorithms import FedeRiCo, FedSGD, Local
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.graphs.peers import draws, place
+from lit_fed.core.graphs.peers import draws, put_models
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Split
 
@@ -42,7 +42,7 @@ def with_models(federation, parameters):
     """The federation with these parameters, leaves [T, ...]."""
     each = ModelState({name: leaf.unsqueeze(1) for name, leaf in parameters.items()}, {})
     ids = torch.arange(federation.train.num_clients)
-    federation.shared = federation.shared._replace(peers=place(federation.shared.peers, ids, each))
+    federation.shared = federation.shared._replace(peers=put_models(federation.shared.peers, ids, each))
     return federation
 
 

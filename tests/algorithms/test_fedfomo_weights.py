@@ -90,6 +90,6 @@ def test_the_same_in_every_round_and_others_for_other_clients():
     assert not torch.equal(one, _held_out(ctx._replace(seed=1), train.client(0), 0.5))
 
 
-def test_newcomers_hold_nothing_out():
+def test_unseen_clients_hold_nothing_out():
     data = make_clients([20], first_id=10).client(10)
     assert not _held_out(make_context(most_samples=5), data, 0.5).any()

@@ -280,7 +280,7 @@ def test_running_statistics_are_sent_with_the_models(client_trainer):
 
 @pytest.mark.parametrize("every", [0, 2])
 @pytest.mark.parametrize("local_solve", ["exact", "inexact"])
-def test_a_newcomer_is_attached_to_the_end_of_the_chain(local_solve, every, client_trainer):
+def test_an_unseen_client_is_attached_to_the_end_of_the_chain(local_solve, every, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=5)
     solver = LocalSolver(lr=0.3, momentum=0.5)
     algorithm = GADMM(0.7, every, local_solve=local_solve, unseen_epochs=2)

@@ -17,7 +17,7 @@ def test_one_client_has_no_neighbour():
     found = chain(1, 0, 3)
     assert found.order.tolist() == [0]
     assert found.heads.tolist() == [True]
-    assert found.edges.tolist() == [[0], [1]]  # a newcomer hears of it
+    assert found.edges.tolist() == [[0], [1]]  # an unseen client hears of it
 
 
 @pytest.mark.parametrize("draw", [0, 1, 5])

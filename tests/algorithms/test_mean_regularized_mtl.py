@@ -15,7 +15,7 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.mean_regularized_mtl_numpy import mtl_round, newcomer, probability
+from references.mean_regularized_mtl_numpy import mtl_round, probability, unseen_client
 
 from lit_fed.algorithms import Local, MeanRegularizedMTL, ProxAvg
 from lit_fed.core import tree
@@ -156,7 +156,7 @@ def test_an_unseen_client_trains_from_the_mean(epochs, client_trainer):
     federation = run_rounds(MeanRegularizedMTL(0.7, epochs), client_trainer, train)
     mean = federation.weights[0].numpy()
     orders = batch_orders(federation, "adapt", LocalWork(epochs=epochs), unseen)
-    expected = [newcomer(mean, x, y, own, 0.7, 0.1) for own, (x, y) in zip(orders, as_arrays(unseen), strict=True)]
+    expected = [unseen_client(mean, x, y, own, 0.7, 0.1) for own, (x, y) in zip(orders, as_arrays(unseen), strict=True)]
     served = flat(federation.serve(unseen, seen=False)).numpy()
     np.testing.assert_allclose(served, np.stack(expected), rtol=0, atol=1e-10)
 

@@ -97,7 +97,7 @@ def test_the_bound_of_texts_is_a_surrogate(rule):
     ],
     ids=["FedEM", "SurrogateOptimization"],
 )
-def test_a_client_of_the_training_is_refreshed_once_whatever_newcomers_take(several, one, client_trainer):
+def test_a_client_of_the_training_is_refreshed_once_whatever_unseen_clients_take(several, one, client_trainer):
     train, unseen = make_clients([5, 2, 8]), make_clients([6], seed=2, first_id=3)
     several, one = (run_rounds(each, client_trainer, train) for each in (several, one))
     assert distance(several.serve(), one.serve()) == 0

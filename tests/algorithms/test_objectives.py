@@ -35,7 +35,7 @@ def started(algorithm, options, **fields):
     return federation, as_arrays(train)
 
 
-def newcomers():
+def unseen_clients():
     return make_clients([6, 3, 1], seed=2, first_id=len(SIZES))
 
 
@@ -90,7 +90,7 @@ def test_fedem_apfl(weighting, options, aggregation):
     test = make_clients([4, 2, 3, 1], seed=1)
     pairs = zip(own, as_arrays(test), strict=True)
     served_as(federation, test, [0.7 * positive(w, x) + 0.3 * positive(v, x) for v, (x, _) in pairs])
-    served_as(federation, newcomers(), [positive(w, x) for x, _ in as_arrays(newcomers())])
+    served_as(federation, unseen_clients(), [positive(w, x) for x, _ in as_arrays(unseen_clients())])
 
 
 # ---------------------------------------------------------------------- personal models near a common one
@@ -113,17 +113,17 @@ def test_ditto_l2sgd(weighting, options):
         federation.round(cohort)
         close(federation.weights, [w])
         close(flat(federation.states), own)
-    check_newcomers(federation, w, 0.7, options)
+    check_unseen_clients(federation, w, 0.7, options)
 
 
-def check_newcomers(federation, anchor, weight, options):
+def check_unseen_clients(federation, anchor, weight, options):
     """Unseen clients train two passes from the anchor and towards it, which rests."""
-    orders = batch_orders(federation, "adapt", LocalWork(epochs=2), newcomers())
-    pairs = zip(as_arrays(newcomers()), orders, strict=True)
+    orders = batch_orders(federation, "adapt", LocalWork(epochs=2), unseen_clients())
+    pairs = zip(as_arrays(unseen_clients()), orders, strict=True)
     expected = [descend(near(samples, anchor, weight), anchor, own, **options) for samples, own in pairs]
-    close(flat(federation.serve(newcomers(), seen=False)), expected)
-    pairs = zip(expected, as_arrays(newcomers()), strict=True)
-    served_as(federation, newcomers(), [positive(v, x) for v, (x, _) in pairs])
+    close(flat(federation.serve(unseen_clients(), seen=False)), expected)
+    pairs = zip(expected, as_arrays(unseen_clients()), strict=True)
+    served_as(federation, unseen_clients(), [positive(v, x) for v, (x, _) in pairs])
 
 
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
@@ -149,7 +149,7 @@ def test_prox_avg(weighting, options, aggregation):
         close(federation.weights, [z])
         close(flat(federation.states), own)
     if options:
-        check_newcomers(federation, z, 0.7, options)
+        check_unseen_clients(federation, z, 0.7, options)
 
 
 @pytest.mark.parametrize("weighting", WEIGHTINGS)
@@ -173,7 +173,7 @@ def test_mean_regularized_mtl(weighting, options):
         federation.round(cohort)
         close(flat(federation.states), columns)
         close(federation.weights, [averaged(columns, shares, range(len(SIZES)))])
-    check_newcomers(federation, averaged(columns, shares, range(len(SIZES))), 0.7, options)
+    check_unseen_clients(federation, averaged(columns, shares, range(len(SIZES))), 0.7, options)
 
 
 # ---------------------------------------------------------------------- one model for each known group
@@ -248,15 +248,15 @@ def test_apfl(fields, options):
         close(flat(federation.states.personal), own)
         close(federation.states.alpha, alphas)
     assert (np.ptp(alphas) > 1e-3) == (fields["alpha_update"] != "fixed")
-    orders = batch_orders(federation, "adapt", LocalWork(epochs=2), newcomers())
-    pairs = list(zip(as_arrays(newcomers()), orders, strict=True))
+    orders = batch_orders(federation, "adapt", LocalWork(epochs=2), unseen_clients())
+    pairs = list(zip(as_arrays(unseen_clients()), orders, strict=True))
     trained = [mixture_steps(w, w, np.array(0.3), samples, batches, fields, **options) for samples, batches in pairs]
-    served = federation.serve(newcomers(), seen=False)
+    served = federation.serve(unseen_clients(), seen=False)
     close(flat(served.personal), [v for _, v, _ in trained])
     close(served.alpha, [alpha for *_, alpha in trained])
     assert (np.ptp(served.alpha.numpy()) > 1e-3) == (fields == FIELDS[2])  # without the factor v goes with w_i
     chances = [positive(a * v + (1 - a) * w, x) for (_, v, a), ((x, _), _) in zip(trained, pairs, strict=True)]
-    served_as(federation, newcomers(), chances)
+    served_as(federation, unseen_clients(), chances)
     test = make_clients([4, 2, 3, 1], seed=1)
     pairs = zip(own, alphas, as_arrays(test), strict=True)
     served_as(federation, test, [positive(a * v + (1 - a) * w, x) for v, a, (x, _) in pairs])

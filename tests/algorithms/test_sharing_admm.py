@@ -209,7 +209,7 @@ def test_blocks_and_trainers_agree(options, client_trainer):
         assert distance((expected.shared, expected.states), (found.shared, found.states)) < 1e-12
 
 
-def test_a_newcomer_is_served_by_the_joint_model():
+def test_an_unseen_client_is_served_by_the_joint_model():
     federation = fitted(SharingADMM(), parties(table()), 20)
     unseen = make_clients([7], 9, REGRESSION, seed=5, first_id=3)
     (prediction,) = federation.predictions(unseen, seen=False)

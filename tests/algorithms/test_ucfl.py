@@ -265,18 +265,18 @@ def test_unseen_clients_are_served_by_the_closest_row(num_streams, client_traine
     parts = divisions(federation)
     federation.round()
     federation.round()
-    clients, sizes, newcomers = as_arrays(train), np.array(SIZES, dtype=float), as_arrays(unseen)
+    clients, sizes, unseen_clients = as_arrays(train), np.array(SIZES, dtype=float), as_arrays(unseen)
     gradients = [reference.gradient(common, x, y) for x, y in clients]
     variances = [reference.variance(common, x, y, part) for (x, y), part in zip(clients, parts, strict=True)]
     expected = []
-    for (x, y), part in zip(newcomers, divisions(federation, unseen), strict=True):
+    for (x, y), part in zip(unseen_clients, divisions(federation, unseen), strict=True):
         own = reference.gradient(common, x, y), reference.variance(common, x, y, part)
         every = reference.weights([*gradients, own[0]], np.array([*variances, own[1]]), np.array([*sizes, 1e-300]))
         expected.append(int(((rows_of(federation).numpy() - every[-1, :-1]) ** 2).sum(1).argmin()))
     assert len(set(expected)) > 1
     served = federation.serve(unseen, seen=False)
     assert served.user.tolist() == expected
-    for found, i, (x, _) in zip(federation.predictions(unseen, seen=False), expected, newcomers, strict=True):
+    for found, i, (x, _) in zip(federation.predictions(unseen, seen=False), expected, unseen_clients, strict=True):
         np.testing.assert_allclose(
             found.exp().numpy(), reference.predict(thetas_of(federation)[i], x), rtol=0, atol=1e-10
         )
@@ -284,7 +284,7 @@ def test_unseen_clients_are_served_by_the_closest_row(num_streams, client_traine
     assert federation.states.user.tolist() == list(range(6))
 
 
-def test_newcomers_of_a_group_get_the_model_of_their_group(client_trainer):
+def test_unseen_clients_of_a_group_get_the_model_of_their_group(client_trainer):
     train = two_groups([8] * 6)
     federation = run_rounds(UCFL(warmup_rounds=0), client_trainer, train)
     unseen = two_groups([5, 7], seed=4)
@@ -292,7 +292,7 @@ def test_newcomers_of_a_group_get_the_model_of_their_group(client_trainer):
     assert (federation.serve(unseen, seen=False).user % 2).tolist() == [0, 1]
 
 
-def test_newcomers_without_samples():
+def test_unseen_clients_without_samples():
     federation = run_rounds(UCFL(warmup_rounds=0), None, make_clients(SIZES))
     assert federation.serve(make_clients([0, 3], first_id=6), seen=False).user.max() < 6
 

@@ -49,7 +49,7 @@ def test_batches_depend_on_round_and_client_and_not_on_padding():
     assert not torch.equal(first, _batch_numbers(context(round_idx=1), data, 3))
 
 
-def test_a_newcomer_may_have_more_samples_than_any_client():
+def test_an_unseen_client_may_have_more_samples_than_any_client():
     data = make_clients([25], first_id=10).client(10)
     assert torch.bincount(_batch_numbers(context(), data, 2)).tolist() == [13, 12]
 
@@ -151,7 +151,7 @@ def test_a_common_part_of_gradients_costs_no_digits():
     assert distance(one, other) < 1e-9
 
 
-def test_weights_of_newcomers_under_vmap():
+def test_weights_of_unseen_clients_under_vmap():
     gradients, variances, weight = random_gradients(4), torch.ones(4).double(), torch.ones(4)
     new, spread = random_gradients(2, seed=1), torch.tensor([0.5, 2.0]).double()
 

@@ -50,7 +50,7 @@ def fitted_weights(probability, y):
 
 
 def expected(module, split, weights=None):
-    """Loss and statistics over the clients of a split, with their mixture weights or those of newcomers."""
+    """Loss and statistics over the clients of a split, with their mixture weights or those of unseen clients."""
     sizes, hits, losses = [], [], []
     for position in range(split.num_clients):
         rows = slice(int(split.offsets[position]), int(split.offsets[position + 1]))

@@ -126,11 +126,11 @@ def test_what_serves_clients_is_restored_whatever_the_build_draws(run, tmp_path)
         train, test = (split.client(6 + position) for split in (data.unseen.train, data.unseen.test))
         arrays = {"x_train": train.x, "y_train": train.y, "x_test": test.x, "y_test": test.y}
         np.savez(tmp_path / f"new/client_{position}.npz", **{key: leaf.numpy() for key, leaf in arrays.items()})
-    newcomers = FederatedModule(FedEM(), solver, **other)
-    served = trainer(tmp_path).personalize(newcomers, ckpt_path, str(tmp_path / "new"), str(tmp_path / "served"))
+    unseen_clients = FederatedModule(FedEM(), solver, **other)
+    served = trainer(tmp_path).personalize(unseen_clients, ckpt_path, str(tmp_path / "new"), str(tmp_path / "served"))
     hits = (rows["label"] == rows["prediction"]).mean()
     np.testing.assert_allclose(served["accuracy"].iloc[1], hits, rtol=1e-12)
-    assert torch.equal(newcomers.frozen__body_0_weight, module.frozen__body_0_weight)
+    assert torch.equal(unseen_clients.frozen__body_0_weight, module.frozen__body_0_weight)
 
 
 def test_bf16_and_algorithms_for_linear_models(tmp_path):

@@ -8,7 +8,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import restrict
-from lit_fed.core.graphs.peers import Peers, links, place, same_start
+from lit_fed.core.graphs.peers import Peers, links, put_models, same_start
 from lit_fed.core.graphs.topology import Topology, adjacency
 from lit_fed.core.types import ModelState, Tree
 
@@ -22,7 +22,7 @@ def initial_peers(ctx: Context, num_models: int, *, common: bool) -> Peers:
         return peers
     drawn = ctx.task.init(ctx.num_clients * num_models, ctx.seed)
     own = tree.map_leaves(lambda leaf: leaf.unflatten(0, (ctx.num_clients, num_models)), drawn)
-    return place(peers, torch.arange(ctx.num_clients), own)
+    return put_models(peers, torch.arange(ctx.num_clients), own)
 
 
 def gossip(ctx: Context, peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor) -> Peers:
@@ -36,7 +36,7 @@ def gossip(ctx: Context, peers: Peers, client_ids: Tensor, models: ModelState, m
         matrix: W of all clients, [T, T].
     """
     matrix = matrix if ctx.present is None else restrict(matrix, ctx.present.cpu())
-    return place(peers, client_ids, models, matrix)
+    return put_models(peers, client_ids, models, matrix)
 
 
 def traffic(ctx: Context, topology: Topology | None, value: Tree, client_id: Tensor) -> Tensor:

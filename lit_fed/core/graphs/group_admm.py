@@ -79,28 +79,28 @@ def group_phases(client_ids: Tensor, heads: Tensor, work: LocalWork) -> tuple[Ph
 
 
 def neighbours_of(edges: Tensor, client_id: Tensor) -> Tensor:
-    """A client's row of the adjacency [R, T], R >= T, as a vector [T]; a newcomer has the last row."""
+    """A client's row of the adjacency [R, T], R >= T, as a vector [T]; an unseen client has the last row."""
     return edges.to(client_id.device).index_select(0, client_id.clamp(max=len(edges) - 1).view(1))[0]
 
 
 def augmented(
     ctx: Context, network: GroupNetwork, state: Tree, data: ClientData, edges: Tensor, penalty: float
 ) -> PenalisedRun:
-    """Work on f_i(x) + ⟨x, α_i − ρ·Σ_j x_j⟩ + ρ·d_i/2·‖x‖², over the d_i neighbours j; a newcomer has no α_i.
+    """Work on f_i(x) + ⟨x, α_i − ρ·Σ_j x_j⟩ + ρ·d_i/2·‖x‖², over the d_i neighbours j; an unseen client has no α_i.
 
     Args:
         ctx: what every client knows.
         network: what has been sent.
         state: what the client keeps; it starts from `state.models`.
         data: its samples.
-        edges: adjacency, [T, T]; [T + 1, T] with a row for newcomers.
+        edges: adjacency, [T, T]; [T + 1, T] with a row for unseen clients.
         penalty: ρ.
     """
     known, row = data.client_id < ctx.num_clients, neighbours_of(edges, data.client_id)
-    place = data.client_id.clamp(max=ctx.num_clients - 1)
+    row = data.client_id.clamp(max=ctx.num_clients - 1)
 
     def pull(dual: Tensor, sent: Tensor) -> Tensor:
-        own = dual.index_select(0, place.view(1))[0]
+        own = dual.index_select(0, row.view(1))[0]
         others = (row.to(sent.dtype) @ sent.reshape(len(sent), -1)).view(own.shape)
         return torch.where(known, own, 0.0) - penalty * others
 

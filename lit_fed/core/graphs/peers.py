@@ -21,7 +21,7 @@ __all__ = [
     "links",
     "models_of",
     "own_models",
-    "place",
+    "put_models",
     "same_start",
 ]
 
@@ -34,7 +34,7 @@ class Peers(NamedTuple):
 
     parameters: dict[str, Tensor]  # leaves [T, M, ...]
     buffers: dict[str, Tensor]  # leaves [T, M, ...]
-    mean: ModelState  # the mean over clients, which a newcomer starts from, leaves [M, ...]
+    mean: ModelState  # the mean over clients, which an unseen client starts from, leaves [M, ...]
 
     @property
     def each(self) -> ModelState:
@@ -48,16 +48,16 @@ def same_start(models: ModelState, num_clients: int) -> Peers:
     return Peers(each.parameters, each.buffers, models)
 
 
-def own_models(peers: Peers, client_id: Tensor, newcomer: ModelState | None = None) -> ModelState:
-    """A client's models, leaves [M, ...]; a newcomer, whose id is T or more, has those of `newcomer` or the mean."""
+def own_models(peers: Peers, client_id: Tensor, unseen: ModelState | None = None) -> ModelState:
+    """A client's models, leaves [M, ...]; unseen ones, whose ids are T or more, have those of `unseen` or the mean."""
     known = client_id < len(next(iter(peers.parameters.values())))
     own = tree.index(models_of(peers, client_id.view(1)), 0)
-    other = peers.mean if newcomer is None else newcomer
+    other = peers.mean if unseen is None else unseen
     return tree.map_leaves(lambda one, new: torch.where(known, one, new), own, other)  # type: ignore[no-any-return]
 
 
 def models_of(peers: Peers, client_ids: Tensor) -> ModelState:
-    """The models of some clients [k], leaves [k, M, ...]; ids of newcomers stand for the last client."""
+    """The models of some clients [k], leaves [k, M, ...]; ids of unseen clients stand for the last client."""
     last = len(next(iter(peers.parameters.values()))) - 1
     return tree.map_leaves(lambda leaf: leaf.index_select(0, client_ids.clamp(max=last)), peers.each)  # type: ignore[no-any-return]
 
@@ -77,7 +77,7 @@ def _product(matrix: Tensor, leaf: Tensor) -> Tensor:
     return (matrix.to(leaf.device) @ rows).view(len(matrix), *leaf.shape[1:])
 
 
-def place(
+def put_models(
     peers: Peers, client_ids: Tensor, models: ModelState, matrix: Tensor | None = None, *, mix_buffers: bool = True
 ) -> Peers:
     """The peers with new models of some clients, then mixed.
@@ -104,14 +104,14 @@ def links(ctx: Context, edges: Tensor, client_id: Tensor) -> Tensor:
     Args:
         ctx: what every client knows.
         edges: adjacency, [T, T] float64.
-        client_id: the client; of a newcomer the number means nothing.
+        client_id: the client; of an unseen client the number means nothing.
     """
     row = edges.to(client_id.device).index_select(0, client_id.clamp(max=len(edges) - 1).view(1))[0]
     return (row if ctx.present is None else row * ctx.present).sum()
 
 
 def draws(ctx: Context, purpose: str, count: int, client_id: Tensor) -> Tensor:
-    """Random numbers in [0, 1) of a client in this round, [count] float64; newcomers share those of one more client."""
+    """Random numbers in [0, 1) of a client in this round, [count] float64; unseen ones share those of one more."""
     table = _table(ctx.seed, ctx.round_idx, purpose, ctx.num_clients + 1, count).to(client_id.device)
     return table.index_select(0, client_id.clamp(max=ctx.num_clients).view(1))[0]
 

@@ -12,7 +12,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ModelState
 
-__all__ = ["ClusterChoice", "ClusterRun", "Member", "Newcomer", "best_fit", "cluster_averages", "one_hot"]
+__all__ = ["ClusterChoice", "ClusterRun", "Member", "UnseenMember", "best_fit", "cluster_averages", "one_hot"]
 
 
 class ClusterChoice(NamedTuple):
@@ -21,13 +21,13 @@ class ClusterChoice(NamedTuple):
     mixture: Tensor  # [C], one-hot; uniform before the first choice
 
 
-class Newcomer(NamedTuple):
+class UnseenMember(NamedTuple):
     """A client that was not in training, before it has found its cluster."""
 
     mixture: Tensor  # [C]
 
 
-Member = ClusterChoice | Newcomer
+Member = ClusterChoice | UnseenMember
 
 
 class ClusterRun(NamedTuple):

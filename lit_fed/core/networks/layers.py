@@ -60,7 +60,7 @@ def last_layers(network: nn.Module, count: int, field: str = "private_layers") -
         ['2.bias', '2.weight']
     """
     modules = list(network.named_modules())
-    layers = [place for place, (_, module) in enumerate(modules) if _trained(module)]
+    layers = [position for position, (_, module) in enumerate(modules) if _trained(module)]
     if count > len(layers):
         raise ConfigError(
             f"--model.algorithm.{field} is {count}, and {type(network).__name__} has {len(layers)} layers with "
@@ -69,9 +69,9 @@ def last_layers(network: nn.Module, count: int, field: str = "private_layers") -
     first = {0: len(modules), len(layers): 0}.get(count, layers[-count] if count else 0)
     known = {name for name, _ in (*network.named_parameters(), *network.named_buffers())}
     names = set()
-    for place, module in modules[first:]:
+    for path, module in modules[first:]:
         for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
-            names.add(f"{place}.{name}" if place else name)
+            names.add(f"{path}.{name}" if path else name)
     return frozenset(names & known)
 
 

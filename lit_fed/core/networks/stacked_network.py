@@ -70,8 +70,8 @@ class StackedNetwork:
     def norm_names(self) -> frozenset[str]:
         """Names of the parameters and buffers of BatchNorm layers."""
         return frozenset(
-            f"{place}.{name}" if place else name
-            for place, layer in self.network.named_modules()
+            f"{path}.{name}" if path else name
+            for path, layer in self.network.named_modules()
             if isinstance(layer, nn.modules.batchnorm._BatchNorm)
             for name in layer.state_dict()
         )

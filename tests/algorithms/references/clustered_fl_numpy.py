@@ -79,7 +79,7 @@ def mean_model(models, clients, members):
 
 
 def place(splits, x, y, batches, **solver):
-    """The cluster of a newcomer: down the tree of splits, which are numbered as they happened."""
+    """The cluster of an unseen client: down the tree of splits, which are numbered as they happened."""
     cluster = 0
     for number, (parent, theta, cached) in enumerate(splits):
         if cluster == parent:

@@ -28,7 +28,7 @@ def mtl_round(columns, clients, batches, mean_weight, present, lr, momentum=0.0,
     return after
 
 
-def newcomer(mean, x, y, batches, mean_weight, lr):
+def unseen_client(mean, x, y, batches, mean_weight, lr):
     """A client without a column: from the mean, tied to it."""
     model = mean
     for batch in batches:

@@ -7,7 +7,7 @@ from torch.func import vmap
 from lit_fed.core import tree
 from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
 from lit_fed.core.graphs.mixing import mixing_matrix
-from lit_fed.core.graphs.peers import place
+from lit_fed.core.graphs.peers import put_models
 from lit_fed.core.graphs.topology import PathGraph, Star
 
 CHAIN = mixing_matrix(PathGraph(), "metropolis", 4, 0, 0)
@@ -67,7 +67,7 @@ def test_running_statistics_may_be_left_out():
     peers = initial_peers(context(network=NormalisedMLP), 1, common=False)
     models = trained(peers, [0, 1, 2, 3])
     matrix = 3 * CHAIN - 2 * torch.eye(4, dtype=torch.float64)  # with negative entries
-    kept, mixed = (place(peers, torch.arange(4), models, matrix, mix_buffers=flag) for flag in (False, True))
+    kept, mixed = (put_models(peers, torch.arange(4), models, matrix, mix_buffers=flag) for flag in (False, True))
     assert same_bits(kept.buffers, models.buffers)
     assert same_bits(kept.parameters, mixed.parameters)
     assert distance(kept.buffers, mixed.buffers) > 1e-3
@@ -94,6 +94,6 @@ def test_without_a_graph_a_message_goes_to_the_server():
     assert found.dtype == torch.float64
 
 
-def test_a_newcomer_has_some_traffic():
-    ctx, newcomer = context(), make_clients([3], first_id=9).client(9).client_id
-    assert traffic(ctx, Star(0), ctx.task.init(1, 0), newcomer).isfinite()
+def test_an_unseen_client_has_some_traffic():
+    ctx, unseen_client = context(), make_clients([3], first_id=9).client(9).client_id
+    assert traffic(ctx, Star(0), ctx.task.init(1, 0), unseen_client).isfinite()

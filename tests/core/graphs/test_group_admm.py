@@ -15,7 +15,7 @@ from lit_fed.core.graphs.group_admm import (
     neighbours_of,
     two_groups,
 )
-from lit_fed.core.graphs.peers import place
+from lit_fed.core.graphs.peers import put_models
 from lit_fed.core.graphs.topology import PathGraph, Ring, Star
 from lit_fed.core.types import LocalWork, ModelState
 
@@ -33,7 +33,7 @@ def network():
     dual = tree.map_leaves(
         lambda leaf: torch.tensor([1.0, 2, -3]).double().view(3, *[1] * (leaf.ndim - 1)) + 0 * leaf, start.dual
     )
-    return start._replace(peers=place(start.peers, torch.arange(3), rows), dual=dual)
+    return start._replace(peers=put_models(start.peers, torch.arange(3), rows), dual=dual)
 
 
 def flat(leaves):
@@ -52,7 +52,7 @@ def test_the_start():
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("client", [0, 1, 2, 3])
 def test_what_is_added_to_a_clients_loss(client, weighting):
-    """The gradient of ⟨x, α_i⟩ + ρ/2·Σ_j ‖x − x_j‖², over the weight of f_i; a newcomer has the last row and no α."""
+    """The gradient of ⟨x, α_i⟩ + ρ/2·Σ_j ‖x − x_j‖², over the weight of f_i; unseen clients have the last row and no α."""
     given, rho = network(), 0.7
     ctx = make_context(num_clients=3, total_samples=20, weighting=weighting)
     data = make_clients([5, 2, 8, 5]).client(client)

@@ -117,7 +117,7 @@ def test_ties_fall_at_random_and_alike_for_all_who_compute_them():
     assert together.tolist() == [ask(client=one, epsilon=0.5)[0].tolist() for one in range(5)]
 
 
-def test_a_newcomer_stands_for_the_last():
+def test_an_unseen_client_stands_for_the_last():
     assert ask(client=7)[0][0] == 4
 
 

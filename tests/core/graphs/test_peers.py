@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fed.core import tree
-from lit_fed.core.graphs.peers import combine, draws, links, models_of, own_models, place, same_start
+from lit_fed.core.graphs.peers import combine, draws, links, models_of, own_models, put_models, same_start
 from lit_fed.core.graphs.topology import Ring, Star, adjacency
 from lit_fed.core.types import ModelState
 
@@ -33,8 +33,8 @@ def test_all_start_with_the_same():
     assert torch.equal(peers.parameters["weight"][1], start.parameters["weight"])
 
 
-def test_own_models_and_those_of_newcomers():
-    peers = place(same_start(models(), 3), torch.arange(3), models(3, seed=1))
+def test_own_models_and_those_of_unseen_clients():
+    peers = put_models(same_start(models(), 3), torch.arange(3), models(3, seed=1))
     for client in range(3):
         assert same(own_models(peers, torch.tensor(client)), tree.index(models(3, seed=1), client))
     for client in (3, 100):
@@ -42,14 +42,14 @@ def test_own_models_and_those_of_newcomers():
 
 
 def test_own_models_of_many_clients_at_once():
-    peers = place(same_start(models(), 3), torch.arange(3), models(3, seed=1))
+    peers = put_models(same_start(models(), 3), torch.arange(3), models(3, seed=1))
     found = torch.func.vmap(lambda client: own_models(peers, client))(torch.tensor([2, 0, 7]))
     one_by_one = [own_models(peers, torch.tensor(client)) for client in (2, 0, 7)]
     assert same(found, tree.map_leaves(lambda *leaves: torch.stack(leaves), *one_by_one))
 
 
 def test_models_of_some_clients():
-    peers = place(same_start(models(), 3), torch.arange(3), models(3, seed=1))
+    peers = put_models(same_start(models(), 3), torch.arange(3), models(3, seed=1))
     found = models_of(peers, torch.tensor([2, 0, 9]))
     expected = tree.map_leaves(lambda leaf: leaf[[2, 0, 2]], models(3, seed=1))
     assert same(found, expected)
@@ -69,7 +69,7 @@ def test_combining_is_a_product_in_float64():
 def test_new_models_of_some_clients():
     peers = same_start(models(), 4)
     new = models(2, seed=1)
-    found = place(peers, torch.tensor([1, 3]), new)
+    found = put_models(peers, torch.tensor([1, 3]), new)
     assert same(tree.index(found.each, 1), tree.index(new, 0))
     assert same(tree.index(found.each, 3), tree.index(new, 1))
     assert same(tree.index(found.each, 0), models())
@@ -81,7 +81,7 @@ def test_new_models_of_some_clients():
 def test_new_models_are_mixed():
     new = models(4, dtype=torch.float64, seed=1)
     matrix = torch.tensor([[0.5, 0.5, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]], dtype=torch.float64)
-    found = place(same_start(models(dtype=torch.float64), 4), torch.arange(4), new, matrix)
+    found = put_models(same_start(models(dtype=torch.float64), 4), torch.arange(4), new, matrix)
     weight = new.parameters["weight"]
     torch.testing.assert_close(found.parameters["weight"][0], (weight[0] + weight[1]) / 2)
     torch.testing.assert_close(found.parameters["weight"][2:], weight[2:])
@@ -115,7 +115,7 @@ def test_other_rounds_seeds_purposes_and_clients_draw_others(other):
     assert not torch.equal(draws(context, purpose, 3, torch.tensor(client)), draws(ctx(), "gossip", 3, torch.tensor(1)))
 
 
-def test_newcomers_share_numbers_and_blocks_of_clients_do_not_matter():
+def test_unseen_clients_share_numbers_and_blocks_of_clients_do_not_matter():
     assert torch.equal(draws(ctx(), "gossip", 3, torch.tensor(4)), draws(ctx(), "gossip", 3, torch.tensor(50)))
     clients = torch.tensor([3, 0, 4])
     together = torch.func.vmap(lambda client: draws(ctx(), "gossip", 3, client))(clients)
