@@ -34,7 +34,7 @@ __all__ = [
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_fed"
 
 ROOMS = {
-    "core": "pure functions: tasks, trees, seeds, solvers, graphs, mixtures",
+    "core": "pure functions: tasks, seeds, solvers, graphs, mixtures",
     "metrics": "sums of each client, and what papers report of them",
     "models": "networks, built from the sizes of the data",
     "data": "data sets, partitions, populations",
@@ -200,25 +200,22 @@ def show(package: Path) -> None:
 
 
 def draw_rooms(package: Path, path: Path) -> None:
-    """Draw the rooms as floors, and beside each the rooms that it imports from."""
+    """Draw the rooms as floors, and for each a lane with the rooms that import from it."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     from lit_fed.pictures.style import COLUMN, FULL_WIDTH, save
 
-    found, floors = arrows(package), [row for row in rows(package) if row[0] != "__main__"]
-    height = {room: level for level, (room, *_) in enumerate(floors)}
+    found, height = arrows(package), {room: level for level, room in enumerate(ROOMS) if room != "__main__"}
     with mpl.rc_context(COLUMN):
-        figure = Figure(figsize=(FULL_WIDTH, 0.36 * len(floors)), layout="constrained")
+        figure = Figure(figsize=(0.9 * FULL_WIDTH, 0.33 * len(height)), layout="constrained")
         axes = figure.subplots()
-        for room, files, lines, *_ in floors:
-            level = height[room]
+        for room, level in height.items():
             axes.barh(level, 4.2, height=0.72, color="#dce6f2", edgecolor="#1b4f8a", linewidth=0.6)
             axes.text(0.08, level, room, va="center", weight="bold")
             axes.text(1.35, level, ROOMS[room], va="center", fontsize=6.5)
-            axes.text(4.28, level, f"{files} file{'s' if files > 1 else ''}, {lines:,} lines", va="center", fontsize=6)
         _draw_arrows(axes, found, height)
-        axes.set_xlim(0, 5.4 + 0.13 * len(floors))
+        axes.set_xlim(0, 4.4 + 0.13 * len(height))
         axes.axis("off")
         path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path)
@@ -229,7 +226,7 @@ def _draw_arrows(axes: Any, found: Counter[tuple[str, str]], height: dict[str, i
     used = [room for room in height if any(below == room and user in height for user, below in found)]
     for lane, below in enumerate(used):
         users = [height[user] for user, room in found if room == below and user in height]
-        x, colour = 5.3 + 0.13 * lane, "#8a8a8a" if lane % 2 else "#1b4f8a"
+        x, colour = 4.35 + 0.13 * lane, "#8a8a8a" if lane % 2 else "#1b4f8a"
         axes.plot([x, x], [height[below], max(users)], color=colour, linewidth=0.8)
         axes.plot([x] * len(users), users, linestyle="", marker="o", markersize=2.6, color=colour)
         axes.plot([x], [height[below]], marker="v", markersize=4, color=colour)

@@ -52,7 +52,7 @@ def test_the_start():
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("client", [0, 1, 2, 3])
 def test_what_is_added_to_a_clients_loss(client, weighting):
-    """The gradient of ⟨x, α_i⟩ + ρ/2·Σ_j ‖x − x_j‖², over the weight of f_i; unseen clients have the last row and no α."""
+    """The gradient of ⟨x, α_i⟩ + ρ/2·Σ_j ‖x − x_j‖², over the weight of f_i; unseen ones have the last row and no α."""
     given, rho = network(), 0.7
     ctx = make_context(num_clients=3, total_samples=20, weighting=weighting)
     data = make_clients([5, 2, 8, 5]).client(client)
