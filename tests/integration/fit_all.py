@@ -43,7 +43,15 @@ OPTIONS = {
 }
 """Hyper-parameters with which few rounds show all that an algorithm does, and soon."""
 
+FRESH = ["FedNova"]
+"""Algorithms that refuse optimizers which are kept from round to round."""
+
 BATCH_NORM = ["average", "local"]
+
+
+def solver_of(name, **options):
+    """SGD with momentum, which is kept from round to round where the algorithm takes that."""
+    return LocalSolver(momentum=0.9, persist_optimizer=name not in FRESH, **options)
 
 
 def fit(
@@ -59,9 +67,8 @@ def fit(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,
         client_fraction=1.0 if algorithm.needs_all_clients else 0.7, clients_per_block=2, batch_size=32,
     )  # fmt: skip
-    solver = LocalSolver(momentum=0.9, persist_optimizer=True)
     module = FederatedModule(
-        algorithm, solver, client_trainer="sequential", client_memory_gb=client_memory_gb, **(model or {})
+        algorithm, solver_of(name), client_trainer="sequential", client_memory_gb=client_memory_gb, **(model or {})
     )
     trainer = FederatedTrainer(
         **{"accelerator": "cpu"} | trainer_arguments, max_epochs=rounds,

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 from federated_round import facts
-from fit_all import GROUPED, NAMES, OPTIONS, StackedAverage
+from fit_all import GROUPED, NAMES, OPTIONS, StackedAverage, solver_of
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
 from torch import nn
@@ -20,7 +20,6 @@ from lit_fed import FederatedModule, FederatedTrainer, algorithms, models
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
@@ -56,7 +55,7 @@ def fitted(name, tmp_path, **arguments):
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25, batch_size=32
     )
-    module = FederatedModule(algorithm, LocalSolver(momentum=0.9, persist_optimizer=True), **arguments)
+    module = FederatedModule(algorithm, solver_of(name), **arguments)
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         default_root_dir=tmp_path,

@@ -1,0 +1,160 @@
+"""FedNova: clients that took different numbers of steps are averaged by what a step achieved.
+
+Wang, Liu, Liang, Joshi, Poor. "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization".
+NeurIPS 2020. https://arxiv.org/abs/2007.07481, Section 5 on the framework of Section 4.
+
+Symbols:
+    x       -> shared.models       the global model, leaves [1, ...]
+    x_i     -> work.models         the model of client i, leaves [1, ...]
+    τ_i     -> work.steps          its local steps; each client counts its own
+    a_i                            weights with which the gradients of the steps count: x − x_i = η G_i a_i
+    ‖a_i‖₁  -> work.norm           τ_i for plain SGD
+    η d_i   -> message.change      (x − x_i)/‖a_i‖₁, η times the normalised direction, leaves [1, ...]
+    p_i     -> message.weight      share of client i among the clients of the round
+    τ_eff   -> effective_steps     by default Σ_i p_i ‖a_i‖₁
+    η       -> solver.lr
+    ρ       -> solver.momentum
+    μ       -> prox_weight
+Deviations:
+    ‖a_i‖₁ is not taken from the paper's formulas for momentum and the proximal term but counted along: it is how far
+    the solver would move, in units of η, were every gradient 1. This is the same number, and holds for Nesterov's form
+    and for momentum together with the proximal term as well; their weights stay positive, as the paper wants them, as
+    long as ημ is at most (1 − √ρ)², with Nesterov's form ((1 − ρ)/(1 + ρ))². Larger ones are refused.
+    The proximal term is part of the gradient that momentum sees, as in FedProx; the authors' code adds it to the
+    momentum. There τ_eff is Σ p_i τ_i with a proximal term; here Σ p_i ‖a_i‖₁ with which equal clients give FedAvg.
+    Weight decay and clipping are part of the gradient. Clipping with a proximal term is refused, since it would clip
+    the term as well; so are Adam, whose steps are no sum of gradients, and `solver.persist_optimizer`, with which the
+    gradients of earlier rounds would move a client, too.
+    Only those that take part count; `aggregation: stale_fill` is refused. The paper draws clients in proportion to
+    their samples and weights them alike, which is `data.client_sampling: size`.
+    Ours: running statistics are averaged as in FedAvg. A client without steps counts with d_i = 0 and ‖a_i‖₁ = 0.
+    The authors' momentum at the server is not offered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.local_solver import LocalSolver, OptimizerState
+from lit_fed.core.penalty import Penalty
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+
+__all__ = ["FedNova", "NormalisedChange", "NormalisedRun", "largest_pull"]
+
+
+class NormalisedRun(NamedTuple):
+    """A client's phase."""
+
+    models: ModelState  # x_i, leaves [1, ...]
+    optimizer: OptimizerState
+    loss: Tensor  # [] sum over steps of the mean loss of the batch, before the step
+    steps: Tensor  # [] τ_i
+    norm: Tensor  # [] float64 ‖a_i‖₁ so far
+    velocity: Tensor  # [] float64 the momentum of gradients that are all 1
+
+
+class NormalisedChange(NamedTuple):
+    """What a client sends."""
+
+    change: ModelState  # η d_i, and the running statistics of x_i, leaves [1, ...]
+    norm: Tensor  # [] ‖a_i‖₁, in the models' type, so that sums over clients are exact
+
+
+@dataclass(frozen=True)
+class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
+    """FedAvg whose average does not favour clients that took more steps; with equal numbers of steps it is FedAvg.
+
+    Args:
+        prox_weight: μ of a proximal term that keeps local models near the global one; 0 is without.
+        effective_steps: τ_eff, how many local steps the server's step is long; null takes the weighted mean of the
+            clients' own, as the paper does.
+    """
+
+    prox_weight: float = 0.0
+    effective_steps: float | None = None
+
+    fills_in_absent_clients: ClassVar[bool] = False
+    conformance_exempt: ClassVar[dict[str, str]] = {
+        "sequential_is_vectorized_with_kept_optimizers": "it refuses kept optimizers and Adam"
+    }
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        steps = self.effective_steps
+        checks = {
+            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
+            "effective_steps": (steps is None or steps > 0, "a number > 0, or null"),
+        }
+        check_settings(self, checks)
+
+    def shared_init(self, ctx: Context) -> GlobalModels:
+        """A fresh model x; solvers whose weights a_i are not known are refused."""
+        solver, pulled = ctx.solver, self.prox_weight > 0
+        checks = {
+            "optimizer": (solver.optimizer == "sgd", "sgd, since FedNova takes only steps that are sums of gradients"),
+            "persist_optimizer": (
+                not solver.persist_optimizer,
+                "false, since FedNova divides by the steps of one round",
+            ),
+            "clip_norm": (
+                solver.clip_norm is None or not pulled,
+                "null, or --model.algorithm.prox_weight 0: FedNova cannot tell by how much a proximal term is clipped",
+            ),
+        }
+        check_settings(solver, checks, "--model.solver")
+        if (largest := largest_pull(solver)) < self.prox_weight:
+            raise ConfigError(
+                f"--model.algorithm.prox_weight is {self.prox_weight}, and with this rate and momentum FedNova takes "
+                f"at most {largest:.4g}; give that, or a smaller --model.solver.lr or .momentum"
+            )
+        return super().shared_init(ctx)
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: tuple[()], data: ClientData, losses: None
+    ) -> NormalisedRun:
+        """The model x_i starts at x."""
+        zero = torch.zeros((), dtype=torch.float64, device=ctx.lr.device)
+        return NormalisedRun(*local_run(ctx, shared.models), norm=zero, velocity=zero.clone())
+
+    def client_step(self, ctx: Context, shared: GlobalModels, work: NormalisedRun, batch: Batch) -> NormalisedRun:
+        """A local step, and the same step where every gradient is 1, which adds up to ‖a_i‖₁."""
+        solver, mu, rho = ctx.solver, self.prox_weight, ctx.solver.momentum
+        penalty = Penalty(mu, shared.models.parameters) if mu else None
+        models, optimizer, loss = solver.step(ctx.task, work.models, work.optimizer, batch, ctx.lr, penalty=penalty)
+        gradient = 1 - ctx.lr * mu * work.norm
+        velocity = rho * work.velocity + gradient
+        norm = work.norm + (gradient + rho * velocity if solver.nesterov else velocity)
+        return NormalisedRun(models, optimizer, work.loss + loss.mean(), work.steps + 1, norm, velocity)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: NormalisedRun, data: ClientData) -> ClientResult:
+        """The normalised change η d_i = (x − x_i)/‖a_i‖₁ and ‖a_i‖₁, which is 1 at least, go to the server."""
+        norm, way = work.norm.to(ctx.task.dtype), tree.sub(shared.models.parameters, work.models.parameters)
+        change = work.models._replace(parameters=tree.scale(way, 1 / norm.clamp(min=1)))
+        message = Message(NormalisedChange(change, norm), ctx.client_weight(data))
+        return ClientResult(message, (), {"loss": work.loss / work.steps.clamp(min=1)})
+
+    def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
+        """The step x <- x − τ_eff Σ_i p_i η d_i, with τ_eff = Σ_i p_i ‖a_i‖₁; in float64, as changes may be small."""
+        mean: NormalisedChange = reduced.value
+        steps = mean.norm if self.effective_steps is None else self.effective_steps
+        step = tree.scale(mean.change.parameters, steps)
+        return GlobalModels(mean.change._replace(parameters=tree.sub(shared.models.parameters, step)))
+
+
+def largest_pull(solver: LocalSolver) -> float:
+    """The largest μ with which no gradient counts against itself, however many steps a client takes.
+
+    The weight of a gradient k steps later follows a linear recursion; its roots are real, and its weights so never
+    negative, where ημ is at most (1 − √ρ)², or with Nesterov's form ((1 − ρ)/(1 + ρ))².
+    """
+    rho = solver.momentum
+    most: float = ((1 - rho) / (1 + rho)) ** 2 if solver.nesterov else (1 - rho**0.5) ** 2
+    return most / solver.lr if solver.lr else float("inf")
