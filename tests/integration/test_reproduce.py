@@ -2,11 +2,14 @@
 
 import pytest
 import reproduce
+from reproduction import runs
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make_missing
 from reproduction.settings import LABELS, REDUCED
 from reproduction.tables import mean, order
 from running import fork_what_is_spawned
+
+from lit_fed.cli import FederatedCLI
 
 ASKED_FOR = {
     *(f"fedem-table{number}" for number in (1, 2, 3, 4)),
@@ -29,15 +32,53 @@ def test_everything_asked_for_is_there():
     assert set(TABLES) >= ASKED_FOR
 
 
-@pytest.mark.usefixtures("rendered")
+class Instantiated(FederatedCLI):
+    """A command line that makes its objects, and runs nothing."""
+
+    def _run_subcommand(self, subcommand):
+        pass
+
+
+MADE = {}
+"""The record of the first run of each setting."""
+
+
+def setting(run):
+    """What runs that differ in their algorithm alone have in common."""
+    pairs = zip(run.arguments, [*run.arguments[1:], ""], strict=True)
+    of_algorithm = [
+        word for pair in pairs if pair[0].startswith(("--model.algorithm", "--model.solver")) for word in pair
+    ]
+    return run.config, run.measures, run.fit, tuple(word for word in run.arguments if word not in of_algorithm)
+
+
+@pytest.fixture
+def one_run_of_each_setting(monkeypatch):
+    """Run one algorithm in each setting; the others' records are copies of its own.
+
+    Their arguments are read, and their objects made: whole runs of every algorithm are the conformance tests' affair.
+    """
+    make = runs.make
+
+    def copied(run, extra):
+        if setting(run) not in MADE:
+            MADE[setting(run)] = make(run, extra)
+        else:
+            Instantiated(["fit", "--config", str(runs.ROOT / f"configs/experiment/{run.config}.yaml"), *run.arguments])
+        return MADE[setting(run)] | {"config": run.config, "arguments": list(run.arguments)}
+
+    monkeypatch.setattr(runs, "make", copied)
+
+
+@pytest.mark.usefixtures("rendered", "one_run_of_each_setting")
 @pytest.mark.parametrize("name", TABLES)
 def test_smoke(name, output, monkeypatch):
     table, place = TABLES[name], output / f"{name}.md"
     reproduce.main([name, "--scale", "smoke", "--output", str(output)])
     page = place.read_text()
-    runs = table.runs("smoke", (1,))
-    assert runs
-    assert len(Kept(output / "runs/smoke").all(runs)) == len(runs)
+    listed = table.runs("smoke", (1,))
+    assert listed
+    assert len(Kept(output / "runs/smoke").all(listed)) == len(listed)
     assert "## Not run" not in page
     assert place.with_suffix(".png").is_file() == (table.picture is not None)
 
