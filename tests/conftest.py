@@ -5,9 +5,11 @@ import sys
 import prepared
 import pytest
 import torch
-from federated_round import Federation, run_rounds
+from federated_round import Federation, Scale, run_rounds
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core.solvers import newton
+from lit_fed.models import Linear
 
 torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many processes as there are cores
 
@@ -16,6 +18,25 @@ torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many p
 def _global_generator_untouched():
     """No test may depend on what another drew from torch's global generator."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_needless_newton_steps(request, monkeypatch):
+    """Exact solves in tests of algorithms take the steps that they need; what more of them do is checked at the solver.
+
+    These are one where the loss is a quadratic, and seven on few samples: a wrong objective is as wrong with fewer. Two
+    runs that have to be alike are so after three.
+    """
+    if request.path.parent.name == "conformance":
+        monkeypatch.setitem(newton.minimise.__kwdefaults__, "iterations", 3)
+    if request.path.parent.name == "algorithms":
+        solve = newton._minimise
+
+        def minimise(task, models, batch, penalty, iterations):
+            quadratic = task.target.kind == "regression" and isinstance(task.network, Linear | Scale)
+            return solve(task, models, batch, penalty, 1 if quadratic else min(iterations, 7))
+
+        monkeypatch.setattr(newton, "_minimise", minimise)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -113,11 +113,12 @@ class Federation(rounds.Federation):
         train: training samples of all clients.
         trainer: a client trainer; None: the sequential one.
         clients_per_block: None: all in one block.
+        shared: the shared state to go on from; None: the initial one.
         terms: other fields of the context.
     """
 
     def __init__(
-        self, algorithm, train, task=None, solver=None, trainer=None, clients_per_block=None, **terms: Any
+        self, algorithm, train, task=None, solver=None, trainer=None, clients_per_block=None, shared=None, **terms: Any
     ) -> None:
         round_idx = terms.pop("round_idx", 0)
         started = rounds.start(
@@ -131,6 +132,7 @@ class Federation(rounds.Federation):
         self.store, self.train = started.store, train
         self.trainer, self.clients_per_block = trainer or SequentialTrainer(), clients_per_block or train.num_clients
         self.server.rounds_done = round_idx
+        self.server.shared = self.server.shared if shared is None else shared
         self.metrics: dict[str, float] = {}  # the latest of each name
         self.bits: Tensor | None = None  # up and down in the last round, [2]
 

@@ -1,5 +1,8 @@
 """Rounds without Lightning: what they record, leave behind and refuse."""
 
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 from federated_round import Federation, as_arrays, distance, flat, make_clients, make_task, same_bits
@@ -14,11 +17,11 @@ from lit_fed.core.types import ClientResult, LocalWork, Message, Phase
 SIZES = [5, 9, 4]
 
 
+@dataclass(frozen=True)
 class Broken(FedAvg):
     """Its server step returns what `change` makes of the right state."""
 
-    def __init__(self, change):
-        object.__setattr__(self, "change", change)
+    change: Any = None
 
     def server_step(self, ctx, shared, reduced, client_ids):
         return self.change(super().server_step(ctx, shared, reduced, client_ids))

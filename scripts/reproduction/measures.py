@@ -26,7 +26,7 @@ def data_statistics(cli: Any, folder: Path) -> dict[str, Any]:
     data = cli.datamodule
     both = [one for one in (data.seen, data.unseen) if one is not None]
     sizes = [(one.train.sizes + one.val.sizes + one.test.sizes).tolist() for one in both]
-    network = cli.model.network(data.input_shape, data.target.num_outputs)
+    network = cli.model.settings.network(data.input_shape, data.target.num_outputs)
     return {
         "samples": [size for some in sizes for size in some],
         "training_samples": sum(one.train.num_samples for one in both),

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import numpy as np
@@ -125,13 +126,9 @@ def test_heat_maps_keep_their_distance(monkeypatch):
     logged = []
     monkeypatch.setattr("lit_fed.callbacks.wandb._log", lambda trainer, values: logged.append(module.num_rounds_done))
 
-    class Module:
+    class Module(FederatedModule):
         num_rounds, num_rounds_done = 7, 0
-
-        class Store:
-            named_buffers = staticmethod(lambda: {"mixture_weights": None}.items())
-
-        store = Store
+        store = SimpleNamespace(has_mixtures=True)
 
     module, callback = Module(), FederatedWandb(every_n_rounds=3)
     for module.num_rounds_done in (1, 2, 3, 4, 5, 6, 7):

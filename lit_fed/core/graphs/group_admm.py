@@ -97,10 +97,10 @@ def augmented(
         penalty: ρ.
     """
     known, row = data.client_id < ctx.num_clients, neighbours_of(edges, data.client_id)
-    row = data.client_id.clamp(max=ctx.num_clients - 1)
+    client_id = data.client_id.clamp(max=ctx.num_clients - 1)
 
     def pull(dual: Tensor, sent: Tensor) -> Tensor:
-        own = dual.index_select(0, row.view(1))[0]
+        own = dual.index_select(0, client_id.view(1))[0]
         others = (row.to(sent.dtype) @ sent.reshape(len(sent), -1)).view(own.shape)
         return torch.where(known, own, 0.0) - penalty * others
 
