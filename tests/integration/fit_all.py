@@ -20,6 +20,7 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.pictures import run as pictures
 
 
 @dataclass(frozen=True)
@@ -142,13 +143,15 @@ def resumed(name, out, version=0, keep_rounds=CUT_IN, **arguments):
 
 
 def fit_in_two_ranks(out, log):
-    """All runs that two ranks are compared in, in a process that is one of them."""
+    """All runs that two ranks are compared in, in a process that is one of them; FedEM's alone draw their pictures."""
     do_not_render()
+    draw = pictures.draw
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o644), number)
     wanted = [*((name, "memory") for name in NAMES), *((name, "files") for name in IN_FILES)]
     for name, kind in [*wanted, *(("FedEM", f"{one} BatchNorm") for one in BATCH_NORM)]:
         extra = {"devices": 2, "strategy": "fed_ddp"}
+        pictures.draw = draw if name == "FedEM" else lambda *_: None  # of any other the run of one rank draws them
         module, trainer = fit(name, out / kind, **RUN, callbacks=[TrainingSplitEvaluation()], **KINDS[kind], **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / kind / f"{name}.pt")
