@@ -17,7 +17,7 @@ torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many p
 @pytest.fixture(autouse=True)
 def _global_generator_untouched():
     """No test may depend on what another drew from torch's global generator."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)

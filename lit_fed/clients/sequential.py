@@ -66,7 +66,9 @@ class SequentialTrainer:
             return self._call(client_id, ctx.round_idx, function, ctx, shared, *arguments)
 
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            torch.manual_seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
+            # torch.manual_seed seeds GPUs as well, and takes a millisecond to find that there are none
+            seed = torch.default_generator.manual_seed if data.mask.device.type == "cpu" else torch.manual_seed
+            seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
             losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
             work = call(algorithm.client_init, tree.index(job.states, row), data, losses)
             optimizer = tree.index(job.optimizers, row)
