@@ -358,13 +358,23 @@ class FederatedTrainer(Trainer):
         return own[0] if own else super().log_dir if self.loggers else None
 
 
-class _VersionOfRankZero(Callback):
-    """Tells all ranks the folder that rank zero has claimed."""
+class _FirstCallback(Callback):
+    """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
+
+    It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
+    at its end.
+    """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for logger in trainer.loggers if stage == "fit" else ():
             if isinstance(logger, RoundLogger):
                 logger.agree(trainer.strategy.broadcast)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        if batch.ends_round:
+            federated(pl_module).hand_out_record()
 
 
 def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
@@ -380,7 +390,7 @@ def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
-    return [_VersionOfRankZero(), MonitorCheck(), *usual]
+    return [_FirstCallback(), MonitorCheck(), *usual]
 
 
 def _with_atomic_checkpoints(plugins: Any) -> list[Any]:

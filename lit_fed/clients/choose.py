@@ -35,8 +35,10 @@ def choose_trainer(
             convolutions and clients are run one after another.
 
     Raises:
-        ConfigError: if the one that was named cannot train the network, or not in this memory format.
+        ConfigError: if there is none of this name, or it cannot train the network, or not in this memory format.
     """
+    if name not in ("auto", "sequential", "vectorized", "debug"):
+        raise ConfigError(f"client_trainer is {name}; choose auto, sequential, vectorized or debug")
     name = _automatic(network, device) if name == "auto" else name
     if name == "vectorized":
         if memory_format == "channels_last":

@@ -19,7 +19,9 @@ def federated(module: LightningModule | None) -> FederatedModule:
         ConfigError: if it is another module.
     """
     if not isinstance(module, FederatedModule):
-        raise ConfigError(f"a callback of lit_fed needs a FederatedModule, and the run has a {type(module).__name__}")
+        raise ConfigError(
+            f"lit_fed runs a FederatedModule, and this is a {type(module).__name__}; pass a FederatedModule"
+        )
     return module
 
 
@@ -31,7 +33,7 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
     """
     data = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        raise ConfigError(f"the run needs a FederatedDataModule, and it has a {type(data).__name__}")
+        raise ConfigError(f"the run has a {type(data).__name__} for its data; pass a FederatedDataModule")
     return data
 
 

@@ -21,6 +21,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.metrics import ClientTable
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
@@ -101,7 +102,7 @@ class FederatedModule(LightningModule):
         """Build the state from the sizes of the data; Lightning restores a checkpoint into it afterwards."""
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
-            if self.is_built:  # unseen clients are served from a checkpoint alone
+            if self.is_built and isinstance(data, UnseenFolder):  # they are served from a checkpoint alone
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         num_rounds = self.settings.rounds_of_fit(self.trainer, data) if stage == "fit" else 1
@@ -165,10 +166,9 @@ class FederatedModule(LightningModule):
         self.record = self.federation.commit()
         self._show_lr()
 
-    def on_train_batch_end(self, outputs: Any, batch: ClientBlock, batch_idx: int) -> None:
-        """Hand the record of a round to the callbacks, where `self.log` is available."""
-        if batch.ends_round:
-            self._tell("on_round_end", self.record)
+    def hand_out_record(self) -> None:
+        """Hand the record of the round to the callbacks, where `self.log` is available."""
+        self._tell("on_round_end", self.record)
 
     def _tell(self, hook: str, about: Any) -> None:
         """Call a hook of `FederatedCallback`."""
@@ -197,8 +197,7 @@ class FederatedModule(LightningModule):
 
     def configure_optimizers(self) -> Assign:
         """The optimizer that writes the server's new state."""
-        server: Any = self.federation.server  # a `ModuleServer`
-        return Assign(server.leaves)
+        return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
     def measure(
         self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None

@@ -32,3 +32,10 @@ def test_a_named_trainer_is_taken(name):
 def test_a_named_trainer_that_cannot_train_the_network_is_refused():
     with pytest.raises(ConfigError, match=r"vectorized cannot train a network with dropout.*sequential"):
         choose_trainer("vectorized", LeafCNN((1, 28, 28), 10, dropout=0.5), CPU)
+
+
+def test_a_name_that_there_is_not_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"client_trainer is vectorised; choose auto, sequential, vectorized or debug"
+    ):
+        choose_trainer("vectorised", Linear((4,), 1), torch.device("cpu"))

@@ -14,7 +14,7 @@ from running import folder, history, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedU
-from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation, UnseenClientEvaluation
+from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import num_steps
@@ -69,6 +69,26 @@ def test_resume_after_an_error_equals_uninterrupted(tmp_path, shared_folder):
     uninterrupted = whole("FedEM", shared_folder).folder
     assert numbers(uninterrupted) == numbers(folder(tmp_path, "FedEM"))
     assert history(uninterrupted) == history(folder(tmp_path, "FedEM"))
+
+
+def test_a_checkpoint_at_the_end_of_a_round_has_all_that_the_round_produced(tmp_path):
+    """Lightning's callbacks may write one as soon as the last block is done, before the round is evaluated."""
+    saved = tmp_path / "saved"
+    each = ModelCheckpoint(saved, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer(tmp_path, 2, each, SimulatedTime()).fit(FederatedModule(), datamodule=digits())
+    first, second = (torch.load(saved / f"step={step}.ckpt", weights_only=True) for step in (1, 2))
+    for name in ("CommunicationCost", "SimulatedTime"):
+        one, two = (found["callbacks"][name] for found in (first, second))
+        assert {key: 2 * value for key, value in one.items()} == two
+        assert all(value > 0 for value in one.values())
+    assert first["lit_fed"]["results"]["train/seen/loss"] > second["lit_fed"]["results"]["train/seen/loss"] > 0
+
+
+def test_a_trained_module_needs_data_to_be_measured(tmp_path):
+    module = FederatedModule()
+    trainer(tmp_path, 1).fit(module, datamodule=digits())
+    with pytest.raises(ConfigError, match=r"FederatedModule has no data; pass datamodule=FederatedDataModule"):
+        trainer(tmp_path, 1).test(module)
 
 
 def test_a_checkpoint_written_inside_a_round_replays_it(tmp_path):
