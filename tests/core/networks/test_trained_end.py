@@ -55,7 +55,12 @@ def task_of(build, trainable="head"):
 
 CASES = {
     "head": (Parts, "head", "head", True),
-    "sequential": (lambda: nn.Sequential(Counted(), nn.Tanh(), nn.Linear(5, 4), nn.Linear(4, 3)), ["2", "3"], "2", True),
+    "sequential": (
+        lambda: nn.Sequential(Counted(), nn.Tanh(), nn.Linear(5, 4), nn.Linear(4, 3)),
+        ["2", "3"],
+        "2",
+        True,
+    ),
     "inside": (lambda: nn.Sequential(Counted(), nn.Sequential(nn.Tanh(), nn.Linear(5, 3))), ["1.*"], "1.1", True),
     "dropout": (lambda: Parts(lambda net, z: functional.dropout(z, 0.5, net.training)), "head", "head", False),
 }
