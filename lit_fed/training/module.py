@@ -56,6 +56,8 @@ class FederatedModule(LightningModule):
             clients are run one after another, which pays on every device that was measured.
         batch_norm: parameters and running statistics of BatchNorm layers: treated like all weights (`average`), or kept
             by each client (`local`, FedBN).
+        trainable: patterns of names of parameters that are trained, such as `[layer4.*, fc]`, or `head` for the last
+            layer; the others are frozen, and held once for all models and clients. Null trains what the network says.
 
     Attributes:
         algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
@@ -84,11 +86,12 @@ class FederatedModule(LightningModule):
         client_memory_gb: float = 4.0,
         memory_format: MemoryFormat = "auto",
         batch_norm: Literal["average", "local"] = "average",
+        trainable: list[str] | str | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm,
+            memory_format, batch_norm, trainable,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
@@ -155,7 +158,6 @@ class FederatedModule(LightningModule):
         """Rounds of the fit, those done before a resume included."""
         return self.federation.terms.num_rounds
 
-    # ------------------------------------------------------------------ rounds
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         """Run a block of clients."""
         for num_clients in self.federation.train_block(batch):
@@ -225,7 +227,6 @@ class FederatedModule(LightningModule):
         self._tell("on_clients_served", len(batch.client_ids))
         return predictions
 
-    # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what tells this run from another, and what serving it takes."""
         checkpoint[CHECKPOINT_KEY] = self.history.entry(self.federation, self.facts, self.results)
