@@ -44,6 +44,8 @@ class VectorizedTrainer:
     def check(self, network: nn.Module) -> None:
         """Refuse layers that depend on the order of random draws, that vmap makes slow or that it cannot run."""
         for layer in network.modules():
+            if not getattr(layer, "vmappable", True):
+                raise refuse(f"{type(layer).__name__}, whose values steer it", self.name)
             if isinstance(layer, nn.modules.batchnorm._NormBase) and not _vmappable(layer):
                 raise refuse(f"{type(layer).__name__} (momentum {layer.momentum})", self.name)
             if isinstance(layer, nn.RNNBase):

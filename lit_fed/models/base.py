@@ -22,7 +22,14 @@ class Network(nn.Module):
     Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options of their own; these appear on
     the command line as `--model.network.<option>`. Parameters with `requires_grad` False are neither trained nor sent;
     all models and all clients have those of the first initial model. Lazy layers get their sizes from the samples.
+
+    Attributes:
+        vmappable: whether `torch.func.vmap` can run it; if not, clients are trained one after another.
+        head_names: parameters of the classifier; empty: those of the last layer.
     """
+
+    vmappable: bool = True
+    head_names: frozenset[str] = frozenset()
 
 
 def image_shape(
