@@ -88,24 +88,17 @@ class LowRankAdapters(NamedTuple):
                     "trained whole; leave it out, or choose another --model.network"
                 )
             return self._fitting(chosen, layers)
-        found: dict[str, None] = {}
+        chosen = []
         for pattern in self.targets:
             matched = [name for name in layers if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
-            if not matched:
+            usable = [name for name in matched if name in frozen and name in called]
+            if not usable:
                 raise ConfigError(
-                    f"--model.lora_targets has {pattern!r}, which matches no linear layer of {network_name}; it has "
-                    f"{_listed(list(layers))}"
+                    f"--model.lora_targets has {pattern!r}, {_why_none(matched, called, network_name)}; it has "
+                    f"{_listed([name for name in frozen if name in called])}"
                 )
-            found.update(dict.fromkeys(matched))
-        for name in found:
-            if name not in frozen:
-                raise ConfigError(f"--model.lora_targets: {name} is trained whole and needs no adapter; leave it out")
-            if name not in called:
-                raise ConfigError(
-                    f"--model.lora_targets: {network_name} reads the weights of {name} without calling the layer, so an "
-                    f"adapter would do nothing; give others, such as {_listed(sorted(called))}"
-                )
-        return self._fitting(list(found), layers)
+            chosen += [name for name in usable if name not in chosen]
+        return self._fitting(chosen, layers)
 
     def _fitting(self, names: list[str], layers: dict[str, nn.Module]) -> list[str]:
         assert self.rank is not None
@@ -153,6 +146,15 @@ def _called(network: nn.Module, outputs: Callable[[], Tensor]) -> set[str]:
         for handle in handles:
             handle.remove()
     return called
+
+
+def _why_none(matched: list[str], called: set[str], network: str) -> str:
+    """Why no layer that a pattern matches can have an adapter."""
+    if not matched:
+        return f"which matches no linear layer of {network}"
+    if matched[0] in called:
+        return f"and {matched[0]} of {network} is trained whole"
+    return f"and {network} reads the weights of {matched[0]} without calling the layer, so an adapter would do nothing"
 
 
 def _is_called(*_: object) -> None:

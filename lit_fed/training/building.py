@@ -18,10 +18,12 @@ from lit_fed.core.context import Context
 from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.networks.frozen import HEAD, choose_trained
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.models.base import Network, build_network, check_outputs
+from lit_fed.models.adapters import LowRankAdapters
+from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
 from lit_fed.rounds import Federation
 from lit_fed.training.module_server import ModuleServer
 
@@ -41,6 +43,7 @@ class ModelSettings(NamedTuple):
     client_memory_gb: float
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
+    adapters: LowRankAdapters = LowRankAdapters()
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -50,7 +53,20 @@ class ModelSettings(NamedTuple):
         """
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
+        self.adapters.check()
         check_aggregation(self.algorithm, self.aggregation)
+
+    def make_network(self, facts: TrainingFacts) -> nn.Module:
+        """A fresh network for these data, from torch's global generator, with its adapters.
+
+        Raises:
+            ConfigError: if network, data and adapters do not go together.
+        """
+        shape, outputs = facts.input_shape, facts.target.num_outputs
+        network = build_network(self.network, shape, facts.dtype, outputs)
+        if self.adapters.rank is not None:
+            choose_trained(network, HEAD)
+        return self.adapters.add_to(network, lambda: zero_outputs(network, shape, facts.dtype))
 
     @property
     def wrapped(self) -> Any:
@@ -104,9 +120,8 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
     shape, outputs = facts.input_shape, facts.target.num_outputs
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        lambda: build_network(settings.network, shape, facts.dtype, outputs), facts.target, facts.seed,
-        init_seeds=init_seeds,
-    )  # fmt: skip
+        lambda: settings.make_network(facts), facts.target, facts.seed, init_seeds=init_seeds
+    )
     check_outputs(task.network, shape, facts.dtype, (*facts.label_shape, outputs))
     if settings.batch_norm == "local" and not task.norm_names:
         raise ConfigError(

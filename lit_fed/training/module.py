@@ -23,6 +23,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.metrics import ClientTable
+from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import Federation
@@ -56,6 +57,10 @@ class FederatedModule(LightningModule):
             clients are run one after another, which pays on every device that was measured.
         batch_norm: parameters and running statistics of BatchNorm layers: treated like all weights (`average`), or kept
             by each client (`local`, FedBN).
+        lora_rank: rank of the low-rank adapters (LoRA, extra `lora`) on linear layers of the network, of which then only
+            these and the last layer are trained; null: no adapters.
+        lora_targets: patterns of names of the layers that get adapters, such as `*query`; null: all but the last.
+        lora_alpha: adapters are scaled by this divided by their rank; null: not at all.
 
     Attributes:
         algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
@@ -84,11 +89,14 @@ class FederatedModule(LightningModule):
         client_memory_gb: float = 4.0,
         memory_format: MemoryFormat = "auto",
         batch_norm: Literal["average", "local"] = "average",
+        lora_rank: int | None = None,
+        lora_targets: list[str] | None = None,
+        lora_alpha: float | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm,
+            memory_format, batch_norm, LowRankAdapters(lora_rank, lora_targets, lora_alpha),
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
