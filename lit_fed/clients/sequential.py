@@ -43,7 +43,7 @@ class SequentialTrainer:
         """Every network will do."""
 
     def _with_layout(self, ctx: Context) -> Context:
-        return ctx._replace(task=replace(ctx.task, channels_last=self.channels_last))
+        return ctx._replace(task=ctx.task.laid_out(self.channels_last))
 
     def train(self, job: TrainJob) -> Iterator[Trained]:
         """Run a phase, yielding after each client."""

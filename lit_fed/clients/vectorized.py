@@ -19,6 +19,7 @@ from torch.func import vmap
 from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete, refuse
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError
+from lit_fed.core.networks.frozen import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 
@@ -43,9 +44,12 @@ class VectorizedTrainer:
 
     def check(self, network: nn.Module) -> None:
         """Refuse layers that depend on the order of random draws, that vmap makes slow or that it cannot run."""
+        resting = {id(one) for one in at_rest(network)}
         for layer in network.modules():
             if not getattr(layer, "vmappable", True):
                 raise refuse(f"{type(layer).__name__}, whose values steer it", self.name)
+            if id(layer) in resting and _is_fixed(layer):
+                continue
             if isinstance(layer, nn.modules.batchnorm._NormBase) and not _vmappable(layer):
                 raise refuse(f"{type(layer).__name__} (momentum {layer.momentum})", self.name)
             if isinstance(layer, nn.RNNBase):
@@ -279,6 +283,14 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _is_fixed(layer: nn.Module) -> bool:
+    """Whether a layer at rest is a plain function of each sample."""
+    norms = nn.modules.batchnorm._NormBase
+    return isinstance(layer, nn.modules.dropout._DropoutNd) or (
+        isinstance(layer, norms) and layer.running_mean is not None
+    )
 
 
 def _vmappable(layer: nn.modules.batchnorm._NormBase) -> bool:

@@ -40,7 +40,9 @@ class LowRankAdapters(NamedTuple):
         """
         for option, value in {"targets": self.targets, "alpha": self.alpha}.items():
             if self.rank is None and value is not None:
-                raise ConfigError(f"--model.lora_{option} is {value}, and there are no adapters; give --model.lora_rank")
+                raise ConfigError(
+                    f"--model.lora_{option} is {value}, and there are no adapters; give --model.lora_rank"
+                )
         if self.rank is not None and self.rank < 1:
             raise ConfigError(f"--model.lora_rank is {self.rank}; give a whole number >= 1, or null for no adapters")
         if self.alpha is not None and not self.alpha > 0:
@@ -103,11 +105,11 @@ class LowRankAdapters(NamedTuple):
     def _fitting(self, names: list[str], layers: dict[str, nn.Module]) -> list[str]:
         assert self.rank is not None
         for name in names:
-            shape = tuple(layers[name].weight.shape)
-            if self.rank > min(shape):  # type: ignore[type-var]
+            shape = list(layers[name].get_parameter("weight").shape)
+            if self.rank > min(shape):
                 raise ConfigError(
-                    f"--model.lora_rank is {self.rank}, and the matrix of {name} is {list(shape)}; give at most "
-                    f"{min(shape)}, or other --model.lora_targets"  # type: ignore[type-var]
+                    f"--model.lora_rank is {self.rank}, and the matrix of {name} is {shape}; give at most "
+                    f"{min(shape)}, or other --model.lora_targets"
                 )
         return names
 

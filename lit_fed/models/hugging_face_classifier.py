@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,6 +72,7 @@ class HuggingFaceClassifier(Network):
             factory = getattr(library, f"AutoModelFor{kind}Classification")
             self.model, random = _build(factory, settings, weights)
         self.reads_images, self.pad_token_id = kind == "Image", getattr(settings, "pad_token_id", None)
+        self.vocab_size: int | None = getattr(settings, "vocab_size", None)
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
         self.head_names = frozenset(outside | {f"model.{name}" for name in random})
@@ -99,9 +99,8 @@ class HuggingFaceClassifier(Network):
         try:
             return self.model(input_ids=x, attention_mask=mask).logits  # type: ignore[no-any-return]
         except IndexError as error:
-            size = self.model.config.vocab_size
             raise ConfigError(
-                f"a token is outside 0 … {size - 1}, or a text longer than the network reads; correct it, or give "
+                f"a token is outside the vocabulary of {self.vocab_size}, or a text longer than the network reads; correct it, or give "
                 f"{OPTION}.config.vocab_size"
             ) from error
 
@@ -145,14 +144,14 @@ def _silent(library: Any) -> Iterator[None]:
 def _configuration(library: Any, weights: str | None, config: str | dict[str, Any] | None) -> Any:
     """The configuration: of the weights or of the given place, with the given fields."""
     if weights is None and not config:
-        raise ConfigError(f"HuggingFaceClassifier has no network; give {OPTION}.weights, or {OPTION}.config: {ABOUT_CONFIG}")
+        raise ConfigError(f"{OPTION} has no weights and no config; give weights, or as a config {ABOUT_CONFIG}")
     fields = dict(config) if isinstance(config, dict) else {}
     place = config if isinstance(config, str) else weights
     if place is not None:
         option = f"{OPTION}.{'config' if isinstance(config, str) else 'weights'} {place}"
         settings = _read(library.AutoConfig.from_pretrained, place, option)
         if fields.pop("model_type", settings.model_type) != settings.model_type:
-            raise ConfigError(f"{option} is of the model_type {settings.model_type}; leave model_type out of the fields")
+            raise ConfigError(f"{option} is of the type {settings.model_type}; leave model_type out of the config")
     else:
         if "model_type" not in fields:
             raise ConfigError(f"{OPTION}.config has no model_type; give {ABOUT_CONFIG}")
@@ -192,9 +191,7 @@ def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known)[:12])} …"
-            raise ConfigError(
-                f"{OPTION}.config has {name!r}, which is no field of {type(settings).__name__}; {meant}"
-            )
+            raise ConfigError(f"{OPTION}.config has {name!r}, which is no field of {type(settings).__name__}; {meant}")
     attention = fields.pop("attn_implementation", None)
     given = settings.to_dict() | {settings.attribute_map.get(name, name): value for name, value in fields.items()}
     try:
@@ -261,7 +258,7 @@ def _build(factory: Any, settings: Any, weights: str | None) -> tuple[nn.Module,
         try:
             return factory.from_config(settings, dtype=torch.float32), set()
         except Exception as error:
-            raise ConfigError(f"{OPTION}.config: {type(settings).__name__} gives no network ({_said(error)})") from error
+            raise ConfigError(f"{OPTION}.config cannot be built ({_said(error)}); correct the fields") from error
     option = f"{OPTION}.weights {weights}"
     network, found = _read(
         factory.from_pretrained, weights, option, config=settings, dtype=torch.float32, output_loading_info=True,

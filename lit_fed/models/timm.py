@@ -56,8 +56,8 @@ class Timm(Network):
             options.setdefault("img_size", image[1:])
         pretrained = pretrained and torch.empty(0).device.type != "meta"  # where sizes alone are wanted
         given = {"num_classes": num_outputs, "in_chans": image[0], "drop_rate": dropout, **options}
-        self.layers = _create(library, name, pretrained, given)
-        head = self.layers.pretrained_cfg.get("classifier") or ()
+        made = _create(library, name, pretrained, given)
+        self.layers, head = made, made.pretrained_cfg.get("classifier") or ()
         prefixes = tuple(f"{one}." for one in ((head,) if isinstance(head, str) else head))
         if weights is not None:
             fit_weights(self.layers, read_weights(weights), weights, f"timm's {name}", prefixes)
@@ -85,13 +85,13 @@ def _check_names(library: Any, name: str, pretrained: bool, weights: str | None,
         raise ConfigError("--model.network.pretrained and --model.network.weights are both given; leave one out")
     if weights is not None and not weights.endswith(SUFFIXES):
         raise ConfigError(
-            f"--model.network.weights is {weights}; give the path of a state dict that ends with {' or '.join(SUFFIXES)}"
+            f"--model.network.weights is {weights}; give the path of a state dict, {' or '.join(SUFFIXES)}"
         )
 
 
-def _create(library: Any, name: str, pretrained: bool, given: dict[str, Any]) -> nn.Module:
+def _create(library: Any, name: str, pretrained: bool, given: dict[str, Any]) -> Any:
     try:
-        return library.create_model(name, pretrained=pretrained, **given)  # type: ignore[no-any-return]
+        return library.create_model(name, pretrained=pretrained, **given)
     except Exception as error:  # of the network, the hub, or what timm makes of an option
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         fix = "correct --model.network.options"

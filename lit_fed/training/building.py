@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
+from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
@@ -25,6 +26,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
 from lit_fed.rounds import Federation
+from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 
 __all__ = ["ModelSettings", "build_federation"]
@@ -43,7 +45,10 @@ class ModelSettings(NamedTuple):
     client_memory_gb: float
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
-    adapters: LowRankAdapters = LowRankAdapters()
+    trainable: list[str] | str | None
+    lora_rank: int | None
+    lora_targets: list[str] | None
+    lora_alpha: float | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -56,17 +61,10 @@ class ModelSettings(NamedTuple):
         self.adapters.check()
         check_aggregation(self.algorithm, self.aggregation)
 
-    def make_network(self, facts: TrainingFacts) -> nn.Module:
-        """A fresh network for these data, from torch's global generator, with its adapters.
-
-        Raises:
-            ConfigError: if network, data and adapters do not go together.
-        """
-        shape, outputs = facts.input_shape, facts.target.num_outputs
-        network = build_network(self.network, shape, facts.dtype, outputs)
-        if self.adapters.rank is not None:
-            choose_trained(network, HEAD)
-        return self.adapters.add_to(network, lambda: zero_outputs(network, shape, facts.dtype))
+    @property
+    def adapters(self) -> LowRankAdapters:
+        """What the frozen layers get."""
+        return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
 
     @property
     def wrapped(self) -> Any:
@@ -120,12 +118,13 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
     shape, outputs = facts.input_shape, facts.target.num_outputs
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        lambda: settings.make_network(facts), facts.target, facts.seed, init_seeds=init_seeds
+        lambda: _build(settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds
     )
     check_outputs(task.network, shape, facts.dtype, (*facts.label_shape, outputs))
+    task = task.with_end(_example(shape, facts.dtype))
     if settings.batch_norm == "local" and not task.norm_names:
         raise ConfigError(
-            f"--model.batch_norm is local, and {type(task.network).__name__} has no BatchNorm; leave it out"
+            f"--model.batch_norm is local, and {type(task.network).__name__} has no BatchNorm to train; leave it out"
         )
     choose = partial(_choose, settings, task.network)
     if settings.client_trainer != "auto":
@@ -138,7 +137,24 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
     )  # fmt: skip
-    return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms)), choose)
+    source = source_of(settings.network, task.template_seed)
+    return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms), source), choose)
+
+
+def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
+    """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
+    network = build_network(settings.network, shape, input_type, outputs)
+    trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
+    if trainable is not None:
+        choose_trained(network, trainable)
+    return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+
+
+def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+    """Two samples that differ wherever their type allows it; tokens, whose range a network knows alone, are 0."""
+    if not input_type.is_floating_point:
+        return torch.zeros(2, *shape, dtype=input_type)
+    return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)
 
 
 def _choose(settings: ModelSettings, network: nn.Module, device: torch.device) -> ClientTrainer:
