@@ -74,6 +74,12 @@ class TrainedEnd:
         return cls(network, path, skipped, same)
 
     @property
+    def name(self) -> str:
+        """Of the module that is reached first."""
+        names = {id(module): name for name, module in self.network.named_modules()}
+        return names[id(self._first)]
+
+    @property
     def module(self) -> nn.Module:
         """What is left to compute."""
         module = self.network.get_submodule(self.path)
