@@ -100,7 +100,7 @@ class HuggingFaceClassifier(Network):
             return self.model(input_ids=x, attention_mask=mask).logits  # type: ignore[no-any-return]
         except IndexError as error:
             raise ConfigError(
-                f"a token is outside the vocabulary of {self.vocab_size}, or a text longer than the network reads; correct it, or give "
+                f"a token is outside the vocabulary of {self.vocab_size}, or a text too long; correct it, or give "
                 f"{OPTION}.config.vocab_size"
             ) from error
 
