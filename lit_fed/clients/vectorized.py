@@ -46,6 +46,8 @@ class VectorizedTrainer:
         """Refuse layers that depend on the order of random draws, that vmap makes slow or that it cannot run."""
         resting = {id(one) for one in at_rest(network)}
         for layer in network.modules():
+            if not getattr(layer, "vmappable", True):
+                raise refuse(f"{type(layer).__name__}, whose values steer it", self.name)
             if id(layer) in resting and _is_fixed(layer):
                 continue
             if isinstance(layer, nn.modules.batchnorm._NormBase) and not _vmappable(layer):

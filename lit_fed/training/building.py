@@ -19,11 +19,12 @@ from lit_fed.core.context import Context
 from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.frozen import choose_trained
+from lit_fed.core.networks.frozen import HEAD, choose_trained
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.models.base import Network, build_network, check_outputs
+from lit_fed.models.adapters import LowRankAdapters
+from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
 from lit_fed.rounds import Federation
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
@@ -45,6 +46,9 @@ class ModelSettings(NamedTuple):
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
     trainable: list[str] | str | None
+    lora_rank: int | None
+    lora_targets: list[str] | None
+    lora_alpha: float | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -54,7 +58,13 @@ class ModelSettings(NamedTuple):
         """
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
+        self.adapters.check()
         check_aggregation(self.algorithm, self.aggregation)
+
+    @property
+    def adapters(self) -> LowRankAdapters:
+        """What the frozen layers get."""
+        return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
 
     @property
     def wrapped(self) -> Any:
@@ -132,11 +142,12 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
 
 
 def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
-    """A network whose parameters are trained as the settings say."""
+    """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
     network = build_network(settings.network, shape, input_type, outputs)
-    if settings.trainable is not None:
-        choose_trained(network, settings.trainable)
-    return network
+    trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
+    if trainable is not None:
+        choose_trained(network, trainable)
+    return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
 
 
 def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:

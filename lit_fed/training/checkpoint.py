@@ -21,6 +21,7 @@ from lit_fed.core.machine.files import whole_file
 
 __all__ = [
     "CHECKPOINT_KEY",
+    "WITHOUT_DATA",
     "AtomicCheckpointIO",
     "Difference",
     "clients_folder",
@@ -34,6 +35,12 @@ __all__ = [
 
 CHECKPOINT_KEY = "lit_fed"
 """Where a checkpoint keeps what Lightning does not."""
+
+WITHOUT_DATA = (
+    "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
+    "trainer.test(module, datamodule=..., ckpt_path=...)"
+)
+"""What is said where a module without data is given a checkpoint."""
 
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings with which a run may be told to go on: how far clients step, not what they compute."""

@@ -27,6 +27,7 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.models.adapters import merge_adapters
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_writable
 
@@ -193,7 +194,7 @@ def _network(task: Task, model: ModelState) -> nn.Module:
     with torch.no_grad():
         for name, leaf in (*network.named_parameters(), *network.named_buffers()):
             leaf.copy_(given[name])
-    return network
+    return merge_adapters(network)
 
 
 def _about(

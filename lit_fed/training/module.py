@@ -27,7 +27,7 @@ from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import Federation
 from lit_fed.training.building import ModelSettings, build_federation
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
 from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
@@ -48,16 +48,18 @@ class FederatedModule(LightningModule):
             the model that they were last sent (`stale_fill`, as the official FedEM code does).
         weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
             `samples`), and `uniform` where clients are sampled in proportion to their samples.
-        init_seeds: seeds of the initial models, one each, for `torch.manual_seed`; null derives them from the training
-            seed.
+        init_seeds: seeds of the initial models, for `torch.manual_seed`; null derives them from the training seed.
         client_memory_gb: memory in GB (10⁹ bytes) that the states of all clients may take together; beyond it, their
             largest parts lie in files beside the run's checkpoints.
-        memory_format: layout of images and of the weights of 2-D convolutions; `auto` puts the channels last wherever
-            clients are run one after another, which pays on every device that was measured.
+        memory_format: layout of images and of weights of 2-D convolutions; `auto` puts the channels last, which pays,
+            wherever clients are run one after another.
         batch_norm: parameters and running statistics of BatchNorm layers: treated like all weights (`average`), or kept
             by each client (`local`, FedBN).
         trainable: patterns of names of parameters that are trained, such as `[layer4.*, fc]`, or `head` for the last
             layer; the others are frozen, and held once for all models and clients. Null trains what the network says.
+        lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default.
+        lora_targets: patterns of names of the layers that get one, such as `*query`; null: all that are frozen.
+        lora_alpha: adapters are scaled by this divided by their rank; null: not at all.
 
     Attributes:
         algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
@@ -87,11 +89,14 @@ class FederatedModule(LightningModule):
         memory_format: MemoryFormat = "auto",
         batch_norm: Literal["average", "local"] = "average",
         trainable: list[str] | str | None = None,
+        lora_rank: int | None = None,
+        lora_targets: list[str] | None = None,
+        lora_alpha: float | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
@@ -214,9 +219,7 @@ class FederatedModule(LightningModule):
         """Measure a block of seen clients."""
         self.measure(batch, "seen")
 
-    def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
-        self.measure(batch, "seen")
+    test_step = validation_step
 
     def predict_step(self, batch: ServingBlock, batch_idx: int) -> serving.BlockPredictions | tuple[()]:
         """Serve a block of clients, all seen or all unseen; () for a block without clients."""
@@ -238,10 +241,7 @@ class FederatedModule(LightningModule):
             ConfigError: naming what differs, or if the module has no data to build its state from.
         """
         if not self.is_built:
-            raise ConfigError(
-                "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
-                "trainer.test(module, datamodule=..., ckpt_path=...)"
-            )
+            raise ConfigError(WITHOUT_DATA)
         trainer = self._trainer
         goes_on = trainer is not None and bool(trainer.training)
         path = None if trainer is None else trainer.ckpt_path

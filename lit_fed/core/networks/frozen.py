@@ -58,7 +58,8 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
     Args:
         network: the network; `requires_grad` of its parameters is set.
         trainable: patterns (`fnmatch`) of names of parameters, or of modules with all that they hold; `head` alone
-            means the parameters of the last module, in the order of registration, that has parameters of its own.
+            means the `head_names` of the network, else the parameters of the last module, in the order of registration,
+            that has parameters of its own.
 
     Raises:
         ConfigError: if a pattern matches no parameter, naming those that there are.
@@ -87,7 +88,9 @@ def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
 
 
 def _head(network: nn.Module) -> set[str]:
-    """Names of the last module's parameters, as the network knows them: a tied one by the name of its first owner."""
+    """Names of the classifier's parameters, as the network knows them: a tied one by the name of its first owner."""
+    if named := getattr(network, "head_names", frozenset[str]()):
+        return set(named)
     last: set[int] = set()
     for module in network.modules():
         last = {id(leaf) for leaf in module.parameters(recurse=False)} or last
