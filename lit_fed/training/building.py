@@ -21,6 +21,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.base import Network, build_network, check_outputs
 from lit_fed.rounds import Federation
 from lit_fed.training.module_server import ModuleServer
@@ -41,6 +42,7 @@ class ModelSettings(NamedTuple):
     client_memory_gb: float
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
+    metrics: MetricsGiven
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -51,6 +53,7 @@ class ModelSettings(NamedTuple):
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
         check_aggregation(self.algorithm, self.aggregation)
+        wanted_metrics(self.metrics)
 
     @property
     def wrapped(self) -> Any:
