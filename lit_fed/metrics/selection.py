@@ -133,15 +133,16 @@ def _found(path: str) -> Any:
     """
     module, _, name = path.rpartition(".")
     try:
-        places = [importlib.import_module(module)] if module else PLACES
-        return next(getattr(place, name) for place in places if hasattr(place, name))
-    except (ImportError, StopIteration, ValueError) as error:
+        if "." in path:
+            return getattr(importlib.import_module(module), name)
+        return next(vars(place)[name] for place in PLACES if _is_metric(vars(place).get(name)))
+    except (AttributeError, ImportError, StopIteration, ValueError) as error:
         known = [one for place in PLACES for one, cls in vars(place).items() if _is_metric(cls)]
         begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
         close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
         fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
         why = f" ({error})" if isinstance(error, ImportError) else ""
-        raise ConfigError(f"{OPTION} {path}: there is no such metric{why}; {fix}") from error
+        raise ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}") from error
 
 
 def _is_metric(value: Any) -> bool:
@@ -167,7 +168,8 @@ def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
 
 
 def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
-    labels = f"the labels are {target.name}" + ("" if target.continuous else f", {target.num_classes} classes")
+    classes = f"{target.name}, {target.num_classes} classes"
+    labels = f"the labels are {'numbers' if target.continuous else classes}"
     _refuse_other_labels(wanted, target, labels)
     try:
         with quiet():  # torchmetrics's of the memory that all predictions take; here they are those of one client
