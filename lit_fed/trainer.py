@@ -240,7 +240,7 @@ class FederatedTrainer(Trainer):
             write_table(table, partial / "clients.csv")
             write_table(predictions, partial / f"predictions.{format}")
         if results:
-            print_table(results, "unseen clients", module.target.metric)
+            print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
         sys.stdout.write(f"results: {folder}\n")
         return table
 

@@ -17,7 +17,6 @@ from lit_fed.core.machine.files import whole_file
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.metrics import summarise
 from lit_fed.training.module import FederatedModule
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class ServedClients(Callback):
 
     Attributes:
         client_ids: on rank zero, all served clients, ascending [C].
-        rows: sums of their results, [C, 3 + M], see `BlockPredictions`.
+        rows: sums of their results, [C, 3 + M + K], see `BlockPredictions`.
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1].
@@ -168,10 +167,10 @@ def unseen_tables(
         predictions["label"] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
-    module.client_rows["unseen"] = rows
+    module.keep_rows("unseen", rows)
     table = (
         client_table({"unseen": population}, module).drop(columns="population").rename(columns={"client_id": "client"})
     )
     table["num_test"] = served.sizes.numpy()
-    results = summarise(rows, module.target.metric)
+    results = module.statistics(rows)
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

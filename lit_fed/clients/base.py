@@ -14,6 +14,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, ClientResult, Message, Split, Tree
+from lit_fed.metrics.chosen import ClientMeter
 
 __all__ = [
     "ClientTrainer",
@@ -89,7 +90,7 @@ class ClientTrainer(Protocol):
         """Run a phase; results come as they are ready and cover every client of the block once."""
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
-        """Predict every sample of every client once."""
+        """Predict every sample of every client once: all of a client, in their order, before those of the next."""
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:
@@ -136,11 +137,19 @@ def _way_out(ctx: Context) -> str:
     return f"or start again with {fix}; if the rounds before went well, {go_on}"
 
 
-def client_scores(client_trainer: ClientTrainer, job: PredictJob) -> Tensor:
-    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error)."""
+def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientMeter | None = None) -> Tensor:
+    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error).
+
+    Args:
+        client_trainer: predicts the samples.
+        job: the clients and their samples.
+        meter: measures more of the same predictions.
+    """
     sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
     for served in client_trainer.predict(job):
         add_scores(sums, served, job.ctx.task)
+        if meter is not None:
+            meter.add(*served)
     return sums
 
 

@@ -23,6 +23,7 @@ from lit_fed.core.networks.frozen import HEAD, choose_trained
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
 from lit_fed.rounds import Federation
@@ -49,6 +50,7 @@ class ModelSettings(NamedTuple):
     lora_rank: int | None
     lora_targets: list[str] | None
     lora_alpha: float | None
+    metrics: MetricsGiven
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -60,6 +62,7 @@ class ModelSettings(NamedTuple):
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
         self.adapters.check()
         check_aggregation(self.algorithm, self.aggregation)
+        wanted_metrics(self.metrics)
 
     @property
     def adapters(self) -> LowRankAdapters:

@@ -45,6 +45,8 @@ WITHOUT_DATA = (
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings with which a run may be told to go on: how far clients step, not what they compute."""
 
+MEASURED = {"model.metrics"}
+"""Settings that say what is measured of a run, not what is computed in it."""
 
 OWN_ENTRIES = ("identity", "arguments", "num_rounds", "results")
 """What every checkpoint of lit_fed has under this key."""
@@ -209,6 +211,8 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
     found = []
     for key, before in stored.items():  # what is only given came later; identities tell whether it matters
         now = given.get(key)
+        if f"{prefix}{key}" in MEASURED:
+            continue
         if isinstance(before, dict) and isinstance(now, dict):
             found += compare_arguments(before, now, f"{prefix}{key}.")
         elif before != now and not (key == "class_path" and _same_class(before, now)):

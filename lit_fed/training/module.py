@@ -8,34 +8,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_fed import serving
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.store import ClientStore
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
+from lit_fed.core.types import ClientBlock, Population, RoundRecord, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.metrics import ClientTable
+from lit_fed.metrics.selection import MetricsGiven, choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
-from lit_fed.rounds import Federation
 from lit_fed.training.building import ModelSettings, build_federation
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
 from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
+from lit_fed.training.serving_steps import ServingSteps
 
 __all__ = ["FederatedModule"]
 
 
-class FederatedModule(LightningModule):
+class FederatedModule(ServingSteps):
     """A federated algorithm with its state: what the server knows and what each client keeps.
 
     Args:
@@ -60,6 +59,8 @@ class FederatedModule(LightningModule):
         lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default.
         lora_targets: patterns of names of the layers that get one, such as `*query`; null: all that are frozen.
         lora_alpha: adapters are scaled by this divided by their rank; null: not at all.
+        metrics: what clients are measured by beside accuracy and loss: names of torchmetrics classes, such as
+            `[AUROC, F1Score]`; null measures nothing else.
 
     Attributes:
         algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
@@ -68,12 +69,8 @@ class FederatedModule(LightningModule):
         record: what the last committed round produced.
         history: what tells the run from others, and what was changed on resume.
         results: the latest metrics, by key.
-        client_rows: sums over each client's samples, [T, 3 + M] by population: their number, loss, hits, then the
-            mixture weights that it was served with.
     """
 
-    federation: Federation
-    facts: TrainingFacts
     record: RoundRecord
 
     def __init__(
@@ -92,18 +89,19 @@ class FederatedModule(LightningModule):
         lora_rank: int | None = None,
         lora_targets: list[str] | None = None,
         lora_alpha: float | None = None,
+        metrics: MetricsGiven = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self.results: dict[str, float] = {}
-        self.client_rows: dict[str, Tensor] = {}
+        self.client_rows, self.client_metrics = {}, {}
 
     # ------------------------------------------------------------------ set-up
     def setup(self, stage: str) -> None:
@@ -128,14 +126,15 @@ class FederatedModule(LightningModule):
         initial = partial(self.federation.initial_state, seen.train)
         memory_bytes = self.settings.client_memory_gb * 1e9
         self.store = self.federation.store = ClientStore(initial, facts.num_clients, memory_bytes)
-        components = self.algorithm.num_models if self.store.has_mixtures else 0
-        self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, components)})
+        each = self.algorithm.num_models if self.store.has_mixtures else 0, len(self.chosen_metrics)
+        self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
         if unseen is not None:
-            self.tables["unseen"] = ClientTable(unseen.num_measured, components)
+            self.tables["unseen"] = ClientTable(unseen.num_measured, *each)
 
     def build_shared(self, facts: TrainingFacts) -> None:
         """Make the federation without any seen client, which is enough to serve unseen ones."""
         self.facts, self.target = facts, facts.target
+        self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
         self.federation = build_federation(self, self.settings, facts)
 
     @property
@@ -206,30 +205,7 @@ class FederatedModule(LightningModule):
         """The optimizer that writes the server's new state."""
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
-    def measure(
-        self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None
-    ) -> None:
-        """Serve some clients, predict their samples and add the results to a table, None: that of their population."""
-        results: Any = self.tables[population] if table is None else table
-        for positions, rows in serving.measure(self.federation, block, seen=population == "seen"):
-            results.update(positions, rows[:, : results.rows.shape[1]])
-            self._tell("on_clients_served", len(positions))
-
-    def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
-        self.measure(batch, "seen")
-
-    test_step = validation_step
-
-    def predict_step(self, batch: ServingBlock, batch_idx: int) -> serving.BlockPredictions | tuple[()]:
-        """Serve a block of clients, all seen or all unseen; () for a block without clients."""
-        if not len(batch.client_ids):
-            return ()
-        seen = int(batch.client_ids[0]) < self.facts.num_clients
-        predictions = serving.predict_block(self.federation, batch, seen=seen)
-        self._tell("on_clients_served", len(batch.client_ids))
-        return predictions
-
+    # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what tells this run from another, and what serving it takes."""
         checkpoint[CHECKPOINT_KEY] = self.history.entry(self.federation, self.facts, self.results)
