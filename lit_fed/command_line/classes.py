@@ -34,7 +34,7 @@ CLASSES: dict[str, tuple[str, type]] = {
 
 NO_CLASS = re.compile(
     r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
-    r"Import path (?P<c>\S+) does not correspond|No module named .*Got value: (?P<d>\S+)"
+    r"Import path (?P<c>\S+) does not correspond|(?:No module named|has no attribute) .*Got value: (?P<d>\S+)"
 )
 """What jsonargparse says of a class that cannot be found."""
 
@@ -87,8 +87,8 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     other = OTHER_KIND.search(message)
     if other:
         return [
-            f"{option} {other[1]} is not derived from lit_fed.Network; write a class of your own, "
-            "`class Net(lit_fed.Network)` with `__init__(self, input_shape, num_outputs)`, and give its path"
+            f"{option} {other[1]} is no nn.Module and no function of which it is said that it returns one; give the path "
+            "of a class derived from torch.nn.Module, or as a `class_path` of a function that makes a module"
         ]
     found = NO_CLASS.search(message)
     if found is None:
