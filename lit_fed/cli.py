@@ -70,6 +70,7 @@ class SaveConfig(SaveConfigCallback):
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
         module = federated(pl_module)
+        config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
             config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon

@@ -15,6 +15,7 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
+from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
@@ -27,6 +28,7 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.algorithm.surrogate": ("surrogate", Surrogate),
     "--model.algorithm.topology": ("topology", Topology),
     "--model.network": ("model.network", Network),
+    "--model.loss": ("model.loss", Loss),
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }
@@ -87,8 +89,8 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     other = OTHER_KIND.search(message)
     if other:
         return [
-            f"{option} {other[1]} is no nn.Module and no function of which it is said that it returns one; give the path "
-            "of a class derived from torch.nn.Module, or as a `class_path` of a function that makes a module"
+            f"{option} {other[1]} is no nn.Module and no function that says it returns one; give the path of a class "
+            "derived from torch.nn.Module, or by `class_path:` that of a function"
         ]
     found = NO_CLASS.search(message)
     if found is None:

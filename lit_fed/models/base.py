@@ -83,7 +83,7 @@ def build_network(
     input_type: torch.dtype,
     num_outputs: int,
 ) -> nn.Module:
-    """A network from its class or function; lazy layers get sizes and weights from a pass over zeros in evaluation mode.
+    """A network from its class or function; lazy layers get their sizes from a pass over zeros in evaluation mode.
 
     Args:
         network: makes it from the sizes of the data, as `call_with_sizes` says.

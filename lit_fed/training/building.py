@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -15,15 +16,18 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_sampling
+from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_loss, check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.losses import Criterion, Loss
+from lit_fed.core.networks.start import copies_of, start_of
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models.base import Network, build_network, check_outputs
 from lit_fed.rounds import Federation
 from lit_fed.training.module_server import ModuleServer
+from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -41,6 +45,7 @@ class ModelSettings(NamedTuple):
     client_memory_gb: float
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
+    loss: Loss | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -51,6 +56,7 @@ class ModelSettings(NamedTuple):
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
         check_aggregation(self.algorithm, self.aggregation)
+        check_loss(self.algorithm, self.name, self.loss)
 
     @property
     def wrapped(self) -> Any:
@@ -90,23 +96,32 @@ class ModelSettings(NamedTuple):
         return max(min(limits, default=1), 1)
 
 
-def build_federation(module: LightningModule, settings: ModelSettings, facts: TrainingFacts) -> Federation:
+def build_federation(
+    module: LightningModule, settings: ModelSettings, facts: TrainingFacts, warm: WarmStart | None = None
+) -> Federation:
     """A federation without seen clients whose server keeps its state in a module.
 
     Args:
         module: the module; leaves of the shared state are registered in it.
         settings: of the module.
         facts: sizes of the training.
+        warm: models of another run to start from; None: fresh ones, or those of a network that was given as such.
 
     Raises:
         ConfigError: if network, data, client trainer and algorithm do not go together.
     """
     shape, outputs = facts.input_shape, facts.target.num_outputs
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
+    given = settings.network if isinstance(settings.network, nn.Module) else None
+    network = settings.network if given is None else copies_of(given)
     task = Task.create(
-        lambda: build_network(settings.network, shape, facts.dtype, outputs), facts.target, facts.seed,
-        init_seeds=init_seeds,
+        lambda: build_network(network, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
     )  # fmt: skip
+    if given is not None:
+        task = replace(task, start=start_of(given))
+    if warm is not None:
+        task = warm.into(task)
     check_outputs(task.network, shape, facts.dtype, (*facts.label_shape, outputs))
     if settings.batch_norm == "local" and not task.norm_names:
         raise ConfigError(
