@@ -122,11 +122,16 @@ class FederatedParser(LightningArgumentParser):
         """Make the objects. For one that may be null jsonargparse wraps what it refuses; the wrapping is taken off.
 
         Raises:
-            ConfigError: if an object refuses its arguments.
+            ConfigError: if an object refuses its arguments, or needs a package that is not there.
         """
         try:
             made: Namespace = super().instantiate(as_function(namespace), *args, **kwargs)
             return made
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"a package is missing: {error}; the extras of lit_fed bring those of loggers, as in "
+                'pip install -e ".[tensorboard]" or pip install -e ".[mlflow]"'
+            ) from error
         except ValueError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None

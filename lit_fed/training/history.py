@@ -74,8 +74,8 @@ class RunHistory:
         if not self.warm_start.num_models == 1 < num_models:
             return ""
         return (
-            f"lit_fed: --init_from {init_from} has one model, from which all {num_models} start; the last layer of each "
-            "is fresh, since equal models would stay equal\n"
+            f"lit_fed: --init_from {init_from} has one model, from which all {num_models} start; the last layer of "
+            "each is fresh, since equal models would stay equal\n"
         )
 
     def identity(self, federation: Federation) -> dict[str, Any]:
