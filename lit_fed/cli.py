@@ -22,6 +22,7 @@ from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
+from lit_fed.command_line.own_networks import with_functions
 from lit_fed.command_line.parser import FederatedParser, refuse_nulls
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
@@ -69,6 +70,7 @@ class SaveConfig(SaveConfigCallback):
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
         module = federated(pl_module)
+        config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
             config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
@@ -148,7 +150,7 @@ class FederatedCLI(LightningCLI):
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
-        given = find_configs(_with_nulls(_given(args)))
+        given = with_functions(find_configs(_with_nulls(_given(args))))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
         refuse_files(given)

@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -23,7 +22,7 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
+from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
@@ -64,7 +63,7 @@ class FederatedTrainer(Trainer):
         kwargs["num_sanity_val_steps"] = 0
         if kwargs.get("log_every_n_steps") is None:
             kwargs["log_every_n_steps"] = 1
-        kwargs["plugins"] = _with_atomic_checkpoints(kwargs.get("plugins"))
+        kwargs["plugins"] = with_atomic_checkpoints(kwargs.get("plugins"))
         kwargs["callbacks"] = _with_usual_callbacks(kwargs)
         kwargs["enable_model_summary"] = False  # Lightning's; see `_with_usual_callbacks`
         kwargs["default_root_dir"] = kwargs.get("default_root_dir") or "runs"
@@ -90,6 +89,7 @@ class FederatedTrainer(Trainer):
         weights_only: bool | None = None,
         *,
         resume_with_changes: bool = False,
+        init_from: str | None = None,
     ) -> None:
         """Run federated rounds, `max_epochs` of them.
 
@@ -102,15 +102,21 @@ class FederatedTrainer(Trainer):
             weights_only: refuse checkpoints with anything but tensors and plain types.
             resume_with_changes: go on with another learning rate, schedule or `clip_norm` than the checkpoint's;
                 config.yaml and summary.json say what was changed and when.
+            init_from: checkpoint of another run, whose shared models a new run starts from, with settings of its own;
+                null: fresh models.
 
         Raises:
             ConfigError: if an argument will not do; nothing has been computed then.
             KeyboardInterrupt: after Ctrl-C, which is passed on, not turned into an exit.
             Terminated: after a SIGTERM to any rank, behind the round that was under way.
         """
-        if resume_with_changes and ckpt_path is None:
-            raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
-        federated(model).history.resume_with_changes = resume_with_changes
+        module = federated(model)
+        note = module.history.begin(
+            ckpt_path, init_from, resume_with_changes=resume_with_changes, num_models=module.algorithm.num_models,
+            is_built=module.is_built,
+        )  # fmt: skip
+        if note and self.is_global_zero:
+            sys.stderr.write(note)
         own = [logger for logger in self.loggers if isinstance(logger, RoundLogger)]
         for logger in own:
             logger.begin(federated(model).algorithm_name)
@@ -391,10 +397,3 @@ def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
         progress=arguments.get("enable_progress_bar") is not False,
     )
     return [_FirstCallback(), MonitorCheck(), *usual]
-
-
-def _with_atomic_checkpoints(plugins: Any) -> list[Any]:
-    chosen = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
-    if any(isinstance(plugin, TorchCheckpointIO) for plugin in chosen):
-        return chosen
-    return [*chosen, AtomicCheckpointIO()]

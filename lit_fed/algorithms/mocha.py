@@ -105,6 +105,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
 
     reduce = "stack"
     default_weighting = "uniform"
+    refuses_loss = "minimises a loss of its own, by --model.algorithm.loss"
     fills_in_absent_clients = False
     counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {

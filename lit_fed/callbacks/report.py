@@ -158,6 +158,7 @@ class RunReport(Callback):
             "versions/lit_fed": importlib.metadata.version("lit-fed"),
             **{f"versions/{name}": version for name, version in packages.items()},
             "git_commit": _git_commit(),
+            **({"init_from": module.history.warm_start.origin} if module.history.warm_start else {}),
             **({"changes_on_resume": module.history.changes} if module.history.changes else {}),
         }
 

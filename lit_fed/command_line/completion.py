@@ -20,7 +20,7 @@ from lit_fed.core.errors import ConfigError
 
 __all__ = ["completion_script"]
 
-PATHS = {"config", "ckpt_path", "output", "clients", "root", "path", "default_root_dir"}
+PATHS = {"config", "ckpt_path", "init_from", "output", "clients", "root", "path", "default_root_dir"}
 """Options, by the last part of their names, that take a file or folder."""
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["check_aggregation", "check_cohort", "check_division", "check_init_seeds", "check_sampling"]
+__all__ = ["check_aggregation", "check_cohort", "check_division", "check_init_seeds", "check_loss", "check_sampling"]
 
 
 def check_aggregation(algorithm: Any, aggregation: str) -> None:
@@ -21,6 +21,24 @@ def check_aggregation(algorithm: Any, aggregation: str) -> None:
         raise ConfigError(
             f"--model.aggregation is stale_fill, and {type(algorithm).__name__} says itself what absent clients count "
             "for; leave it out"
+        )
+
+
+def check_loss(algorithm: Any, name: str, loss: object | None) -> None:
+    """Refuse another loss than the log-loss where an algorithm's own mathematics takes that.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        loss: the loss that was given; None: the log-loss.
+
+    Raises:
+        ConfigError: naming both, with the reason.
+    """
+    if loss is not None and algorithm.refuses_loss:
+        raise ConfigError(
+            f"--model.loss is {type(loss).__name__}, and {name} {algorithm.refuses_loss}; leave it out, or choose "
+            "another --model.algorithm"
         )
 
 

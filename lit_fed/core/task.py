@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from lit_fed.core import tree
+from lit_fed.core.losses import Criterion
 from lit_fed.core.machine.memory import check_network
 from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
@@ -31,9 +32,11 @@ class Task(StackedNetwork):
 
     Args:
         target: what is predicted.
+        criterion: what gradients are taken of in place of the log-loss; None: the log-loss.
     """
 
     target: Target = field(kw_only=True)
+    criterion: Criterion | None = field(default=None, kw_only=True)
 
     @classmethod
     def create(cls, build: Callable[[], nn.Module], target: Target, seed: int = 0, **fields: object) -> Task:
@@ -119,10 +122,15 @@ class Task(StackedNetwork):
         return self.target.score(prediction, y)
 
     # ------------------------------------------------------------------ gradient
+    @property
+    def trained_on(self) -> Criterion | Target:
+        """Whose losses are minimised."""
+        return self.target if self.criterion is None else self.criterion
+
     def value_and_grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m.
+        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, ℓ being the loss of `trained_on`.
 
         The sum is divided by the number of samples, not of weights: it is the gradient of FedEM's surrogate.
 
@@ -142,7 +150,7 @@ class Task(StackedNetwork):
         share = self._share(models, batch, weight)
         if self.closed_form is not None and not self.target.positions:
             outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
-            return (self.target.losses(outputs, y) * share).sum(0), gradient, models.buffers
+            return (self.trained_on.losses(outputs, y) * share).sum(0), gradient, models.buffers
         self.set_mode(training)
         return self._by_vmap(models, batch, share, training=training)
 
@@ -179,7 +187,7 @@ class Task(StackedNetwork):
                 call, x = begun or (self._call, self._laid_out(batch.x[m]))
                 one = self._pass(models, m, x, call)
             with torch.enable_grad():
-                loss = (self.target.losses(one.outputs, y) * share[:, m]).sum()
+                loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers
 
     def full_gradient(
@@ -247,7 +255,7 @@ class Task(StackedNetwork):
         per_model = batch.index.ndim == 2
         outputs = self._wide(network.stacked_outputs(self._stacked(models), batch.x, per_model))
         y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
-        residual = self.target.residual(outputs, y) * share.unsqueeze(-1)
+        residual = self.trained_on.residual(outputs, y) * share.unsqueeze(-1)
         gradient = network.stacked_gradient(batch.x, residual, per_model)
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
@@ -266,7 +274,7 @@ class Task(StackedNetwork):
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
         outputs = self._wide((call or self._call)(parameters, buffers, x))
-        return (self.target.losses(outputs, y) * share).sum(), buffers
+        return (self.trained_on.losses(outputs, y) * share).sum(), buffers
 
     def _by_vmap(
         self, models: ModelState, batch: Batch, share: Tensor, *, training: bool

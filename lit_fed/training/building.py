@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -16,10 +17,12 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_sampling
+from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_loss, check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.losses import Criterion, Loss
 from lit_fed.core.networks.frozen import HEAD, choose_trained
+from lit_fed.core.networks.start import copies_of, start_of
 from lit_fed.core.task import Task
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
@@ -29,6 +32,7 @@ from lit_fed.models.base import Network, build_network, check_outputs, zero_outp
 from lit_fed.rounds import Federation
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
+from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -51,6 +55,7 @@ class ModelSettings(NamedTuple):
     lora_targets: list[str] | None
     lora_alpha: float | None
     metrics: MetricsGiven
+    loss: Loss | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -63,6 +68,7 @@ class ModelSettings(NamedTuple):
         self.adapters.check()
         check_aggregation(self.algorithm, self.aggregation)
         wanted_metrics(self.metrics)
+        check_loss(self.algorithm, self.name, self.loss)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -107,13 +113,16 @@ class ModelSettings(NamedTuple):
         return max(min(limits, default=1), 1)
 
 
-def build_federation(module: LightningModule, settings: ModelSettings, facts: TrainingFacts) -> Federation:
+def build_federation(
+    module: LightningModule, settings: ModelSettings, facts: TrainingFacts, warm: WarmStart | None = None
+) -> Federation:
     """A federation without seen clients whose server keeps its state in a module.
 
     Args:
         module: the module; leaves of the shared state are registered in it.
         settings: of the module.
         facts: sizes of the training.
+        warm: models of another run to start from; None: fresh ones, or those of a network that was given as such.
 
     Raises:
         ConfigError: if network, data, client trainer and algorithm do not go together.
@@ -121,8 +130,13 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
     shape, outputs = facts.input_shape, facts.target.num_outputs
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        lambda: _build(settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds
-    )
+        lambda: _build(settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
+    )  # fmt: skip
+    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
+        task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
+    if warm is not None:
+        task = warm.into(task)
     check_outputs(task.network, shape, facts.dtype, (*facts.label_shape, outputs))
     task = task.with_end(_example(shape, facts.dtype))
     if settings.batch_norm == "local" and not task.norm_names:
@@ -146,7 +160,9 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
 
 def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
     """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
-    network = build_network(settings.network, shape, input_type, outputs)
+    given = settings.network
+    maker = copies_of(given) if isinstance(given, nn.Module) else given
+    network = build_network(maker, shape, input_type, outputs)
     trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
     if trainable is not None:
         choose_trained(network, trainable)

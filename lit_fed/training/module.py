@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from lit_fed.clients import MemoryFormat
 from lit_fed.clients.store import ClientStore
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.losses import Loss
 from lit_fed.core.types import ClientBlock, Population, RoundRecord, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
@@ -40,7 +40,8 @@ class FederatedModule(ServingSteps):
     Args:
         algorithm: the algorithm, with its hyper-parameters.
         solver: how clients train.
-        network: makes the network from the shape of a sample and the number of outputs.
+        network: makes the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
+            weights all models start from; those of a mixture then have a fresh last layer each, to be different.
         client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `debug` slowly and
             with every result checked; `auto` chooses by device and network.
         aggregation: what clients that were not sampled count for in an average of models: nothing (`renormalised`), or
@@ -61,6 +62,7 @@ class FederatedModule(ServingSteps):
         lora_alpha: adapters are scaled by this divided by their rank; null: not at all.
         metrics: what clients are measured by beside accuracy and loss: names of torchmetrics classes, such as
             `[AUROC, F1Score]`; null measures nothing else.
+        loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
 
     Attributes:
         algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
@@ -90,11 +92,12 @@ class FederatedModule(ServingSteps):
         lora_targets: list[str] | None = None,
         lora_alpha: float | None = None,
         metrics: MetricsGiven = None,
+        loss: Loss | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
@@ -135,7 +138,7 @@ class FederatedModule(ServingSteps):
         """Make the federation without any seen client, which is enough to serve unseen ones."""
         self.facts, self.target = facts, facts.target
         self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
-        self.federation = build_federation(self, self.settings, facts)
+        self.federation = build_federation(self, self.settings, facts, self.history.warm_start)
 
     @property
     def is_built(self) -> bool:
@@ -218,9 +221,4 @@ class FederatedModule(ServingSteps):
         """
         if not self.is_built:
             raise ConfigError(WITHOUT_DATA)
-        trainer = self._trainer
-        goes_on = trainer is not None and bool(trainer.training)
-        path = None if trainer is None else trainer.ckpt_path
-        self.results, note = self.history.load(checkpoint, self.federation, path, goes_on=goes_on)
-        if note and (trainer is None or trainer.is_global_zero):
-            sys.stderr.write(note)
+        self.results = self.history.restore(checkpoint, self.federation, self._trainer)

@@ -38,6 +38,10 @@ class ModuleServer:
         self._names = register_leaves(module, shared)
         module.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
 
+    def start_from(self, task: Task, shared: Tree) -> None:
+        """Take another task, whose models start elsewhere, and what clients without a state of their own start from."""
+        self._task, self.initial_shared = task, shared
+
     @property
     def task(self) -> Task:
         """The task with what is frozen on the module's device."""

@@ -14,6 +14,7 @@ from lit_fed.training.checkpoint import (
     schedule_rounds,
 )
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["restore_for_unseen_clients"]
 
@@ -44,6 +45,7 @@ def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, An
         compare_arguments(stored["arguments"], module.history.arguments) or compare_identities(kept, own, settings)
     )
     facts = TrainingFacts.from_plain(stored["serving"])
+    module.history.warm_start = WarmStart.found_in(stored)
     module.build_shared(facts)
     module.federation.schedule_rounds = schedule_rounds(stored)
     server: Any = module.federation.server

@@ -22,6 +22,7 @@ from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
 from lit_fed.core.networks.fresh import fresh_network, initial_seeds
 from lit_fed.core.networks.frozen import train_mode
 from lit_fed.core.networks.layers import drops_units, normalises_batches
+from lit_fed.core.networks.start import Start
 from lit_fed.core.networks.trained_end import TrainedEnd
 from lit_fed.core.types import ModelState
 
@@ -51,6 +52,7 @@ class StackedNetwork:
         channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
             are taken one after another; the numbers are the same up to rounding.
         memory: the forward pass of one client that is worth keeping.
+        start: models that take the place of fresh ones; None: fresh ones.
     """
 
     build: Callable[[], nn.Module]
@@ -64,15 +66,18 @@ class StackedNetwork:
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     memory: ForwardMemory | None = None
+    start: Start | None = field(default=None, compare=False)
 
     def init(self, num_models: int, seed: int) -> ModelState:
         """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
 
         Raises:
-            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
+            ConfigError: if `init_seeds` names fewer seeds than there are models, memory has no room for them, or those
+                to start from do not fit.
         """
         check_models(num_models, self.network)
-        return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
+        fresh: ModelState = tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])
+        return fresh if self.start is None else self.start.into(fresh, self.network)
 
     def _fresh(self, seed: int) -> ModelState:
         network = self.network if seed == self.template_seed else fresh_network(self.build, seed, self.dtype)
