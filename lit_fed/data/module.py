@@ -15,7 +15,7 @@ from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
-from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.data_sets.base import DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
@@ -193,8 +193,8 @@ class FederatedDataModule(LightningDataModule):
         return TrainingFacts(
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
-            self.clients_per_block, weighting, seed, num_rounds, self.dataset.normalisation,
-            self.seen.class_names,
+            self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
+            self.seen.class_names, self.seen.columns,
         )  # fmt: skip
 
     @property
@@ -202,6 +202,12 @@ class FederatedDataModule(LightningDataModule):
         """Seen and unseen clients."""
         assert self.seen is not None
         return self.seen, self.unseen
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """Constants by which inputs were normalised: learnt from the training samples, or those of the data set."""
+        assert self.seen is not None
+        return self.seen.normalisation or self.dataset.normalisation
 
     @property
     def evaluation_split(self) -> Literal["val", "test"]:
