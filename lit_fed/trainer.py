@@ -272,10 +272,8 @@ class FederatedTrainer(Trainer):
                 raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
             facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
             data, ckpt_path = UnseenFolder(clients, facts, client), None
-            normalisation = facts.normalisation
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)
-            normalisation = data.normalisation
         else:
             raise ConfigError(
                 "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
@@ -286,7 +284,7 @@ class FederatedTrainer(Trainer):
         if served is None:
             return None
         example = (data.seen or data.unseen).train.x[:1]
-        return personal_model(module, tree.index(served.states, 0), example, normalisation, client)
+        return personal_model(module, tree.index(served.states, 0), example, module.facts.normalisation, client)
 
     def export(
         self,

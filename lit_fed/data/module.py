@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
 from lit_fed.data.data_sets.base import DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.populations.build import build_populations, infer_target
@@ -29,6 +30,9 @@ from lit_fed.data.populations.checks import (
 )
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 
@@ -138,6 +142,45 @@ class FederatedDataModule(LightningDataModule):
         self.unseen: Population | None = None
         self.predicted = Predicted()
         self.planner: RoundPlanner | None = None
+
+    @classmethod
+    def from_clients(
+        cls, clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None, **settings: Any
+    ) -> FederatedDataModule:
+        """Clients whose samples a program holds; `val_fraction` and `test_fraction` divide them.
+
+        Args:
+            clients: inputs [n, ...] and labels [n] or [n, L] of each by name, as in `{"alice": (x, y), "bob": …}`:
+                arrays of NumPy, tensors or lists. Labels of text are classes that keep their names.
+            unseen: likewise clients that take no part in the training.
+            settings: other arguments of the class.
+        """
+        return cls(data_set_of_arrays(clients, unseen), **settings)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        client: str | None,
+        label: str,
+        features: Sequence[str] | None = None,
+        unseen: Sequence[str] = (),
+        table: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> FederatedDataModule:
+        """The rows of a data frame, a sample each, read as `Table` reads a file.
+
+        Args:
+            frame: the frame.
+            client: column that says whose a sample is; None: `partition` divides the rows.
+            label: column with the labels.
+            features: columns that inputs are made from; None: all others.
+            unseen: names of clients that take no part in the training.
+            table: other fields of `Table`, as in `{"split_column": "fold"}`.
+            settings: other arguments of the class.
+        """
+        return cls(data_set_of_frame(frame, client, label, features, unseen, **table or {}), **settings)
 
     def prepare_data(self) -> None:
         """Fetch missing files; Lightning calls this on one rank of each node, before any `setup`."""

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import Feature, TableColumns, TableEncoder
 from lit_fed.data.data_sets.table_rows import (
     TableRows,
@@ -17,12 +18,12 @@ from lit_fed.data.data_sets.table_rows import (
     numbers,
     read_rows,
     require_values,
+    split_names,
     texts,
 )
 
 __all__ = ["Table"]
 
-SPLITS = ("train", "val", "test")
 PREFIX = "--data.dataset"
 MANY = 20
 """Whole numbers as labels: of more than so many different ones they may well be quantities."""
@@ -119,8 +120,7 @@ class Table(PooledDataSet):
     def _check_columns(self, rows: TableRows) -> None:
         require(
             bool(self.label_column),
-            f"Table: label_column is not set; pass {PREFIX}.label_column, one of "
-            f"{', '.join(map(str, rows.frame.columns[:20]))}",
+            f"label_column is not set; give one of the columns {', '.join(map(str, rows.frame.columns[:20]))}",
         )
         for name in ("client_column", "label_column", "split_column"):
             column = getattr(self, name)
@@ -163,7 +163,7 @@ class Table(PooledDataSet):
         require(
             self.task is not None or not is_numeric(values) or len(names) <= max(MANY, len(found) // 5),
             f"{rows.source}: column {self.label_column!r} holds {len(names)} different whole numbers; say by "
-            f"{PREFIX}.task whether they are classes (classification) or quantities (regression)",
+            "task whether they are classes (classification) or quantities (regression)",
         )
         require(
             len(names) > 1,
@@ -185,10 +185,7 @@ class Table(PooledDataSet):
         """The split of each row [n], where a column says it."""
         if self.split_column is None:
             return None
-        found = texts(rows, self.split_column, mixed=True)
-        for row, value in enumerate(found):
-            if value not in SPLITS:
-                raise rows.error(row, self.split_column, f"{value!r} is no split; write train, val or test")
+        found = split_names(rows, self.split_column)
         return np.array([SPLITS.index(one) for one in found])
 
     def _unseen(

@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.data_sets.client_folder import ClientArrays
+from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays
 from lit_fed.data.data_sets.columns import TableColumns, encode
-from lit_fed.data.data_sets.table_rows import TableRows, as_text, missing_values, numbers, read_rows, texts
+from lit_fed.data.data_sets.table_rows import TableRows, as_text, missing_values, numbers, read_rows, split_names, texts
 
 __all__ = ["read_table_clients"]
 
-SPLITS = ("train", "val", "test")
 OPTION = "--clients"
 
 
@@ -45,7 +44,9 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
         clients = np.full(len(x), path.stem, dtype=object)
     else:
         clients = texts(rows, columns.client_column, mixed=True)
-    split = np.where(labelled, "train", "test") if columns.split_column is None else _splits(rows, columns.split_column)
+    split = (
+        np.where(labelled, "train", "test") if columns.split_column is None else split_names(rows, columns.split_column)
+    )
     arrays = []
     for name in sorted(set(clients)):
         require("/" not in name, f"{path}: client {name!r} would be a file in a folder of results; call it without a /")
@@ -64,7 +65,9 @@ def _client(
         not bare.any(),
         f"{rows.place(int(bare.argmax()))}: a training row without a label; label it, or call it test",
     )
-    require(bool(train.any()), f"{source} has no row with a label to adapt on; label one at least, or leave the client out")
+    require(
+        bool(train.any()), f"{source} has no row with a label to adapt on; label one at least, or leave the client out"
+    )
     known = labelled[test]
     require(
         bool(known.all() or not known.any()),
@@ -94,12 +97,3 @@ def _labels(rows: TableRows, column: str, labelled: np.ndarray, class_names: tup
             )
         y[row] = number[name]
     return y
-
-
-def _splits(rows: TableRows, column: str) -> np.ndarray:
-    """The split of each row."""
-    found = texts(rows, column, mixed=True)
-    for row, value in enumerate(found):
-        if value not in SPLITS:
-            raise rows.error(row, column, f"{value!r} is no split; write train, val or test")
-    return found

@@ -27,6 +27,7 @@ __all__ = [
     "read_rows",
     "require_values",
     "rows_of_frame",
+    "split_names",
     "texts",
 ]
 
@@ -187,7 +188,7 @@ def missing_values(values: pd.Series[Any]) -> np.ndarray:
     """Which values are missing, [n] bool: none, not a number, or an empty text."""
     missing = values.isna().to_numpy(dtype=bool)
     if values.dtype.kind == "O":
-        missing |= np.array([isinstance(one, str) and not one.strip() for one in values], dtype=bool)
+        missing = missing | np.array([isinstance(one, str) and not one.strip() for one in values], dtype=bool)
     return missing  # type: ignore[no-any-return]
 
 
@@ -223,6 +224,19 @@ def texts(rows: TableRows, column: str, *, mixed: bool = False) -> np.ndarray:
                 f"{found[row]!r} is a number that is stored as text; store numbers, or name the column in "
                 "category_columns (labels: say task classification)",
             )  # fmt: skip
+    return found
+
+
+def split_names(rows: TableRows, column: str) -> np.ndarray:
+    """The values of a column that says train, val or test, [n] of objects.
+
+    Raises:
+        ConfigError: naming the first row that says something else.
+    """
+    found = texts(rows, column, mixed=True)
+    for row, value in enumerate(found):
+        if value not in ("train", "val", "test"):
+            raise rows.error(row, column, f"{value!r} is no split; write train, val or test")
     return found
 
 
