@@ -251,6 +251,8 @@ class FederatedCLI(LightningCLI):
         given = super()._prepare_subcommand_kwargs(subcommand)
         if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
             return {name: value for name, value in given.items() if name != "datamodule"}
+        if subcommand == "predict" and given["output"] is None:
+            given["output"] = str(_run_folder(Path(given["ckpt_path"])) / "predictions.csv")
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -293,6 +295,11 @@ def _default_name(given: list[str], config: Namespace) -> str:
     files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
     stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
     return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
+
+
+def _run_folder(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint is of: that around `checkpoints`, or else the checkpoint's own."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path, int]:

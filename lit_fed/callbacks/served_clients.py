@@ -109,7 +109,13 @@ def _plain(state: Tree) -> Any:
     return {name: _plain(one) for name, one in zip(names, state, strict=True)}
 
 
-def prediction_table(served: ServedClients, names: list[str], first_id: int, target: Target) -> pd.DataFrame:
+def prediction_table(
+    served: ServedClients,
+    names: list[str],
+    first_id: int,
+    target: Target,
+    class_names: tuple[str, ...] | None = None,
+) -> pd.DataFrame:
     """One row for each sample, of sequences for each position of each sample.
 
     Args:
@@ -117,10 +123,12 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
         names: names of the clients of the population, [T].
         first_id: identity of the first of them.
         target: what is predicted.
+        class_names: of the classes, [C]; None: their numbers.
 
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
-        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`.
+        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`, with names of classes
+        instead of numbers where there are any.
     """
     import pandas as pd
 
@@ -140,8 +148,12 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
         return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
     log_prob = served.log_prob.flatten(0, -2)
     columns["prediction"] = log_prob.argmax(1).numpy()
+    if class_names is not None:
+        called = np.array(class_names, dtype=object)
+        columns |= {name: called[columns[name]] for name in ("label", "prediction")}
     probabilities = log_prob.exp_()
-    return pd.DataFrame(columns | {f"p_{c}": probabilities[:, c].numpy() for c in range(probabilities.shape[1])})
+    classes = range(probabilities.shape[1]) if class_names is None else class_names
+    return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
 
 
 def unseen_tables(
@@ -160,10 +172,11 @@ def unseen_tables(
     """
     population = data.unseen
     first_id = population.train.first_id
-    predictions = prediction_table(served, population.names, first_id, module.target)
+    class_names = module.facts.class_names
+    predictions = prediction_table(served, population.names, first_id, module.target, class_names)
     if not data.labelled.all():
         label = predictions["label"]
-        label = label if module.target.continuous else label.astype("Int64")
+        label = label if module.target.continuous or class_names is not None else label.astype("Int64")
         predictions["label"] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0

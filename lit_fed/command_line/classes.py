@@ -53,10 +53,14 @@ FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckp
 
 
 def subclasses(base: type) -> list[type]:
-    """All classes below one, without those that are only bases of others."""
+    """All classes below one, without private ones and those that are only bases of others."""
     direct: list[type] = base.__subclasses__()
     found = [one for each in direct for one in (each, *subclasses(each))]
-    return [one for one in dict.fromkeys(found) if not getattr(one, "__abstractmethods__", None)]
+    return [
+        one
+        for one in dict.fromkeys(found)
+        if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))
+    ]
 
 
 def class_names(base: type) -> list[str]:

@@ -201,16 +201,17 @@ def _about(
     module: FederatedModule, client: str, example: Tensor, normalisation: Normalisation | None
 ) -> dict[str, Any]:
     """What a file says of its model."""
-    target = module.target
+    target, facts = module.target, module.facts
     return {
         "client": client,
         "algorithm": module.algorithm_name,
         "network": type(module.federation.terms.task.network).__name__,
         "input_shape": ["N", *example.shape[1:]],
         "input_type": str(example.dtype).removeprefix("torch."),
+        "input_names": None if facts.columns is None else facts.columns.input_names,
         "normalisation": None if normalisation is None else normalisation._asdict(),
         "output": "value" if target.continuous else "probabilities",
-        "classes": None if target.continuous else list(range(target.num_classes)),
+        "classes": None if target.continuous else list(facts.class_names or range(target.num_classes)),
     }
 
 
@@ -270,13 +271,14 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 
 # ------------------------------------------------------------------ files
-def check_program_file(path: Path, format: str) -> None:
-    """Refuse a file that no program can be written to.
+def check_program_file(output: str | Path, format: str) -> Path:
+    """The file of a program, with `~` written out; one that cannot be written is refused.
 
     Raises:
         ConfigError: if the format or the file's ending is unknown, the file exists, its folder cannot be written or a
             package is missing.
     """
+    path = given_path(str(output), "--output")
     if format not in ENDINGS:
         raise ConfigError(f"--format is {format}; choose pt or onnx")
     if path.suffix != ENDINGS[format]:
@@ -284,7 +286,6 @@ def check_program_file(path: Path, format: str) -> None:
             f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
             "it, or choose the other format"
         )
-    given_path(str(path), "--output")
     if path.exists():
         raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
     for package in ("onnx", "onnxscript") if format == "onnx" else ():
@@ -295,6 +296,7 @@ def check_program_file(path: Path, format: str) -> None:
                 f'--format onnx needs the package {package}; pip install "onnx>=1.17" "onnxscript>=0.5", or choose pt'
             ) from error
     check_writable(path.parent, "--output")
+    return path
 
 
 def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"] = "pt") -> None:

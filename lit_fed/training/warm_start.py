@@ -86,8 +86,8 @@ class WarmStart(NamedTuple):
         """
         if self.digest and task.frozen and self.digest != digest_of(task.frozen):
             raise ConfigError(
-                f"--init_from {self.path} does not fit: its models were trained over other frozen parameters than those "
-                "of this run; give the same --model.network with the same weights, and the same --model.trainable"
+                f"--init_from {self.path} does not fit: its models were trained over other frozen parameters than "
+                "those of this run; give the same --model.network with the same weights, and the same --model.trainable"
             )
         for name, leaf in task.frozen.items():
             found = self.frozen.get(_flat(name))
