@@ -39,6 +39,7 @@ class RunHistory:
             "client states in files": federation.store.in_files,
             "data (fingerprint)": self.fingerprint,
             "seed": federation.terms.seed,
+            "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         }
 
     def entry(self, federation: Federation, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
