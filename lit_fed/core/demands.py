@@ -10,7 +10,14 @@ import torch
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["check_aggregation", "check_augmented_steps", "check_cohort", "check_division", "check_init_seeds", "check_sampling"]
+__all__ = [
+    "check_aggregation",
+    "check_augmented_steps",
+    "check_cohort",
+    "check_division",
+    "check_init_seeds",
+    "check_sampling",
+]
 
 ROUNDS_LOOKED_AT = 100
 """Rounds of which one at least has local steps, where an algorithm takes some."""

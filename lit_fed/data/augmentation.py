@@ -1,7 +1,7 @@
 """Augmentation as people write it: torchvision's transforms by name, with their arguments.
 
-    RandomHorizontalFlip, RandomCrop(32, padding=4)
-    RandomApply([ColorJitter(brightness=0.4)], p=0.8)
+RandomHorizontalFlip, RandomCrop(32, padding=4)
+RandomApply([ColorJitter(brightness=0.4)], p=0.8)
 """
 
 from __future__ import annotations
@@ -173,4 +173,6 @@ def _made(name: str, node: ast.expr, positional: list[Any], named: dict[str, Any
     try:
         return known[name](*positional, **named)
     except Exception as error:
-        raise ConfigError(f"--data.augment {augment!r}: {ast.unparse(node)} cannot be made ({error}); correct it") from error
+        raise ConfigError(
+            f"--data.augment {augment!r}: {ast.unparse(node)} cannot be made ({error}); correct it"
+        ) from error

@@ -15,7 +15,13 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_aggregation, check_augmented_steps, check_division, check_init_seeds, check_sampling
+from lit_fed.core.demands import (
+    check_aggregation,
+    check_augmented_steps,
+    check_division,
+    check_init_seeds,
+    check_sampling,
+)
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Task

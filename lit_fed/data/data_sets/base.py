@@ -31,11 +31,12 @@ __all__ = [
 class Samples(NamedTuple):
     """All samples of a pooled data set, in no particular order."""
 
-    x: np.ndarray  # [n, ...]
+    x: np.ndarray  # [n, ...]; pixels as uint8 are scaled to 0..1, and then normalised by the data set's constants
     y: np.ndarray  # [n] or [n, L]
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, where the data name them
+    unseen: np.ndarray | None = None  # [natural clients] bool: those that the data set itself keeps out of training
 
 
 class Normalisation(NamedTuple):

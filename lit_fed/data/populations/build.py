@@ -65,7 +65,7 @@ def build_populations(
         _refuse_partition(dataset, partition, num_clients)
         seen, unseen = with_validation(*dataset.load(), val_fraction, seed)
     elif isinstance(dataset, PooledDataSet):
-        seen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
+        seen, unseen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
@@ -159,8 +159,8 @@ def _divide_pool(
     val_fraction: float,
     test_fraction: float,
     seed: int,
-) -> Population:
-    """Partition the pool and split every client's samples."""
+) -> tuple[Population, Population | None]:
+    """Partition the pool and split every client's samples; clients whom the data set keeps unseen are set apart."""
     samples = dataset.load()
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
@@ -171,11 +171,20 @@ def _divide_pool(
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
     rows = [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
-    train, val, test = (split_of(x, y, list(column)) for column in zip(*rows, strict=True))
+    train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
-    return Population(
+    population = Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names
     )
+    if samples.unseen is None or samples.owner is None:
+        return population, None
+    require(
+        isinstance(partition, Natural),
+        f"partition {type(partition).__name__}: {type(dataset).__name__} says itself which of its clients are unseen, "
+        "so leave the partition out",
+    )
+    chosen = samples.unseen[[samples.owner[part[0]] for part in parts]]
+    return select_clients(population, np.flatnonzero(~chosen)), select_clients(population, np.flatnonzero(chosen))
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:
