@@ -128,7 +128,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
         check_linear_task(ctx.task, "MOCHA", ("binary", "multiclass"))
         if ctx.augmentation is not None:
             raise ConfigError(
-                f"--data.augment {ctx.augmentation.said}: MOCHA has a dual variable for each sample as it is; leave it out"
+                f"--data.augment {ctx.augmentation.said}: MOCHA has dual variables of fixed samples; leave it out"
             )
         return _unrelated(ctx.task.init(1, ctx.seed), ctx.num_clients)
 

@@ -68,9 +68,9 @@ class Augmentation:
                 f"--data.augment {self.said}: fails on pictures of shape {list(picture.shape)} ({error}); correct it"
             ) from error
         if not isinstance(out, Tensor) or (out.shape, out.dtype) != (picture.shape, picture.dtype):
-            found = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, Tensor) else f"a {type(out).__name__}"
+            found = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
             raise ConfigError(
-                f"--data.augment {self.said}: makes {found} of pictures of {picture.dtype} and shape "
+                f"--data.augment {self.said}: makes {found.removeprefix('torch.')} of a picture of shape "
                 f"{list(picture.shape)}; a network takes one shape, so end with a transform that restores it"
             )
         return out

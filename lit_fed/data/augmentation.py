@@ -23,6 +23,7 @@ from lit_fed.data.populations.checks import looked_at
 __all__ = ["check_augmentation", "make_augmentation", "written_out"]
 
 EXAMPLE = "RandomHorizontalFlip, RandomCrop(32, padding=4)"
+FIX = f"give names of torchvision's transforms with their arguments, such as {EXAMPLE!r}"
 
 REFUSED = {
     **dict.fromkeys(["CutMix", "MixUp"], "mixes the labels of a batch as well"),
@@ -45,7 +46,8 @@ def written_out(augment: str | Sequence[str] | None) -> str | None:
     """The transforms in one form, in which settings are compared and kept: names with arguments, between commas.
 
     Args:
-        augment: transforms between commas, or several such texts; None or nothing: no augmentation.
+        augment: transforms between commas, or a list of them, which may be cut at any comma; None or nothing: no
+            augmentation.
 
     Raises:
         ConfigError: if that is no list of names, with arguments where they take some.
@@ -55,8 +57,11 @@ def written_out(augment: str | Sequence[str] | None) -> str | None:
         'RandomHorizontalFlip, RandomCrop(8, padding=1)'
     """
     texts = [augment] if isinstance(augment, str) else list(augment or ())
-    calls = [call for text in texts for call in _calls(text)]
-    return ", ".join(map(ast.unparse, calls)) or None
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"--data.augment holds a {type(text).__name__}; {FIX}")
+    # YAML cuts [A, B(1, c=2)] into A and B(1 and c=2)
+    return ", ".join(map(ast.unparse, _calls(", ".join(texts)))) or None if texts else None
 
 
 def make_augmentation(augment: str | None, normalisation: Normalisation | None = None) -> Augmentation | None:
@@ -114,31 +119,26 @@ def check_augmentation(
 
 def _calls(text: str) -> list[ast.expr]:
     """The transforms in a text, each a name or a call; a list of them may stand in brackets."""
-    fix = f"give names of torchvision's transforms with their arguments, such as {EXAMPLE!r}"
-    if not isinstance(text, str):
-        raise ConfigError(f"--data.augment holds a {type(text).__name__}; {fix}")
     try:
         body = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"--data.augment {text!r} cannot be read ({error.args[0]}); {fix}") from error
-    calls = [_without_path(one) for one in (body.elts if isinstance(body, ast.Tuple | ast.List) else [body])]
+        raise ConfigError(f"--data.augment {text!r} cannot be read ({error.args[0]}); {FIX}") from error
+    given = [body] if not isinstance(body, ast.Tuple) else body.elts
+    listed = [call for one in given for call in (one.elts if isinstance(one, ast.List) else [one])]
+    calls: list[ast.expr] = [_Names().visit(one) for one in listed]
     for call in calls:
         if not isinstance(call.func if isinstance(call, ast.Call) else call, ast.Name):
-            raise ConfigError(f"--data.augment {text!r}: {ast.unparse(call)} is no transform; {fix}")
+            raise ConfigError(f"--data.augment {text!r}: {ast.unparse(call)} is no transform; {FIX}")
     return calls
 
 
 class _Names(ast.NodeTransformer):
     """Takes `torchvision.transforms.v2.` off the names of transforms."""
 
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:  # noqa: N802 - a name of Python's
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         if ast.unparse(node.value) in ("v2", "transforms.v2", "torchvision.transforms.v2"):
             return ast.Name(node.attr)
         return node
-
-
-def _without_path(call: ast.expr) -> ast.expr:
-    return _Names().visit(call)  # type: ignore[no-any-return]
 
 
 def _value(node: ast.expr, augment: str) -> Any:
@@ -155,7 +155,7 @@ def _value(node: ast.expr, augment: str) -> Any:
         return ast.literal_eval(node)
     except ValueError as error:
         raise ConfigError(
-            f"--data.augment {augment!r}: {ast.unparse(node)} is no plain value; give numbers, texts, lists or transforms"
+            f"--data.augment {augment!r}: {ast.unparse(node)} is no number, text, list or transform"
         ) from error
 
 
