@@ -61,7 +61,8 @@ def written_out(augment: str | Sequence[str] | None) -> str | None:
         if not isinstance(text, str):
             raise ConfigError(f"--data.augment holds a {type(text).__name__}; {FIX}")
     # YAML cuts [A, B(1, c=2)] into A and B(1 and c=2)
-    return ", ".join(map(ast.unparse, _calls(", ".join(texts)))) or None if texts else None
+    joined = ", ".join(texts)
+    return ", ".join(map(ast.unparse, _calls(joined))) if joined.strip() else None
 
 
 def make_augmentation(augment: str | None, normalisation: Normalisation | None = None) -> Augmentation | None:
@@ -166,7 +167,7 @@ def _made(name: str, node: ast.expr, positional: list[Any], named: dict[str, Any
     known = {key: one for key, one in vars(v2).items() if isinstance(one, type) and issubclass(one, torch.nn.Module)}
     if name not in known or name in REFUSED or name == "Transform":
         close = difflib.get_close_matches(name, known, 1, 0.6)
-        meant = [one for one in known if name.lower() in one.lower()] or close
+        meant = [one for one in known if one.lower() == f"random{name.lower()}"] or close
         fix = f"did you mean {meant[0]}?" if meant else f"give some of torchvision.transforms.v2, such as {EXAMPLE!r}"
         why = f"{name} {REFUSED[name]}; leave it out" if name in REFUSED else f"there is no transform {name}; {fix}"
         raise ConfigError(f"--data.augment {augment!r}: {why}")
