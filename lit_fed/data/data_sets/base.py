@@ -36,7 +36,7 @@ class Samples(NamedTuple):
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, where the data name them
-    unseen: np.ndarray | None = None  # [natural clients] bool: those that the data set itself keeps out of training
+    unseen: tuple[str, ...] = ()  # names of the natural clients that take no part in the training
 
 
 class Normalisation(NamedTuple):

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.given_paths import given_path, require_file
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
 
-__all__ = ["ImageFolder"]
+__all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 OF_THE_SYSTEM = {"thumbs.db", "desktop.ini"}
@@ -49,7 +50,7 @@ class _Found(NamedTuple):
     class_names: tuple[str, ...]
     owner: np.ndarray | None = None  # [n] int64
     names: list[str] | None = None  # of the owners
-    unseen: np.ndarray | None = None  # [owners] bool
+    unseen: tuple[str, ...] = ()  # owners that take no part in the training
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class ImageFolder(PooledDataSet):
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
         if self.layout == "classes":
-            classes = {one.name: _pictures(one) for one in _folders(root, CLASSES, self.layout)}
+            classes = {one.name: pictures_in(one) for one in _folders(root, CLASSES, self.layout)}
             class_names = self._class_names([classes], root)
             return _Found(*_listed([classes], class_names)[:2], class_names)
         parts = [root / "seen", root / "unseen"] if (root / "seen").is_dir() else [root]
@@ -138,13 +139,12 @@ class ImageFolder(PooledDataSet):
         names = [one.name for one in clients]
         for name in names:
             require(names.count(name) == 1, f"{root}: client {name!r} is both seen and unseen; remove one of them")
-        found = [{one.name: _pictures(one) for one in _folders(client, CLIENTS, self.layout)} for client in clients]
+        found = [{one.name: pictures_in(one) for one in _folders(client, CLIENTS, self.layout)} for client in clients]
         class_names = self._class_names(found, root)
         paths, labels, owner = _listed(found, class_names)
         for client, pictures in zip(clients, found, strict=True):
             require(any(pictures.values()), f"{client}: no picture of this client; add some, or remove the folder")
-        unseen = np.arange(len(names)) >= len(each[0])
-        return _Found(paths, labels, class_names, owner, names, unseen if unseen.any() else None)
+        return _Found(paths, labels, class_names, owner, names, tuple(names[len(each[0]) :]))
 
     def _class_names(self, found: list[dict[str, list[Path]]], root: Path) -> tuple[str, ...]:
         """Classes by number; folders that are none of them, and classes of which there is no picture, are refused."""
@@ -197,7 +197,7 @@ class ImageFolder(PooledDataSet):
                     "--data.dataset.cache_dir, a smaller --data.dataset.image_size or a larger memory_gb"
                 ) from error
         x = np.empty(shape, np.uint8)
-        for row, picture in enumerate(self._decoded(paths)):
+        for row, picture in enumerate(decoded(paths, self.image_size, self.channels)):
             x[row] = picture
         return x
 
@@ -223,50 +223,62 @@ class ImageFolder(PooledDataSet):
         return target
 
     def _write(self, paths: list[Path], file: IO[bytes]) -> None:
-        for picture in self._decoded(paths):
+        for picture in decoded(paths, self.image_size, self.channels):
             file.write(picture.tobytes())
         file.flush()
 
-    def _decoded(self, paths: list[Path]) -> Iterator[np.ndarray]:
-        """Each picture [channels, height, width] uint8, in order; decoders run beside each other."""
-        with ThreadPoolExecutor() as pool:
-            for lo in range(0, len(paths), READ_AT_ONCE):
-                yield from pool.map(self._decode, paths[lo : lo + READ_AT_ONCE])
 
-    def _decode(self, path: Path) -> np.ndarray:
-        from PIL import Image, ImageOps
+def decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[np.ndarray]:
+    """Pictures [channels, image_size, image_size] uint8 in the order of their files; decoders run beside each other.
 
-        require_file(path, "remove it, or put the picture there")
-        try:
-            with Image.open(path) as file:
-                mode = file.mode
-                picture = ImageOps.exif_transpose(file)
-                if not mode.startswith(DEEP):
-                    if mode == "P":  # a palette may hold transparency, which only this form keeps apart
-                        picture = picture.convert("RGBA")
-                    size = (self.image_size, self.image_size)
-                    picture = ImageOps.fit(picture.convert(MODES[self.channels]), size, Image.Resampling.BILINEAR)
-        except Exception as error:  # whatever a damaged file makes Pillow and its decoders raise
-            raise ConfigError(
-                f"{path}: cannot be read as a picture ({error or type(error).__name__}); replace or remove it"
-            ) from error
-        require(
-            not mode.startswith(DEEP),
-            f"{path}: its pixels have more than 8 bits (mode {mode}); store it with 8, scaled as you want it seen",
-        )
-        pixels = np.asarray(picture)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    Args:
+        paths: the files.
+        image_size: height and width, see `ImageFolder`.
+        channels: 3 for colours, 1 for grey.
+
+    Raises:
+        ConfigError: naming a file that cannot be read as a picture of 8 bits.
+    """
+    with ThreadPoolExecutor() as pool:
+        for lo in range(0, len(paths), READ_AT_ONCE):
+            yield from pool.map(
+                partial(_decode, image_size=image_size, mode=MODES[channels]), paths[lo : lo + READ_AT_ONCE]
+            )
 
 
-def _entries(folder: Path) -> list[Path]:
-    """What people put into a folder, by name."""
+def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    require_file(path, "remove it, or put the picture there")
+    try:
+        with Image.open(path) as file:
+            stored = file.mode
+            picture = ImageOps.exif_transpose(file)
+            if not stored.startswith(DEEP):
+                if stored == "P":  # a palette may hold transparency, which only this form keeps apart
+                    picture = picture.convert("RGBA")
+                picture = ImageOps.fit(picture.convert(mode), (image_size, image_size), Image.Resampling.BILINEAR)
+    except Exception as error:  # whatever a damaged file makes Pillow and its decoders raise
+        raise ConfigError(
+            f"{path}: cannot be read as a picture ({error or type(error).__name__}); replace or remove it"
+        ) from error
+    require(
+        not stored.startswith(DEEP),
+        f"{path}: its pixels have more than 8 bits (mode {stored}); store it with 8, scaled as you want it seen",
+    )
+    pixels = np.asarray(picture)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def visible_entries(folder: Path) -> list[Path]:
+    """What people put into a folder, by name, without what their systems leave there."""
     entries = (one for one in folder.iterdir() if not one.name.startswith("."))
     return sorted(one for one in entries if one.name.lower() not in OF_THE_SYSTEM)
 
 
 def _folders(folder: Path, layout: str, name: str) -> list[Path]:
     """The folders in a folder that holds nothing else."""
-    entries = _entries(folder)
+    entries = visible_entries(folder)
     for entry in entries:
         picture = entry.suffix.lower() in SUFFIXES
         other = f"; {CLASSES} is --data.dataset.layout classes" if picture and name == "clients" else ""
@@ -278,9 +290,13 @@ def _folders(folder: Path, layout: str, name: str) -> list[Path]:
     return entries
 
 
-def _pictures(folder: Path) -> list[Path]:
-    """The pictures in a folder that holds nothing else."""
-    entries = _entries(folder)
+def pictures_in(folder: Path) -> list[Path]:
+    """The pictures in a folder that holds nothing else, by name.
+
+    Raises:
+        ConfigError: naming what else it holds.
+    """
+    entries = visible_entries(folder)
     for entry in entries:
         require(
             not entry.is_dir(),

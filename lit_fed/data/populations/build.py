@@ -65,7 +65,9 @@ def build_populations(
         _refuse_partition(dataset, partition, num_clients)
         seen, unseen = with_validation(*dataset.load(), val_fraction, seed)
     elif isinstance(dataset, PooledDataSet):
-        seen, unseen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
+        samples = dataset.load()
+        seen = _divide_pool(dataset, samples, partition, num_clients, val_fraction, test_fraction, seed)
+        seen, unseen = _set_aside(seen, samples)
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
@@ -154,18 +156,23 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
 
 def _divide_pool(
     dataset: PooledDataSet,
+    samples: Samples,
     partition: Partition | None,
     num_clients: int | None,
     val_fraction: float,
     test_fraction: float,
     seed: int,
-) -> tuple[Population, Population | None]:
-    """Partition the pool and split every client's samples; clients whom the data set keeps unseen are set apart."""
-    samples = dataset.load()
+) -> Population:
+    """Partition the pool and split every client's samples."""
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
     if dataset.natural or isinstance(partition, Natural):
         _refuse_partition(dataset, partition, num_clients)
+    require(
+        not samples.unseen or isinstance(partition, Natural),
+        f"partition {type(partition).__name__} makes clients of its own, and {type(dataset).__name__} is told which of "
+        "its clients stay unseen; leave one of them out",
+    )
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
     groups = partition.groups(len(parts), seed)
@@ -173,18 +180,9 @@ def _divide_pool(
     rows = [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
     train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
-    population = Population(
+    return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names
     )
-    if samples.unseen is None or samples.owner is None:
-        return population, None
-    require(
-        isinstance(partition, Natural),
-        f"partition {type(partition).__name__}: {type(dataset).__name__} says itself which of its clients are unseen, "
-        "so leave the partition out",
-    )
-    chosen = samples.unseen[[samples.owner[part[0]] for part in parts]]
-    return select_clients(population, np.flatnonzero(~chosen)), select_clients(population, np.flatnonzero(chosen))
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:
@@ -205,6 +203,15 @@ def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray
         return [str(client_id) for client_id in range(len(parts))]
     owners = [int(samples.owner[part[0]]) for part in parts]
     return [str(owner) if samples.names is None else samples.names[owner] for owner in owners]
+
+
+def _set_aside(clients: Population, samples: Samples) -> tuple[Population, Population | None]:
+    """Keep the clients that the data set names unseen out of the training."""
+    if not samples.unseen:
+        return clients, None
+    chosen = np.array([name in samples.unseen for name in clients.names])
+    require(not chosen.all(), "all clients are named as unseen ones; leave one at least to be trained")
+    return select_clients(clients, np.flatnonzero(~chosen)), select_clients(clients, np.flatnonzero(chosen))
 
 
 def _hold_out(

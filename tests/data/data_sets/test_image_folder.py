@@ -180,8 +180,8 @@ def test_the_fingerprint_tells_pictures_and_labels_apart(tmp_path, memory_gb):
 
 def test_decoded_pictures_are_kept_until_a_file_changes(tmp_path, monkeypatch):
     root, cache, decoded = write(tmp_path / "x"), tmp_path / "cache", []
-    decode = ImageFolder._decode
-    monkeypatch.setattr(ImageFolder, "_decode", lambda self, path: decoded.append(path) or decode(self, path))
+    decode = image_folder._decode
+    monkeypatch.setattr(image_folder, "_decode", lambda path, **how: decoded.append(path) or decode(path, **how))
     dataset = ImageFolder(str(root), image_size=8, cache_dir=str(cache))
     dataset.prepare()
     first = dataset.load()
