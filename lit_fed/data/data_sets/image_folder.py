@@ -290,13 +290,17 @@ def _folders(folder: Path, layout: str, name: str) -> list[Path]:
     return entries
 
 
-def pictures_in(folder: Path) -> list[Path]:
+def pictures_in(folder: Path, *, beside_classes: bool = False) -> list[Path]:
     """The pictures in a folder that holds nothing else, by name.
+
+    Args:
+        folder: the folder.
+        beside_classes: folders may stand beside them.
 
     Raises:
         ConfigError: naming what else it holds.
     """
-    entries = visible_entries(folder)
+    entries = [one for one in visible_entries(folder) if not (beside_classes and one.is_dir())]
     for entry in entries:
         require(
             not entry.is_dir(),

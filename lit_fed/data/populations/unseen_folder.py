@@ -1,6 +1,7 @@
-"""Unseen clients that are served from a checkpoint alone: one .npz file for each, read as its training read inputs.
+"""Unseen clients that are served from a checkpoint alone, read as its training read inputs.
 
-FOLDER/<client>.npz      x_train, y_train; optionally x_test, and with it y_test
+FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test
+FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import ClientArrays, check_types, checked, read_files, to_population
+from lit_fed.data.data_sets.picture_clients import read_picture_clients
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client_name
@@ -30,7 +32,7 @@ class UnseenFolder(LightningDataModule):
     data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
 
     Args:
-        folder: folder with a .npz file for each client.
+        folder: folder with a .npz file for each client, or a folder of pictures.
         facts: what a checkpoint says of its training.
         only: name of the one to be served; None: all.
 
@@ -47,6 +49,7 @@ class UnseenFolder(LightningDataModule):
         root = given_path(folder, "--clients")
         require(root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client")
         clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
+        clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
         require(
             bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder"
         )

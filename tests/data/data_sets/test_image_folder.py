@@ -10,6 +10,7 @@ from PIL import Image
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import ImageFolder, build_populations
 from lit_fed.data.data_sets import image_folder
+from lit_fed.data.data_sets.picture_clients import read_picture_clients
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
@@ -262,3 +263,36 @@ def test_no_room_for_the_file(tmp_path, monkeypatch):
     refused(write(tmp_path), "No space left on device", "TMPDIR", "cache_dir", memory_gb=0.0)
     (tmp_path / "file").write_text("x")
     refused(tmp_path / "anna", tmp_path / "file", "cannot be made", cache_dir=str(tmp_path / "file"), layout="classes")
+
+
+def newcomers(root, shape=(3, 8, 8), names=("cat", "cow", "dog")):
+    return read_picture_clients(root, shape, names)
+
+
+def test_clients_who_come_later(tmp_path):
+    write(tmp_path, {"dora": {"dog": 3, "cat": 2}, "emil": {"cow": 1}})
+    picture(1, (20, 20)).save(tmp_path / "dora/b.png")
+    picture(2).save(tmp_path / "dora/a.png")
+    dora, emil = newcomers(tmp_path)
+    assert (dora.name, emil.name) == ("dora", "emil")
+    assert dora.arrays["y_train"].tolist() == [0, 0, 2, 2, 2]
+    assert dora.arrays["x_train"].shape == (5, 3, 8, 8)
+    np.testing.assert_array_equal(dora.arrays["x_test"][0], np.asarray(picture(2)).transpose(2, 0, 1))
+    assert emil.arrays.keys() == {"x_train", "y_train"}
+    assert newcomers(tmp_path / "emil/cow") == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "known", "words"),
+    [
+        ({"dora": {"cta": 1}}, {}, ("dora/cta", "no class of the checkpoint", "cat, cow, dog")),
+        ({"dora": {"cat": 0}}, {}, ("dora", "no picture of a known class", "dora/cat/*.png")),
+        ({"dora": {"cat": 1}}, {"names": None}, ("classes without names", ".npz")),
+        ({"dora": {"cat": 1}}, {"shape": (64,)}, ("inputs of shape [64]", ".npz")),
+    ],
+)
+def test_wrong_clients_who_come_later(tmp_path, tree, known, words):
+    with pytest.raises(ConfigError) as caught:
+        newcomers(write(tmp_path, tree), **known)
+    for word in words:
+        assert word in str(caught.value)
