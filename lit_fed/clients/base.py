@@ -23,7 +23,7 @@ __all__ = [
     "TrainJob",
     "Trained",
     "add_scores",
-    "augmented",
+    "augmented_inputs",
     "check_finite",
     "client_scores",
     "complete",
@@ -94,7 +94,7 @@ class ClientTrainer(Protocol):
         """Predict every sample of every client once."""
 
 
-def augmented(ctx: Context, x: Tensor, client_id: int, step: int) -> Tensor:
+def augmented_inputs(ctx: Context, x: Tensor, client_id: int, step: int) -> Tensor:
     """Inputs of one local step as the client's model sees them.
 
     Args:
@@ -104,7 +104,7 @@ def augmented(ctx: Context, x: Tensor, client_id: int, step: int) -> Tensor:
         step: which of its local steps in this phase, from 0.
 
     Returns:
-        `x` itself where nothing is augmented, else a new tensor of its shape.
+        `x` itself where nothing is augmented_inputs, else a new tensor of its shape.
     """
     if ctx.augmentation is None:
         return x

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented, check_finite, complete
+from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
@@ -133,7 +133,7 @@ class SequentialTrainer:
             index = positions[:, :count] if len(positions) > 1 else positions[0, :count]
             index = index.to(data.all_y.device)
             mask = torch.ones(index.shape, device=index.device)
-            yield Batch(augmented(job.ctx, data.all_x[index], client_id, step), data.all_y[index], index, mask)
+            yield Batch(augmented_inputs(job.ctx, data.all_x[index], client_id, step), data.all_y[index], index, mask)
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, `rows_per_pass` samples at a time."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented, check_finite, complete, refuse
+from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete, refuse
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
@@ -305,7 +305,7 @@ def _augmented(ctx: Context, x: Tensor, client_ids: Tensor, counts: Tensor, step
     out = x.clone()
     for row, (client_id, count) in enumerate(zip(client_ids.tolist(), counts.tolist(), strict=True)):
         # pictures have three axes: the samples of a batch lie before them
-        out[row, ..., :count, :, :, :] = augmented(ctx, x[row, ..., :count, :, :, :], client_id, step)
+        out[row, ..., :count, :, :, :] = augmented_inputs(ctx, x[row, ..., :count, :, :, :], client_id, step)
     return out
 
 

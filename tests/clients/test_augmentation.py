@@ -7,7 +7,7 @@ from torchvision.transforms import v2
 
 from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.base import augmented
+from lit_fed.clients.base import augmented_inputs
 from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.demands import check_augmented_steps
 from lit_fed.core.errors import ConfigError
@@ -115,7 +115,7 @@ def test_predictions_are_of_the_originals():
 
 def test_without_augmentation_inputs_are_the_same_object():
     x = torch.zeros(2, 1, 5, 5)
-    assert augmented(make_context(), x, 0, 0) is x
+    assert augmented_inputs(make_context(), x, 0, 0) is x
 
 
 def test_pictures_are_transformed_one_by_one_and_left_as_they_were():

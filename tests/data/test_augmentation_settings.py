@@ -81,7 +81,7 @@ def test_transforms_are_made_with_their_arguments():
         ("1 +", ("'1 +' cannot be read", "RandomCrop(32, padding=4)")),
         ([3], ("holds a int",)),
         ("RandomCrop", ("cannot be made", "'size'")),
-        ("RandomCrop(8, pading=1)", ("RandomCrop(8, pading=1) cannot be made", "'pading'")),
+        ("RandomCrop(8, border=1)", ("RandomCrop(8, border=1) cannot be made", "'border'")),
         ("RandomCrop(6)", ("makes float32 of shape [1, 6, 6] of a picture of shape [1, 8, 8]",)),
         ("RandomCrop(20)", ("fails on pictures of shape [1, 8, 8]",)),
         ("MixUp(num_classes=2)", ("MixUp mixes the labels",)),

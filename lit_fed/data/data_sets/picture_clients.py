@@ -45,7 +45,7 @@ def read_picture_clients(
         f"of shape {list(input_shape)}{'' if class_names else ' and classes without names'}: pass a folder with a .npz "
         "file for each unseen client",
     )
-    return [_client(folder, *input_shape[:2], class_names or ()) for folder in clients]
+    return [_client(folder, input_shape[0], input_shape[1], class_names or ()) for folder in clients]
 
 
 def _client(folder: Path, channels: int, image_size: int, class_names: tuple[str, ...]) -> ClientArrays:
