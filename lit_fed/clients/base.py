@@ -104,7 +104,7 @@ def augmented_inputs(ctx: Context, x: Tensor, client_id: int, step: int) -> Tens
         step: which of its local steps in this phase, from 0.
 
     Returns:
-        `x` itself where nothing is augmented_inputs, else a new tensor of its shape.
+        `x` itself where nothing is augmented, else a new tensor of its shape.
     """
     if ctx.augmentation is None:
         return x
