@@ -33,6 +33,7 @@ class TrainingFacts(NamedTuple):
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
     columns: TableColumns | None = None  # of the table that inputs were made from
+    augment: str | None = None  # transforms of the inputs of local steps, as `written_out` gives them
 
     @property
     def dtype(self) -> torch.dtype:

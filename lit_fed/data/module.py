@@ -15,6 +15,7 @@ from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
+from lit_fed.data.augmentation import check_augmentation, written_out
 from lit_fed.data.data_sets.base import DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
@@ -96,6 +97,8 @@ class FederatedDataModule(LightningDataModule):
         eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
             clients and one of the unseen, drawn from `seed`; null measures all.
         seed: seed of partition, splits and the sample of clients that is measured.
+        augment: torchvision's transforms of pictures in local steps, by name, drawn anew for each of them, such as
+            `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null takes pictures as they are.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class FederatedDataModule(LightningDataModule):
         clients_per_block: int = 1024,
         eval_clients: int | None = None,
         seed: int = 0,
+        augment: str | list[str] | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 0:
@@ -137,7 +141,7 @@ class FederatedDataModule(LightningDataModule):
         self.val_fraction, self.test_fraction, self.unseen_fraction = val_fraction, test_fraction, unseen_fraction
         self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
-        self.eval_clients = eval_clients
+        self.eval_clients, self.augment = eval_clients, written_out(augment)
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.predicted = Predicted()
@@ -198,6 +202,7 @@ class FederatedDataModule(LightningDataModule):
         self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen))
         check_missing_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
+        check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):
                 split.first_id = seen.train.num_clients
@@ -237,7 +242,7 @@ class FederatedDataModule(LightningDataModule):
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
-            self.seen.class_names, self.seen.columns,
+            self.seen.class_names, self.seen.columns, self.augment,
         )  # fmt: skip
 
     @property

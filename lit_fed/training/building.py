@@ -17,13 +17,21 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_loss, check_sampling
+from lit_fed.core.demands import (
+    check_aggregation,
+    check_augmented_steps,
+    check_division,
+    check_init_seeds,
+    check_loss,
+    check_sampling,
+)
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Criterion, Loss
 from lit_fed.core.networks.frozen import HEAD, choose_trained
 from lit_fed.core.networks.start import copies_of, start_of
 from lit_fed.core.task import Task
+from lit_fed.data.augmentation import make_augmentation
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
@@ -153,7 +161,9 @@ def build_federation(
         task, settings.solver, settings.solver.lr_in("init", 0, facts.num_rounds), 0, "init", facts.num_clients,
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
+        augmentation=make_augmentation(facts.augment, facts.normalisation),
     )  # fmt: skip
+    check_augmented_steps(algorithm, settings.name, terms)
     source = source_of(settings.network, task.template_seed)
     return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms), source), choose)
 

@@ -89,6 +89,7 @@ class RunHistory:
             "data (fingerprint)": self.fingerprint,
             "seed": federation.terms.seed,
             "loss": repr(None if criterion is None else criterion.loss),
+            "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         }
 
     def entry(self, federation: Federation, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ Encode = Callable[[Population, Population | None], tuple[Population, Population 
 class Samples(NamedTuple):
     """All samples of a pooled data set, in no particular order."""
 
-    x: np.ndarray  # [n, ...]
+    x: np.ndarray  # [n, ...]; pixels as uint8 are scaled to 0..1, and then normalised by the data set's constants
     y: np.ndarray  # [n] or [n, L]
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`

@@ -181,7 +181,7 @@ def _divide_pool(
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
     rows = divided_rows(parts, samples.split, val_fraction, test_fraction, seed)
-    train, val, test = (split_of(x, y, list(column)) for column in zip(*rows, strict=True))
+    train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
     return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names

@@ -14,8 +14,9 @@ import torch
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import input_array, label_array, make_split
+from lit_fed.data.data_sets.base import Normalisation, label_array, make_split
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.stored_pictures import numbers_of, stored_split
 
 __all__ = ["SplitRows", "divided_rows", "split_counts", "split_of", "split_rows", "with_validation"]
 
@@ -84,16 +85,24 @@ def divided_rows(
     return divided
 
 
-def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray]) -> Split:
+def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None = None) -> Split:
     """The split in which each client owns some of the samples.
 
     Args:
         x: inputs [n, ...].
         y: labels [n] or [n, L].
         rows: sample indices of each client, T arrays.
+        normalisation: constants by which uint8 pixels are normalised.
+
+    Returns:
+        The split, which holds its samples, or for pixels in a memory-mapped file reads those of a client when needed.
     """
+    if isinstance(x, np.memmap) and x.dtype == np.uint8:
+        return stored_split(x, y, rows, normalisation)
     order = np.concatenate(rows)
-    return make_split(input_array(x[order]), label_array(y[order]), np.array([len(part) for part in rows]))
+    return make_split(
+        numbers_of(x[order], normalisation), label_array(y[order]), np.array([len(part) for part in rows])
+    )
 
 
 def with_validation(

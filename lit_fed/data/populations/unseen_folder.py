@@ -1,7 +1,8 @@
 """Unseen clients that are served from a checkpoint alone, read as its training read inputs.
 
-FOLDER/<client>.npz           x_train, y_train; optionally x_test, and with it y_test
-FILE.csv, FILE.parquet        the rows of all of them, where the training was on a table
+FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test
+FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
+FILE.csv, FILE.parquet          the rows of all of them, where the training was on a table
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import ClientArrays, check_types, checked, read_files, to_population
+from lit_fed.data.data_sets.picture_clients import read_picture_clients
 from lit_fed.data.data_sets.table_clients import read_table_clients
 from lit_fed.data.data_sets.table_rows import is_table_file
 from lit_fed.data.facts import TrainingFacts
@@ -33,7 +35,7 @@ class UnseenFolder(LightningDataModule):
     data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
 
     Args:
-        folder: folder with a .npz file for each client; or a table, see `read_table_clients`.
+        folder: folder with a .npz file for each client, or of pictures; or a table, see `read_table_clients`.
         facts: what a checkpoint says of its training.
         only: name of the one to be served; None: all.
 
@@ -95,6 +97,7 @@ def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
         root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client{more}"
     )
     clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
+    clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
     require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
     return clients
 
