@@ -30,6 +30,7 @@ class TrainingFacts(NamedTuple):
     seed: int
     num_rounds: int
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
+    class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
 
     @property
     def dtype(self) -> torch.dtype:

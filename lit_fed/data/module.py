@@ -20,7 +20,13 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.populations.build import build_populations, infer_target
-from lit_fed.data.populations.checks import check_labels, check_missing_classes, find_client_name, outlying_inputs
+from lit_fed.data.populations.checks import (
+    check_labels,
+    check_missing_classes,
+    find_client_name,
+    num_classes_of,
+    outlying_inputs,
+)
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
 
@@ -146,7 +152,7 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
-        self.target: Target = infer_target(seen.train.y, self.dataset.num_classes)
+        self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen))
         check_missing_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
         if unseen is not None:
@@ -188,6 +194,7 @@ class FederatedDataModule(LightningDataModule):
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.dataset.normalisation,
+            self.seen.class_names,
         )  # fmt: skip
 
     @property

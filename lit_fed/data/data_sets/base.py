@@ -35,6 +35,7 @@ class Samples(NamedTuple):
     y: np.ndarray  # [n] or [n, L]
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
+    class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, where the data name them
 
 
 class Normalisation(NamedTuple):

@@ -84,7 +84,7 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     train, val, test = (split.subset(positions) for split in (population.train, population.val, population.test))
     names = [population.names[client_id] for client_id in client_ids]
     groups = None if population.groups is None else population.groups[positions]
-    return Population(train, val, test, names, groups)
+    return population._replace(train=train, val=val, test=test, names=names, groups=groups)
 
 
 def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
@@ -173,7 +173,9 @@ def _divide_pool(
     rows = [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
     train, val, test = (split_of(x, y, list(column)) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
-    return Population(train, val, test, names, None if groups is None else torch.from_numpy(groups))
+    return Population(
+        train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names
+    )
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "check_training",
     "find_client_name",
     "looked_at",
+    "num_classes_of",
     "outlying_inputs",
 ]
 
@@ -47,6 +48,23 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
             )
 
 
+def num_classes_of(dataset: DataSet, seen: Population) -> int | None:
+    """How many classes there are, where the data set or the names of the classes say so.
+
+    Raises:
+        ConfigError: if both do, and differ.
+    """
+    if seen.class_names is None:
+        return dataset.num_classes
+    named = len(seen.class_names)
+    if dataset.num_classes not in (None, named):
+        raise ConfigError(
+            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and its data name {named} classes; "
+            "leave num_classes out"
+        )
+    return named
+
+
 def check_missing_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
     """Refuse a class that nobody has, below the largest label, unless the data set knows how many classes there are.
 
@@ -62,7 +80,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
             f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
-    if dataset.num_classes is not None or target.continuous or target.positions:
+    if dataset.num_classes is not None or seen.class_names is not None or target.continuous or target.positions:
         return
     row = int(seen.train.y.argmax())
     largest = int(seen.train.y[row])

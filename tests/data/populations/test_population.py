@@ -11,6 +11,8 @@ from lit_fed.core.types import Population
 from lit_fed.data import IID, Dirichlet, Natural
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
 from lit_fed.data.populations.checks import check_labels
 from lit_fed.data.populations.fingerprint import fingerprint
@@ -289,3 +291,28 @@ def test_large_finite_inputs_are_no_infinity():
             return Samples(np.full((50, 2), 3e38, dtype=np.float32), np.arange(50) % 2)
 
     assert build(Huge(), num_clients=2)[0].train.num_clients == 2
+
+
+@dataclass(frozen=True)
+class NamedPool(PooledDataSet):
+    """Classes 0, 1, 0, 1, … of three that have names."""
+
+    num_classes: int | None = None  # type: ignore[misc]
+
+    def load(self) -> Samples:
+        x = np.arange(40, dtype=np.float32)[:, None]
+        return Samples(x, np.arange(40) % 2, class_names=("cat", "dog", "emu"))
+
+
+def test_named_classes_count_also_where_nobody_has_them():
+    data = FederatedDataModule(NamedPool(), IID(), num_clients=4, unseen_fraction=0.5)
+    data.setup()
+    assert data.target == Multiclass(3)
+    assert [one.class_names for one in data.populations] == [("cat", "dog", "emu")] * 2
+    facts = data.facts(weighting="samples", seed=0, num_rounds=1)
+    assert TrainingFacts.from_plain(facts.plain()).class_names == ("cat", "dog", "emu")
+
+
+def test_another_number_of_classes_than_are_named():
+    with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, and its data name 3 classes; leave"):
+        FederatedDataModule(NamedPool(5), IID(), num_clients=4).setup()
