@@ -37,7 +37,7 @@ class ServedClients(Callback):
         rows: sums of their results, [C, 3 + M], see `BlockPredictions`.
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
-        log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1].
+        log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
     """
 
     client_ids: Tensor
@@ -121,7 +121,9 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
 
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
-        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`.
+        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`. Of several labels each has
+        its `label_0`, …, `prediction_0`, … and, as the probability that it is 1, `p_0`, …; of vectors each entry has
+        the first two.
     """
     import pandas as pd
 
@@ -136,6 +138,8 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
     }
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
+    if target.vectors:
+        return pd.DataFrame(columns | _vector_columns(served, target))
     columns["label"] = served.labels.flatten().numpy()
     if target.continuous:
         return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
@@ -143,6 +147,15 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
     columns["prediction"] = log_prob.argmax(1).numpy()
     probabilities = log_prob.exp_()
     return pd.DataFrame(columns | {f"p_{c}": probabilities[:, c].numpy() for c in range(probabilities.shape[1])})
+
+
+def _vector_columns(served: ServedClients, target: Target) -> dict[str, np.ndarray]:
+    """Columns of labels that are vectors of C entries, entry after entry."""
+    shown = target.shown(served.log_prob)  # [n, C]
+    values = {"label": served.labels, "prediction": shown}
+    if not target.continuous:
+        values |= {"prediction": served.log_prob.argmax(-1), "p": shown}
+    return {f"{name}_{c}": column.numpy() for name, rows in values.items() for c, column in enumerate(rows.unbind(1))}
 
 
 def unseen_tables(
@@ -163,9 +176,10 @@ def unseen_tables(
     first_id = population.train.first_id
     predictions = prediction_table(served, population.names, first_id, module.target)
     if not data.labelled.all():
-        label = predictions["label"]
-        label = label if module.target.continuous else label.astype("Int64")
-        predictions["label"] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
+        for column in predictions.filter(regex=r"^label(_\d+)?$"):
+            label = predictions[column]
+            label = label if module.target.continuous else label.astype("Int64")
+            predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
     module.client_rows["unseen"] = rows

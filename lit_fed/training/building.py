@@ -107,7 +107,7 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
         lambda: build_network(settings.network, shape, facts.dtype, outputs), facts.target, facts.seed,
         init_seeds=init_seeds,
     )  # fmt: skip
-    check_outputs(task.network, shape, facts.dtype, (*facts.label_shape, outputs))
+    check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
     if settings.batch_norm == "local" and not task.norm_names:
         raise ConfigError(
             f"--model.batch_norm is local, and {type(task.network).__name__} has no BatchNorm; leave it out"

@@ -36,6 +36,7 @@ class Samples(NamedTuple):
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, where the data name them
+    split: np.ndarray | None = None  # [n] int, official split: 0 training, 1 validation, 2 test; None: there are none
 
 
 class Normalisation(NamedTuple):
@@ -74,6 +75,8 @@ class DataSet(ABC):
 
     Attributes:
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
+        labels: what whole labels with an axis, [n, L], are: those of the L positions of a sequence (`auto`), or L
+            labels of the sample, each 0 or 1 (`multilabel`).
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
         normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
@@ -81,6 +84,7 @@ class DataSet(ABC):
     """
 
     num_classes: ClassVar[int | None] = None
+    labels: ClassVar[Literal["auto", "multilabel"]] = "auto"
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     natural: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None

@@ -17,7 +17,7 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import input_array, label_array, make_split
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
-__all__ = ["SplitRows", "split_counts", "split_of", "split_rows", "with_validation"]
+__all__ = ["SplitRows", "official_rows", "split_counts", "split_of", "split_rows", "with_validation"]
 
 
 class SplitRows(NamedTuple):
@@ -57,6 +57,34 @@ def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed
     shuffled = generator(seed, 0, client_id, "split").permutation(rows)
     num_train, num_val, _ = split_counts(len(rows), val_fraction, test_fraction)
     return SplitRows(*np.split(shuffled, [num_train, num_train + num_val]))
+
+
+def official_rows(
+    parts: list[np.ndarray], official: np.ndarray, val_fraction: float, test_fraction: float, seed: int
+) -> list[SplitRows]:
+    """Each client's samples by the official splits; a split that the data set lacks is cut from the training samples.
+
+    Args:
+        parts: sample indices of each client.
+        official: split of each sample, [n]: 0 training, 1 validation, 2 test.
+        val_fraction: part of a client's training samples for validation, where there are no official ones.
+        test_fraction: the same for testing.
+        seed: seed of the splits.
+
+    Example:
+        >>> rows = official_rows([np.array([0, 1]), np.array([2, 3])], np.array([0, 2, 0, 0]), 0.5, 0.5, seed=0)
+        >>> [[len(split) for split in client] for client in rows]
+        [[1, 0, 1], [1, 1, 0]]
+    """
+    val_fraction, test_fraction = (
+        0.0 if (official == number).any() else fraction for number, fraction in ((1, val_fraction), (2, test_fraction))
+    )
+    found = []
+    for client_id, part in enumerate(parts):
+        train, val, test = (part[official[part] == number] for number in range(3))
+        cut = split_rows(train, val_fraction, test_fraction, seed, client_id)
+        found.append(SplitRows(cut.train, np.concatenate([cut.val, val]), np.concatenate([cut.test, test])))
+    return found
 
 
 def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray]) -> Split:
