@@ -139,7 +139,7 @@ def check_outputs(
     if found != output_shape:
         # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
         flat = (
-            ": labels [n, 1] as [n], those that are one-hot as y.argmax(1); and several labels of a sample, each 0 or 1, "
+            ": labels [n, 1] as [n], those that are one-hot as y.argmax(1); several labels of a sample, each 0 or 1, "
             "are told by --data.dataset.labels multilabel"
             if len(output_shape) > len(found)
             else ""

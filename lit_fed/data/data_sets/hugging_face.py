@@ -164,8 +164,8 @@ class HuggingFace(PooledDataSet):
         others = [one for one in known if one not in ROLES]
         require(
             not others and "train" in known,
-            f"--data.dataset.path {self.path}: has the splits {', '.join(known)}, and it is not clear what each is for; choose "
-            f"those to be pooled, as in --data.dataset.split {'+'.join(known[:2])}",
+            f"{self.path} has the splits {', '.join(known)}, and it is not clear what each is for; "
+            f"choose those to be pooled, as in --data.dataset.split {'+'.join(known[:2])}",
         )
         return [ColumnPart(ROLES[one], self._place(one), opened[one]) for one in sorted(known, key=ROLES.__getitem__)]
 
