@@ -36,7 +36,7 @@ class ServedClients(Callback):
         rows: sums of their results, [C, 3 + M + K], see `BlockPredictions`.
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
-        log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1].
+        log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
     """
 
     client_ids: Tensor
@@ -128,7 +128,8 @@ def prediction_table(
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
         `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`, with names of classes
-        instead of numbers where there are any.
+        instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
+        the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
     """
     import pandas as pd
 
@@ -143,6 +144,8 @@ def prediction_table(
     }
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
+    if target.vectors:
+        return pd.DataFrame(columns | _vector_columns(served, target))
     columns["label"] = served.labels.flatten().numpy()
     if target.continuous:
         return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
@@ -154,6 +157,15 @@ def prediction_table(
     probabilities = log_prob.exp_()
     classes = range(probabilities.shape[1]) if class_names is None else class_names
     return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
+
+
+def _vector_columns(served: ServedClients, target: Target) -> dict[str, np.ndarray]:
+    """Columns of labels that are vectors of C entries, entry after entry."""
+    shown = target.shown(served.log_prob)  # [n, C]
+    values = {"label": served.labels, "prediction": shown}
+    if not target.continuous:
+        values |= {"prediction": served.log_prob.argmax(-1), "p": shown}
+    return {f"{name}_{c}": column.numpy() for name, rows in values.items() for c, column in enumerate(rows.unbind(1))}
 
 
 def unseen_tables(
@@ -175,9 +187,10 @@ def unseen_tables(
     class_names = module.facts.class_names
     predictions = prediction_table(served, population.names, first_id, module.target, class_names)
     if not data.labelled.all():
-        label = predictions["label"]
-        label = label if module.target.continuous or class_names is not None else label.astype("Int64")
-        predictions["label"] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
+        for column in predictions.filter(regex=r"^label(_\d+)?$"):
+            label = predictions[column]
+            label = label if module.target.continuous or class_names is not None else label.astype("Int64")
+            predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
     module.keep_rows("unseen", rows)

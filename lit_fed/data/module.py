@@ -199,7 +199,7 @@ class FederatedDataModule(LightningDataModule):
             val_fraction=self.val_fraction, test_fraction=self.test_fraction,
             unseen_fraction=self.unseen_fraction, seed=self.seed,
         )  # fmt: skip
-        self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen))
+        self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen), self.dataset.labels)
         check_missing_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
         check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)

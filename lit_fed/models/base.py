@@ -147,7 +147,12 @@ def check_outputs(
         found = tuple(zero_outputs(network, input_shape, input_type).shape[1:])
     if found != output_shape:
         # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
-        flat = ": labels [n, 1] as [n], those that are one-hot as y.argmax(1)" if len(output_shape) > len(found) else ""
+        flat = (
+            ": labels [n, 1] as [n], those that are one-hot as y.argmax(1); several labels of a sample, each 0 or 1, "
+            "are told by --data.dataset.labels multilabel"
+            if len(output_shape) > len(found)
+            else ""
+        )
         raise ConfigError(
             f"{type(network).__name__} gives {_samples(input_shape, input_type)} outputs {list(found)}, and labels of "
             f"shape {list(output_shape[:-1])} need {list(output_shape)}, which ends with the number of outputs; {OTHER}"

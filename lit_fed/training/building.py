@@ -145,7 +145,7 @@ def build_federation(
         task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
     if warm is not None:
         task = warm.into(task)
-    check_outputs(task.network, shape, facts.dtype, (*facts.label_shape, outputs))
+    check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
     task = task.with_end(_example(shape, facts.dtype))
     if settings.batch_norm == "local" and not task.norm_names:
         raise ConfigError(

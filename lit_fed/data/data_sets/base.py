@@ -83,6 +83,8 @@ class DataSet(ABC):
 
     Attributes:
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
+        labels: what whole labels with an axis, [n, L], are: those of the L positions of a sequence (`auto`), or L
+            labels of the sample, each 0 or 1 (`multilabel`).
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
         normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
@@ -91,6 +93,7 @@ class DataSet(ABC):
     """
 
     num_classes: ClassVar[int | None] = None
+    labels: ClassVar[Literal["auto", "multilabel"]] = "auto"
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     natural: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -46,15 +46,22 @@ class ClientFolder(ClientDataSet):
         root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
         num_classes: number of classes; null: one more than the largest training label, and then each class below that
             has to be found in the data.
+        labels: what whole labels [n, L] are: `auto` those of the positions of a sequence, `multilabel` L labels of a
+            sample, each 0 or 1.
     """
 
     root: str = ""
     num_classes: int | None = None  # type: ignore[misc]  # the base promises one number for the whole class
+    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         require(
             self.num_classes is None or self.num_classes >= 2,
             f"--data.dataset.num_classes is {self.num_classes}; give a whole number >= 2, or null",
+        )
+        require(
+            self.labels in ("auto", "multilabel"),
+            f"--data.dataset.labels is {self.labels!r}; give auto or multilabel",
         )
 
     def load(self) -> tuple[Population, Population | None]:

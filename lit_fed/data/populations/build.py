@@ -6,6 +6,8 @@ the others.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from torch import Tensor
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, Target
+from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Encode, PooledDataSet, Samples, require
 from lit_fed.data.partitions.base import Partition
@@ -92,26 +94,27 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     return population._replace(train=train, val=val, test=test, names=names, groups=groups)
 
 
-def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
+def infer_target(
+    y_train: Tensor, num_classes: int | None = None, labels: Literal["auto", "multilabel"] = "auto"
+) -> Target:
     """What there is to predict, by the type and shape of the training labels.
 
     Args:
-        y_train: training labels [n] or [n, L]; floating ones mean regression, a second axis means sequences; n = 0
-            where clients are drawn when they are needed.
+        y_train: training labels [n] or [n, L]; floating ones mean regression, of vectors where there is a second axis;
+            a second axis of whole ones means sequences, unless told otherwise; n = 0 where clients are drawn when they
+            are needed.
         num_classes: number of classes where the data set knows it; None: one more than the largest label.
+        labels: `multilabel`: L labels of each sample, 0 or 1.
 
     Returns:
         The target; two classes are `Binary` (one logit), except in sequences.
     """
     shape = list(y_train.shape)
     require(y_train.ndim in (1, 2), f"training labels have shape {shape}; store them as [n], or [n, L] for sequences")
+    if labels == "multilabel":
+        return _multilabel(y_train, num_classes)
     if y_train.is_floating_point():
-        require(
-            y_train.ndim == 1,
-            f"floating training labels have shape {shape}; regression takes one number each: store [n, 1] as [n], and "
-            "one-hot labels as the whole numbers y.argmax(1)",
-        )
-        return Regression()
+        return Regression() if y_train.ndim == 1 else _vectors(y_train)
     require(
         num_classes is not None or len(y_train) > 0,
         "the data set draws its clients when they are needed and does not say how many classes there are; "
@@ -122,6 +125,34 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
     if y_train.ndim == 2:
         return Sequences(classes)
     return Binary() if classes == 2 else Multiclass(classes)
+
+
+def _multilabel(y_train: Tensor, num_labels: int | None) -> MultiLabel:
+    """The target of labels [n, L] that are 0 or 1."""
+    shape = list(y_train.shape)
+    require(
+        y_train.ndim == 2 and not y_train.is_floating_point(),
+        f"labels are said to be multilabel, and the training labels are {str(y_train.dtype).removeprefix('torch.')} of "
+        f"shape {shape}; store whole numbers 0 and 1 of shape [n, L], or leave --data.dataset.labels out",
+    )
+    require(
+        num_labels in (None, shape[1]),
+        f"num_classes is {num_labels}, and each sample has {shape[1]} labels; leave num_classes out",
+    )
+    return MultiLabel(shape[1])
+
+
+def _vectors(y_train: Tensor) -> VectorRegression:
+    """The target of floating labels [n, L]; classes that are written as one-hot vectors are no regression."""
+    shape = list(y_train.shape)
+    require(shape[1] > 1, f"floating training labels have shape {shape}; store [n, 1] as [n]")
+    one_hot = bool(((y_train == 0) | (y_train == 1)).all()) and bool((y_train.sum(1) == 1).all())
+    require(
+        not one_hot,
+        f"floating training labels have shape {shape}, each of them one-hot; store classes as the whole numbers "
+        "y.argmax(1)",
+    )
+    return VectorRegression(shape[1])
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:

@@ -129,7 +129,7 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
         for name in ("y_train", "y_test"):
             largest = int(client.arrays[name].max(initial=0))
             require(
-                largest < facts.target.num_classes,
+                largest < facts.target.num_values,
                 f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
-                f"classes 0 … {facts.target.num_classes - 1}; correct the labels, or leave such samples out",
+                f"classes 0 … {facts.target.num_values - 1}; correct the labels, or leave such samples out",
             )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.core.types import Population
 from lit_fed.data import IID, Dirichlet, Natural
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
@@ -248,16 +248,28 @@ def test_fingerprint_knows_places_and_types():
         (torch.tensor([0, 1]), 10, Multiclass(10)),
         (torch.tensor([[0, 1], [1, 1]]), None, Sequences(2)),
         (torch.tensor([0.0, 1.0]), None, Regression()),
+        (torch.tensor([[0.0, 0.0], [0.0, 1.0]]), None, VectorRegression(2)),
     ],
 )
 def test_target(labels, num_classes, expected):
     assert infer_target(labels, num_classes) == expected
 
 
-@pytest.mark.parametrize("labels", [torch.zeros(2, 2), torch.zeros(2, 2, 2, dtype=torch.int64)])
+@pytest.mark.parametrize("labels", [torch.eye(2), torch.zeros(2, 1), torch.zeros(2, 2, 2, dtype=torch.int64)])
 def test_target_of_wrong_shape(labels):
-    with pytest.raises(ConfigError, match=r"shape \[2, 2"):
+    with pytest.raises(ConfigError, match=r"shape \[2, [12].*store"):
         infer_target(labels)
+
+
+def test_several_labels_are_told():
+    labels = torch.tensor([[0, 1, 1], [0, 0, 0]])
+    assert infer_target(labels) == Sequences(2)
+    assert infer_target(labels, labels="multilabel") == infer_target(labels, 3, "multilabel") == MultiLabel(3)
+    for wrong, said in ((labels[:, 0], r"int64 of shape \[2\]"), (labels.float(), r"float32 of shape \[2, 3\]")):
+        with pytest.raises(ConfigError, match=f"multilabel.*{said}; store whole numbers 0 and 1 of shape .n, L."):
+            infer_target(wrong, labels="multilabel")
+    with pytest.raises(ConfigError, match="num_classes is 4, and each sample has 3 labels; leave num_classes out"):
+        infer_target(labels, 4, "multilabel")
 
 
 @pytest.mark.parametrize("name", ["train", "val", "test"])
