@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from comparison.runs import FinishedRun, Group
+from lit_fed.command_line.comparison.runs import FinishedRun, Group
 from lit_fed.pictures.run import evaluated_split
 from lit_fed.pictures.style import (
     COLOURS,
@@ -144,7 +144,7 @@ def _clients(groups: Sequence[Group], metric: str) -> Any:
     return figure
 
 
-MARKS = (
+MARKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("seen/{}", "mean", {"marker": "D", "color": "black", "linestyle": "", "markersize": 4}),
     ("seen/{}_decile", "worst decile", {
         "marker": "v", "color": "#1b4f8a", "markerfacecolor": "white", "linestyle": "", "markersize": 5.5,
