@@ -53,7 +53,7 @@ def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats:
         }
         for name, figure in figures.items():
             for suffix in formats:
-                save(figure, output / f"{name}.{suffix}", mpl.rcParams["savefig.dpi"])
+                save(figure, output / f"{name}.{suffix}")
 
 
 class _Curve(NamedTuple):

@@ -38,7 +38,7 @@ def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
             figure = _heat_map(sweep, results, names, Figure)
         else:
             figure = _panels(sweep, results, names, Figure)
-        save(figure, path, mpl.rcParams["savefig.dpi"])
+        save(figure, path)
 
 
 def _label(value: Any) -> str:
