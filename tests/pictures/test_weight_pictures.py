@@ -51,7 +51,7 @@ def test_a_ring_is_drawn_as_one_with_the_names_of_its_clients():
     """Whatever the order of the clients on it; a chain begins at one of its ends."""
     place = np.array([0, 3, 5, 1, 4, 2])  # of each client on the ring
     matrix, names = ring()[np.ix_(place, place)], list("abcdef")
-    figure, nodes, lines = drawn(matrix, np.array([0, 1, 0, 1, 0, 1]), names)
+    figure, _, lines = drawn(matrix, np.array([0, 1, 0, 1, 0, 1]), names)
     lengths = [np.linalg.norm(one[0] - one[1]) for one in lines[0].get_segments()]
     assert lengths == pytest.approx([1.0] * 6)  # the side of a hexagon
     written = {text.get_text(): np.array(text.xy) for text in figure.axes[0].texts if text.get_text() in names}

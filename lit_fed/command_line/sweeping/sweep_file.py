@@ -92,7 +92,7 @@ def read_sweep(path: Path) -> Sweep:
     content = _load(path)
     for key in content:
         if key not in KNOWN:
-            _refuse(path, key, f"is not supported by scripts/sweep.py, which knows {', '.join(KNOWN)}; leave it out")
+            _refuse(path, key, f"is not supported on this machine, where a file has {', '.join(KNOWN)}; leave it out")
     method = content.get("method")
     if method not in METHODS:
         _refuse(path, "method", f"is {method}; choose {', '.join(METHODS)}")
