@@ -11,13 +11,12 @@ WIDTH = 96
 
 
 def in_lines(command: str) -> str:
-    """A command with line breaks that a shell joins again.
+    r"""A command with line breaks that a shell joins again.
 
     Example:
-        >>> print(in_lines("python -m lit_fed fit --config configs/experiment/quickstart.yaml " + 2 * "--name again "))
-        python -m lit_fed fit --config configs/experiment/quickstart.yaml --name again --name again
-        >>> print(in_lines("python -m lit_fed fit --config configs/experiment/quickstart.yaml --trainer.max_epochs 60 -x"))
-        python -m lit_fed fit --config configs/experiment/quickstart.yaml --trainer.max_epochs 60 -x
+        >>> print(in_lines("python -m lit_fed fit " + 4 * "--trainer.max_epochs 60 "))
+        python -m lit_fed fit --trainer.max_epochs 60 --trainer.max_epochs 60 --trainer.max_epochs 60 \
+          --trainer.max_epochs 60
     """
     if len(command) <= WIDTH:
         return command.strip()

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kept_runs import RESULTS, ROOT, read
+from long_commands import in_lines
 from synthetic_entries import ENTRIES, INIT_SEEDS, LEARNING_RATES, NOT_RUN, ROUNDS, SEED, Entry
 
 __all__ = ["KEPT", "command", "found", "page"]
@@ -144,10 +145,10 @@ def run_missing(names: list[str], jobs: int) -> None:
 
 # ---------------------------------------------------------------------- the page
 COLUMNS = (
-    "`unseen`: accuracy on 60 clients kept out of a second training with the other 240. Models down / up: what a client "
-    "receives and sends per round, in units of one model of float32. CPU milliseconds of all 300 clients together, one "
-    "thread, measured while a second run shared the machine: good for comparing, not for the last digit. Accuracies in "
-    "percent, of the test samples of the seen clients. The paper: Marfoq et al. 2021, Table 2, mean / worst decile."
+    "`unseen`: accuracy on 60 clients kept out of a second training with the other 240. Models down / up: what a "
+    "client receives and sends per round, in units of one model of float32. CPU milliseconds of all 300 clients "
+    "together, one thread, measured while a second run shared the machine: good for comparing, not for the last "
+    "digit. Accuracies in percent, of the test samples of the seen clients. The paper: Marfoq et al. 2021, Table 2, mean / worst decile."
 )
 SETTING = (
     f"Published variant, seed {SEED}: {NUM_CLIENTS} clients, 150 features, 5,000 test samples each; linear models, "
@@ -273,7 +274,7 @@ def page() -> str:
     lines += ["The runs on all training samples:", ""]
     lines += [
         "```bash",
-        *(command(entry, kept[entry.name]["chosen"]) for entry in ENTRIES if entry.name in kept),
+        *(in_lines(command(entry, kept[entry.name]["chosen"])) for entry in ENTRIES if entry.name in kept),
         "```",
         "",
     ]
