@@ -148,7 +148,8 @@ COLUMNS = (
     "`unseen`: accuracy on 60 clients kept out of a second training with the other 240. Models down / up: what a "
     "client receives and sends per round, in units of one model of float32. CPU milliseconds of all 300 clients "
     "together, one thread, measured while a second run shared the machine: good for comparing, not for the last "
-    "digit. Accuracies in percent, of the test samples of the seen clients. The paper: Marfoq et al. 2021, Table 2, mean / worst decile."
+    "digit. Accuracies in percent, of the test samples of the seen clients. The paper: Marfoq et al. 2021, Table 2, "
+    "mean / worst decile."
 )
 SETTING = (
     f"Published variant, seed {SEED}: {NUM_CLIENTS} clients, 150 features, 5,000 test samples each; linear models, "
