@@ -12,9 +12,10 @@ from optuna.distributions import CategoricalDistribution
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from sweeping.sweep_file import Point, Sweep
+from lit_fed.command_line.sweeping.sweep_file import Point, Sweep
 
 __all__ = ["Search"]
 
@@ -34,7 +35,11 @@ class Search:
         self.sweep = sweep
         storage = JournalStorage(JournalFileBackend(str(_mended(folder / "study.log"))))
         self.study = optuna.create_study(
-            storage=storage, study_name="sweep", direction=sweep.goal, load_if_exists=True, sampler=RandomSampler()
+            storage=storage,
+            study_name="sweep",
+            direction=StudyDirection[sweep.goal.upper()],
+            load_if_exists=True,
+            sampler=RandomSampler(),
         )
         for trial in self.study.get_trials(states=[TrialState.RUNNING]):
             if len(trial.params) < len(sweep.parameters):  # killed while it was asked for

@@ -20,7 +20,7 @@ __all__ = ["FinishedRun", "Group", "find_run", "grouped", "metric_of", "read_run
 FILES = ("metrics.csv", "clients.csv")
 
 METRICS = ("accuracy", "mse", "loss")
-"""That clients are measured by; the first one that all runs have is compared."""
+"""That clients are always measured by; the first one that all runs have is compared."""
 
 WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
 """Arguments that say where a run is kept, and nothing of what it computes."""
@@ -100,7 +100,7 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
     Raises:
         ConfigError: if a run does not have it, or one run has accuracies and another one squared errors.
     """
-    known = {run.folder: [name for name in METRICS if f"test/seen/{name}" in run.summary] for run in runs}
+    known = {run.folder: _metrics_of(run) for run in runs}
     if asked_for is None:
         first, *others = runs
         for other in others:
@@ -114,6 +114,11 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
         if asked_for not in names:
             raise ConfigError(f"--metric {asked_for}: {folder} has {' and '.join(names)}; give one of these")
     return asked_for
+
+
+def _metrics_of(run: FinishedRun) -> list[str]:
+    """What a run's clients were measured by: the usual metrics before those of its own."""
+    return [name for name in dict.fromkeys((*METRICS, *run.clients)) if f"test/seen/{name}" in run.summary]
 
 
 def without_seeds(config: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from comparison.runs import FinishedRun, Group
+from lit_fed.command_line.comparison.runs import FinishedRun, Group
 from lit_fed.pictures.run import evaluated_split
 from lit_fed.pictures.style import (
     COLOURS,
@@ -53,7 +53,7 @@ def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats:
         }
         for name, figure in figures.items():
             for suffix in formats:
-                save(figure, output / f"{name}.{suffix}", mpl.rcParams["savefig.dpi"])
+                save(figure, output / f"{name}.{suffix}")
 
 
 class _Curve(NamedTuple):
@@ -144,7 +144,7 @@ def _clients(groups: Sequence[Group], metric: str) -> Any:
     return figure
 
 
-MARKS = (
+MARKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("seen/{}", "mean", {"marker": "D", "color": "black", "linestyle": "", "markersize": 4}),
     ("seen/{}_decile", "worst decile", {
         "marker": "v", "color": "#1b4f8a", "markerfacecolor": "white", "linestyle": "", "markersize": 5.5,

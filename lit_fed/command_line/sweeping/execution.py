@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from lit_fed.callbacks.progress import time_left
-from sweeping.folder import SweepFolder
-from sweeping.results import Result, measure, short_names, spread
-from sweeping.search import Search
-from sweeping.sweep_file import Point, Sweep
-from sweeping.workers import Worker, cores, next_done
+from lit_fed.command_line.sweeping.folder import SweepFolder
+from lit_fed.command_line.sweeping.results import Result, result_of, say, short_names, spread
+from lit_fed.command_line.sweeping.search import Search
+from lit_fed.command_line.sweeping.sweep_file import Point, Sweep
+from lit_fed.command_line.sweeping.workers import Worker, cores, next_done
 
 __all__ = ["Execution", "run_all"]
 
 
-class Task(NamedTuple):
+class SeededPoint(NamedTuple):
     """One seed of a point."""
 
     number: int
@@ -43,7 +43,7 @@ class Execution:
         self.points: dict[int, Point] = search.asked()
         self.results: list[Result] = []
         self.errors: dict[int, str] = {}
-        self.waiting: deque[Task] = deque()
+        self.waiting: deque[SeededPoint] = deque()
         self.runs_done = self.runs_total = 0
         self._started = time.monotonic()
         for number in list(self.points):
@@ -52,12 +52,12 @@ class Execution:
 
     def _enter(self, number: int) -> None:
         """Queue the runs that a point lacks; one without any is measured."""
-        missing = [Task(number, seed) for seed in self.seeds if not self.folder.is_done(number, seed)]
+        missing = [SeededPoint(number, seed) for seed in self.seeds if not self.folder.is_done(number, seed)]
         self.waiting.extend(missing)
         if not missing:
             self._measure(number)
 
-    def next_task(self) -> Task | None:
+    def next_task(self) -> SeededPoint | None:
         """A run to be made now; None if there is none."""
         if not self.waiting and len(self.points) < self.total:
             number, point = self.search.ask()
@@ -65,11 +65,11 @@ class Execution:
             self._enter(number)
         return self.waiting.popleft() if self.waiting else None
 
-    def arguments(self, task: Task) -> list[str]:
+    def arguments(self, task: SeededPoint) -> list[str]:
         """Command line of a run."""
         return [*self.sweep.arguments(self.points[task.number]), *self.folder.arguments(*task)]
 
-    def done(self, task: Task, error: str | None) -> None:
+    def done(self, task: SeededPoint, error: str | None) -> None:
         """Note that a run is over."""
         self.runs_done += 1
         if error is None and not self.folder.is_done(*task):
@@ -82,7 +82,7 @@ class Execution:
 
     def _measure(self, number: int) -> None:
         folders = [self.folder.run_folder(number, seed) for seed in self.seeds]
-        result = measure(self.sweep, number, self.points[number], folders)
+        result = result_of(self.sweep, number, self.points[number], folders)
         known = number in self.search.finished()
         if isinstance(result, str):
             self.errors[number] = result
@@ -99,29 +99,30 @@ class Execution:
         shown = ", ".join(f"{names[key]} {self.points[number][key]}" for key in names)
         over = len(self.results) + len(self.errors)
         left = time_left(self.runs_done, self.runs_total, time.monotonic() - self._started)
-        print(f"{over}/{self.total}  point {number:03d}: {shown}: {text} ({left} left)", flush=True)
+        say(f"{over}/{self.total}  point {number:03d}: {shown}: {text} ({left} left)")
 
 
-def run_all(execution: Execution, jobs: int) -> dict[int, str]:
+def run_all(execution: Execution, jobs: int, run: Callable[[list[str]], Any]) -> dict[int, str]:
     """Make all runs; returns the errors of the points that failed.
 
     Args:
         execution: the runs.
         jobs: processes at a time.
+        run: runs a command line; processes import it by its name.
     """
     known = cores()
     chosen = [known[number % len(known)] for number in range(min(jobs, execution.runs_total))]
-    print(f"{len(execution.results)} of {execution.total} points are done; {len(chosen)} runs at a time", flush=True)
+    say(f"{len(execution.results)} of {execution.total} points are done; {len(chosen)} runs at a time")
     workers: list[Worker] = []
     try:
-        workers += [Worker(core) for core in chosen]
+        workers += [Worker(core, run) for core in chosen]
         for worker in workers:
             _give(worker, execution)
         while any(worker.task is not None for worker in workers):
             for worker in next_done(workers):
                 execution.done(*worker.result())
                 if not worker.process.is_alive():
-                    workers[workers.index(worker)] = worker = Worker(worker.core)
+                    workers[workers.index(worker)] = worker = Worker(worker.core, run)
                 _give(worker, execution)
     finally:
         for worker in workers:

@@ -1,25 +1,22 @@
-"""Puts finished runs side by side: a table, comparison.csv, comparison.md and pictures.
+"""`python -m lit_fed compare`: finished runs side by side, as a table, comparison.csv, comparison.md and pictures.
 
-    python scripts/compare.py RUN RUN… [--output DIR] [--metric accuracy] [--formats png pdf]
-
-RUN is a run's folder, runs/<name>/version_<n>, or runs/<name> for its newest version. Runs that differ in their seeds
-alone are one row, mean ± standard deviation. Names are what differs between the configurations, else those of the runs.
+Runs that differ in their seeds alone are one row, mean ± standard deviation. Names are what differs between the
+configurations, else those of the runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from comparison.naming import named
-from comparison.pictures import draw_comparison
-from comparison.runs import METRICS, FinishedRun, Group, find_run, grouped, metric_of, read_run
-
-from lit_fed.core.errors import ConfigError, WriteError
+from lit_fed.command_line.comparison.naming import named
+from lit_fed.command_line.comparison.pictures import draw_comparison
+from lit_fed.command_line.comparison.runs import FinishedRun, Group, find_run, grouped, metric_of, read_run
+from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.pictures.style import byte_unit, percent
 from lit_fed.training.output import check_new_folder, new_folder, write_table
@@ -27,7 +24,38 @@ from lit_fed.training.output import check_new_folder, new_folder, write_table
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["compare", "main"]
+__all__ = ["compare", "compare_parser", "compare_runs"]
+
+
+def compare_parser() -> FederatedParser:
+    """The arguments of the command."""
+    parser = FederatedParser(
+        prog="python -m lit_fed compare",
+        usage="python -m lit_fed compare [options] RUN [RUN …]",
+        description=f"{COMMANDS['compare']} Runs that differ in their seeds alone are one row, mean and standard "
+        "deviation. Names are what differs between the configurations.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=str, metavar="RUN",
+        help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
+    )  # fmt: skip
+    parser.add_argument("--output", type=str, default="comparison", help="folder to be written, new or empty.")
+    parser.add_argument("--metric", type=str | None, help="what is compared, by default accuracy or, of numbers, mse.")
+    parser.add_argument("--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="of pictures.")
+    return parser
+
+
+def compare_runs(arguments: list[str]) -> None:
+    """Run the command.
+
+    Args:
+        arguments: what stands behind `compare` on the command line.
+
+    Raises:
+        ConfigError: naming a run or argument that will not do; nothing has been written then.
+    """
+    given = compare_parser().parse_args(arguments)
+    compare([Path(run) for run in given.runs], Path(given.output), given.metric, given.formats)
 
 
 def columns_of(metric: str) -> dict[str, str]:
@@ -89,8 +117,8 @@ def _cell(key: str, value: float, deviation: float | None, factor: float) -> str
     if not key.startswith("test/"):
         return f"{value:.0f}"
     digits = 2 if factor > 1 else 4
-    known = deviation is not None and deviation == deviation
-    return f"{factor * value:.{digits}f}" + (f" ± {factor * deviation:.{digits}f}" if known else "")
+    spread = "" if deviation is None or deviation != deviation else f" ± {factor * deviation:.{digits}f}"
+    return f"{factor * value:.{digits}f}{spread}"
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str]) -> str:
@@ -140,24 +168,4 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
         write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
         draw_comparison(groups, metric, partial, formats)
     print_comparison(headings, lines, metric)
-    print(f"comparison: {output}")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Compare the runs of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of its versions")
-    parser.add_argument("--output", type=Path, default=Path("comparison"), help="new folder of table and pictures")
-    parser.add_argument("--metric", choices=METRICS, help="by default accuracy, for regression mse")
-    parser.add_argument(
-        "--formats", nargs="+", choices=("png", "pdf", "svg"), default=["png"], help="of the pictures, by default png"
-    )
-    chosen = parser.parse_args(arguments)
-    try:
-        compare(chosen.runs, chosen.output, chosen.metric, chosen.formats)
-    except (ConfigError, WriteError) as error:
-        parser.exit(2, f"compare.py: {error}\n")
-
-
-if __name__ == "__main__":
-    main()
+    sys.stdout.write(f"comparison: {output}\n")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from comparison.runs import FinishedRun, Group, without_seeds
+from lit_fed.command_line.comparison.runs import FinishedRun, Group, without_seeds
 
 __all__ = ["differences", "named"]
 

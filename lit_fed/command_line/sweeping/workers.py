@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,6 +23,7 @@ class Job(NamedTuple):
 
     arguments: tuple[str, ...]
     log: Path  # gets what the run prints
+    run: Callable[[list[str]], Any]
 
 
 def cores() -> list[int]:
@@ -37,10 +38,11 @@ class Worker:
 
     Args:
         core: the core that it stays on, where the system can pin processes.
+        run: runs a command line; imported by its name there, once the process stands on its core.
     """
 
-    def __init__(self, core: int) -> None:
-        self.core = core
+    def __init__(self, core: int, run: Callable[[list[str]], Any]) -> None:
+        self.core, self.run = core, run
         self.task: Any = None  # what its job is for; None while it is idle
         context = multiprocessing.get_context("spawn")
         self.connection, other = context.Pipe()
@@ -51,7 +53,7 @@ class Worker:
     def start(self, task: Any, arguments: Sequence[str], log: Path) -> None:
         """Begin a job."""
         self.task = task
-        self.connection.send(Job(tuple(arguments), log))
+        self.connection.send(Job(tuple(arguments), log, self.run))
 
     def result(self) -> tuple[Any, str | None]:
         """The task that is done, and the last line of its error, if it failed; waits."""
@@ -101,14 +103,14 @@ def _run(job: Job) -> str | None:
     """Fit and test; the last line of the error, if there is one."""
     import torch
 
-    from lit_fed.cli import FederatedCLI, keep_notices_out
+    from lit_fed.training.notices import keep_notices_out
 
     torch.set_num_threads(1)
     keep_notices_out()
     job.log.parent.mkdir(parents=True, exist_ok=True)
     with job.log.open("a") as log, redirect_stdout(log), redirect_stderr(log):
         try:
-            FederatedCLI(list(job.arguments))
+            job.run(list(job.arguments))
         except Exception as error:
             import traceback
 

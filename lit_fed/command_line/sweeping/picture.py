@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,17 +10,17 @@ from typing import Any
 import numpy as np
 from optuna.distributions import CategoricalDistribution
 
+from lit_fed.command_line.sweeping.results import Result, short_names
+from lit_fed.command_line.sweeping.sweep_file import Sweep, choices_of
 from lit_fed.pictures.style import STYLE, save, scale_of
-from sweeping.results import Result, short_names
-from sweeping.sweep_file import Sweep
 
-__all__ = ["draw"]
+__all__ = ["draw_sweep"]
 
 MOST_PANELS_IN_ROW = 3
 INK = "#1b4f8a"
 
 
-def draw(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
+def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
     """Draw the metric against what was varied.
 
     Args:
@@ -39,7 +38,7 @@ def draw(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
             figure = _heat_map(sweep, results, names, Figure)
         else:
             figure = _panels(sweep, results, names, Figure)
-        save(figure, path, mpl.rcParams["savefig.dpi"])
+        save(figure, path)
 
 
 def _label(value: Any) -> str:
@@ -48,7 +47,7 @@ def _label(value: Any) -> str:
 
 def _choices(sweep: Sweep, key: str) -> list[Any]:
     """The values of a key: numbers in ascending order, others in that of the file."""
-    values = [json.loads(one) for one in sweep.parameters[key].choices]
+    values = choices_of(sweep.parameters[key])
     return sorted(values) if all(_is_number(one) for one in values) else values
 
 
@@ -93,7 +92,7 @@ def _frame_best(axes: Any, values: np.ndarray, goal: str) -> None:
 
     best = np.nanargmax(values) if goal == "maximize" else np.nanargmin(values)
     row, column = np.unravel_index(best, values.shape)
-    frame = {"fill": False, "edgecolor": "#d1701f", "linewidth": 2.5}
+    frame: dict[str, Any] = {"fill": False, "edgecolor": "#d1701f", "linewidth": 2.5}
     axes.add_patch(Rectangle((column - 0.47, row - 0.46), 0.94, 0.92, **frame))
 
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
+from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Point", "Sweep", "option", "read_sweep"]
+__all__ = ["Point", "Sweep", "choices_of", "option", "read_sweep"]
 
 Point = Mapping[str, Any]
 """Arguments of a run by their full names."""
@@ -27,6 +28,17 @@ OURS = ("name", "ckpt_path", "trainer.default_root_dir", "trainer.logger")
 """Arguments that the sweep gives itself."""
 
 DISTRIBUTIONS = ("categorical", "constant", "uniform", "int_uniform", "q_uniform", "log_uniform_values")
+
+
+def choices_of(distribution: BaseDistribution) -> list[Any]:
+    """The values of a key with `values`, which Optuna keeps as JSON.
+
+    Raises:
+        TypeError: if the key has a range.
+    """
+    if not isinstance(distribution, CategoricalDistribution):
+        raise TypeError(f"{distribution} has no choices")
+    return [json.loads(str(one)) for one in distribution.choices]
 
 
 class Sweep(NamedTuple):
@@ -49,7 +61,7 @@ class Sweep(NamedTuple):
 
     def grid_size(self) -> int:
         """Number of points, if all keys have values."""
-        return math.prod(len(one.choices) for one in self.parameters.values())  # type: ignore[attr-defined]
+        return math.prod(len(choices_of(one)) for one in self.parameters.values())
 
     def meaning(self) -> dict[str, Any]:
         """All that decides about results, as plain types: without names and comments, with what it refers to."""
@@ -80,7 +92,7 @@ def read_sweep(path: Path) -> Sweep:
     content = _load(path)
     for key in content:
         if key not in KNOWN:
-            _refuse(path, key, f"is not supported by scripts/sweep.py, which knows {', '.join(KNOWN)}; leave it out")
+            _refuse(path, key, f"is not supported on this machine, where a file has {', '.join(KNOWN)}; leave it out")
     method = content.get("method")
     if method not in METHODS:
         _refuse(path, "method", f"is {method}; choose {', '.join(METHODS)}")
@@ -121,7 +133,7 @@ def _metric(path: Path, metric: Any) -> tuple[str, str]:
         _refuse(path, "metric.goal", f"is {goal}; choose maximize or minimize")
     for key in metric:
         if key not in ("name", "goal"):
-            _refuse(path, f"metric.{key}", "is not supported by scripts/sweep.py; leave it out")
+            _refuse(path, f"metric.{key}", "is not supported on this machine; leave it out")
     return metric["name"], goal
 
 
@@ -211,8 +223,8 @@ def _command(path: Path, given: Any) -> tuple[str, ...]:
         _refuse(path, "command", f"does not start lit_fed; give {example}")
     macros = [word for word in words[start:] if "${" in word and word != "${args}"]
     if macros:
-        _refuse(path, "command", f"has {macros[0]}, which scripts/sweep.py does not fill in; give {example}")
-    kept = _without_loggers(words[start:])
+        _refuse(path, "command", f"has {macros[0]}, which W&B alone fills in; give {example}")
+    kept = find_configs(_without_loggers(words[start:]))
     for file in _configurations(kept):
         if not Path(file).is_file():
             _refuse(path, "command", f"has --config {file}, which is not there; start from the folder that holds it")

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lit_fed.command_line.sweeping.sweep_file import Point, Sweep
 from lit_fed.core.machine.files import write_atomically
-from sweeping.sweep_file import Point, Sweep
 
-__all__ = ["Result", "measure", "print_results", "short_names", "spread", "write_results"]
+__all__ = ["Result", "print_results", "result_of", "say", "short_names", "spread", "write_results"]
 
 
 class Result(NamedTuple):
@@ -27,7 +27,7 @@ class Result(NamedTuple):
     seconds: float  # of training, all seeds together
 
 
-def measure(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) -> Result | str:
+def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) -> Result | str:
     """The results of a point's runs, one folder for each seed; or what is wrong with them."""
     found = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     for summary in found:
@@ -43,6 +43,12 @@ def measure(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) ->
     known_test = () if None in tested else tuple(tested)
     seconds = sum(summary["seconds"] for summary in found)
     return Result(number, point, tuple(summary[sweep.metric] for summary in found), known_test, seconds)
+
+
+def say(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def spread(values: Sequence[float]) -> str:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from lit_fed.command_line.sweeping.sweep_file import Sweep
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.training.output import check_writable
-from sweeping.sweep_file import Sweep
 
 __all__ = ["SweepFolder"]
 
