@@ -71,6 +71,7 @@ def test_resume_after_an_error_equals_uninterrupted(tmp_path, shared_folder):
     assert history(uninterrupted) == history(folder(tmp_path, "FedEM"))
 
 
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 def test_a_checkpoint_at_the_end_of_a_round_has_all_that_the_round_produced(tmp_path):
     """Lightning's callbacks may write one as soon as the last block is done, before the round is evaluated."""
     saved = tmp_path / "saved"
