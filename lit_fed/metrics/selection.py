@@ -73,7 +73,7 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
     known: set[str] = set(COLUMNS).union(*(summarise(torch.ones(1, 3), metric) for metric in ("accuracy", "mse")))
     for one in wanted:
         how = f"give it a name of its own, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
-        if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"p[i]?_\d+", one.name):
+        if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):
             raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
         keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined")}
         if one.name in ("accuracy", "mse"):

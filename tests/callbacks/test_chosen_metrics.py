@@ -19,7 +19,7 @@ from sklearn import metrics as sk
 
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, LocalSolver, RoundLogger
 from lit_fed.callbacks import TrainingSplitEvaluation
-from lit_fed.clients import VectorizedTrainer
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
@@ -46,13 +46,13 @@ def save_clients(root, *, numbers=False, one_class=(), seen=5, unseen=2):
     return str(root)
 
 
-def fit(root, out, metrics, algorithm=None, *, rounds=2, callbacks=(), **trainer):
+def fit(root, out, metrics, algorithm=None, *, rounds=2, callbacks=(), eval_clients=None):
     seed_everything(0, verbose=False)
-    data = FederatedDataModule(ClientFolder(root))
+    data = FederatedDataModule(ClientFolder(root), eval_clients=eval_clients)
     module = FederatedModule(algorithm or FedAvg(), LocalSolver(lr=0.1), client_trainer="sequential", metrics=metrics)
     trainer = FederatedTrainer(
         max_epochs=rounds, accelerator="cpu", logger=RoundLogger(str(out), "run"), enable_progress_bar=False,
-        callbacks=list(callbacks), **trainer,
+        callbacks=list(callbacks),
     )  # fmt: skip
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data)
@@ -119,15 +119,25 @@ def test_numbers_of_a_regression(tmp_path, capsys):
     assert out.count("test, chosen metrics") == 1
 
 
-def test_vectorised_equals_sequential(tmp_path):
+def test_all_client_trainers_find_the_same(tmp_path):
     root = save_clients(tmp_path / "data")
     module, data, trainer = fit(root, tmp_path, "AUROC,CalibrationError", FedEM(num_components=2))
     before = {name: values.clone() for name, values in module.client_metrics.items()}
-    module.federation.client_trainer = VectorizedTrainer()
-    trainer.test(module, datamodule=data)
-    for name, values in module.client_metrics.items():
-        assert values is not before[name]
-        torch.testing.assert_close(values, before[name], rtol=1e-6, atol=1e-7)
+    for client_trainer in (VectorizedTrainer(), VectorizedTrainer(rows_per_pass=7), SequentialTrainer(rows_per_pass=5)):
+        module.federation.client_trainer = client_trainer
+        module.client_metrics.clear()
+        trainer.test(module, datamodule=data)
+        for name, values in module.client_metrics.items():
+            torch.testing.assert_close(values, before[name], rtol=1e-6, atol=1e-7)
+
+
+def test_a_sample_of_the_clients_is_measured(tmp_path):
+    root = save_clients(tmp_path / "data", one_class={0, 1, 2, 3, 4})
+    module, _, trainer = fit(root, tmp_path, "AUROC", eval_clients=3)
+    assert module.client_metrics["seen"].isnan().tolist() == [[True]] * 3
+    assert module.results["test/seen/auroc_undefined"] == 3
+    assert "test/seen/auroc" not in module.results
+    assert len(pd.read_csv(Path(trainer.log_dir) / "clients.csv")) == 5
 
 
 def test_undefined_clients_take_no_part_and_are_said_once(tmp_path, capsys):
