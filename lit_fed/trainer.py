@@ -26,13 +26,7 @@ from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
-from lit_fed.training.output import (
-    check_new_folder,
-    check_table_file,
-    check_table_format,
-    new_folder,
-    write_table,
-)
+from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
 from lit_fed.training.round_logger import RoundLogger
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -161,9 +155,9 @@ class FederatedTrainer(Trainer):
         *,
         population: Literal["seen", "unseen"] = "seen",
         split: Literal["train", "val", "test"] = "test",
-        output: str = "predictions.csv",
+        output: str | None = None,
     ) -> pd.DataFrame | None:
-        """Serve the clients of a run, as in its test, and write what is predicted for each of their samples.
+        """Serve the clients of a run, as in its test, and say what is predicted for each of their samples.
 
         Args:
             model: a `FederatedModule`.
@@ -177,6 +171,7 @@ class FederatedTrainer(Trainer):
             split: which of their samples are predicted.
             output: table to be written, a `.csv` or `.parquet` file: a row for each sample, by client and in the order
                 of the client's split, with the probability of every class, or for regression the predicted value.
+                Null writes none in Python, and on the command line `predictions.csv` in the run's folder.
 
         Returns:
             The table, see `prediction_table`, on rank zero; None elsewhere.
@@ -184,8 +179,7 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if the file cannot be written, or there are no such clients or samples.
         """
-        path = Path(output)
-        check_table_file(path)
+        path = None if output is None else check_table_file(output)
         data = datamodule if dataloaders is None else dataloaders
         if not isinstance(data, FederatedDataModule):
             raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
@@ -197,9 +191,10 @@ class FederatedTrainer(Trainer):
             return None
         module = federated(self.lightning_module)
         clients: Any = data.seen if population == "seen" else data.unseen
-        table = prediction_table(served, clients.names, clients.train.first_id, module.target)
-        write_table(table, path)
-        sys.stdout.write(f"predictions: {path}\n")
+        table = prediction_table(served, clients.names, clients.train.first_id, module.target, module.facts.class_names)
+        if path is not None:
+            write_table(table, path)
+            sys.stdout.write(f"predictions: {path}\n")
         return None if return_predictions is False else table
 
     def personalize(
@@ -217,7 +212,9 @@ class FederatedTrainer(Trainer):
             ckpt_path: checkpoint of a run, or `last` on the command line.
             clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
                 be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
-                clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1.
+                clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1. After a
+                training on a `Table` also a `.csv` or `.parquet` file with the same columns; its rows without a label
+                are predicted.
             output: folder to be written, new or empty: clients.csv, predictions and `states/<client>.pt`.
             format: kind of the file of predictions.
 
@@ -229,8 +226,7 @@ class FederatedTrainer(Trainer):
         """
         if not output:
             raise ConfigError("--output is not set; give a new folder for the results")
-        folder = Path(output)
-        check_new_folder(folder)
+        folder = check_new_folder(output)
         check_table_format(format)
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
@@ -246,7 +242,7 @@ class FederatedTrainer(Trainer):
             write_table(table, partial / "clients.csv")
             write_table(predictions, partial / f"predictions.{format}")
         if results:
-            print_table(results, "unseen clients", module.target.metric)
+            print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
         sys.stdout.write(f"results: {folder}\n")
         return table
 
@@ -282,10 +278,8 @@ class FederatedTrainer(Trainer):
                 raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
             facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
             data, ckpt_path = UnseenFolder(clients, facts, client), None
-            normalisation = facts.normalisation
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)
-            normalisation = data.dataset.normalisation
         else:
             raise ConfigError(
                 "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
@@ -296,7 +290,7 @@ class FederatedTrainer(Trainer):
         if served is None:
             return None
         example = (data.seen or data.unseen).train.x[:1]
-        return personal_model(module, tree.index(served.states, 0), example, normalisation, client)
+        return personal_model(module, tree.index(served.states, 0), example, module.facts.normalisation, client)
 
     def export(
         self,
@@ -334,11 +328,11 @@ class FederatedTrainer(Trainer):
         """
         if not output:
             raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
-        check_program_file(Path(output), format)
+        path = check_program_file(output, format)
         exported = self.personal_model(model, datamodule, ckpt_path, client, clients, weights_only)
         if exported is not None:
-            save_program(exported, Path(output), format)
-            sys.stdout.write(f"program: {output}\n")
+            save_program(exported, path, format)
+            sys.stdout.write(f"program: {path}\n")
         return exported
 
     @contextmanager

@@ -56,6 +56,8 @@ def make_clients(sizes, num_features=4, target=BINARY, seed=0, dtype=torch.float
     owner = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     scores = (x.double().unsqueeze(1) @ true[owner]).squeeze(1)
     scores = scores + 0.5 * torch.randn(scores.shape, generator=rng, dtype=torch.float64)
+    if target.vectors:
+        return Split(x, scores.to(dtype) if target.continuous else (scores > 0).long(), offsets, first_id)
     if target.kind == "regression":
         return Split(x, scores[:, 0].to(dtype), offsets, first_id)
     y = (scores[:, 0] > 0).long() if target.kind == "binary" else scores.argmax(1)
@@ -67,7 +69,7 @@ def make_parties(table: Split, num_parties: int | None = None) -> Split:
     num_parties = num_parties or table.num_clients
     blocks = torch.arange(table.x.shape[1]).tensor_split(num_parties)
     x = [table.x * torch.zeros_like(table.x[0]).index_fill(0, block, 1) for block in blocks]
-    return Split(torch.cat(x), table.y.repeat(num_parties), torch.arange(num_parties + 1) * len(table.y))
+    return Split(torch.cat(x), torch.cat([table.y] * num_parties), torch.arange(num_parties + 1) * len(table.y))
 
 
 def make_task(target=BINARY, num_features=4, network=Linear, dtype=torch.float64, **fields) -> Task:

@@ -11,6 +11,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
+from torch.utils.data import Dataset
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
@@ -51,15 +52,27 @@ OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that 
 REQUIRED = re.compile(r"the following arguments are required: (?:--)?([\w, -]+)")
 """What it says of a class or function that does not get all that it needs."""
 
+OF_OTHERS: dict[str, tuple[str, type]] = {
+    "--data.dataset.source": ("source", Dataset),
+    "--data.dataset.test_source": ("test_source", Dataset),
+}
+"""The same for classes that others bring, of which there is no list."""
+
+EXAMPLE = "the path of a class that derives from torch.utils.data.Dataset, such as my_module.MyDataset"
+
 FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip"}
 """Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
 
 
 def subclasses(base: type) -> list[type]:
-    """All classes below one, without those that are only bases of others."""
+    """All classes below one, without private ones and those that are only bases of others."""
     direct: list[type] = base.__subclasses__()
     found = [one for each in direct for one in (each, *subclasses(each))]
-    return [one for one in dict.fromkeys(found) if not getattr(one, "__abstractmethods__", None)]
+    return [
+        one
+        for one in dict.fromkeys(found)
+        if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))
+    ]
 
 
 def class_names(base: type) -> list[str]:
@@ -76,14 +89,16 @@ def explain_class(message: str) -> list[str]:
     Returns:
         Lines; none if the message is about something else.
     """
-    for option, (key, base) in CLASSES.items():
+    for option, (key, base) in (OF_OTHERS | CLASSES).items():
         if f'"{key}"' in message or f"'{key}'" in message:
             return _explain(option, base, message)
     return []
 
 
 def _explain(option: str, base: type, message: str) -> list[str]:
-    takes = f"{option} takes {', '.join(sorted(class_names(base)))}, or the path of a class of your own"
+    known = f"{', '.join(sorted(class_names(base)))}, or the path of a class of your own"
+    takes = EXAMPLE if option in OF_OTHERS else known
+    takes = f"{option} takes {takes}"
     if "Not a valid subclass" in message and "Got value: None" in message:
         return [f"{option} is null; leave it out, or give a class", takes]
     abstract = ABSTRACT.search(message)
@@ -131,7 +146,7 @@ def refuse_files(given: list[str]) -> None:
     """
     for before, argument in pairwise(["", *given]):
         option, _, value = argument.partition("=") if "=" in argument else (before, "", argument)
-        if option in CLASSES and Path(value).suffix in FILES:
+        if option in OF_OTHERS | CLASSES and Path(value).suffix in FILES:
             raise ConfigError(_file_for_class(option, value))
 
 

@@ -67,6 +67,9 @@ def _add(command: argparse.ArgumentParser, action: argparse.Action) -> None:
     options = [option for option in action.option_strings if not option.endswith("+")]
     if action.help == argparse.SUPPRESS or action.dest == "help":
         return
+    if not options:  # a file or a folder, by its place
+        command.add_argument(action.dest, nargs=action.nargs, help=action.help).complete = shtab.FILE  # type: ignore[attr-defined]
+        return
     known: Any = command._option_string_actions.get(options[0])
     if known is not None:  # of another class; its values may be others
         known.choices = list(dict.fromkeys([*(known.choices or ()), *(_values(action) or ())])) or None

@@ -26,6 +26,7 @@ UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 MEANT = {
     "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
     "personalise": "personalize", "adapt": "personalize", "save": "export", "split": "partition",
+    "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
 }  # fmt: skip
 """Commands by the names that other programs have for them."""
 

@@ -63,8 +63,7 @@ def show_partition(arguments: list[str]) -> None:
     config = parser.parse_args(arguments)
     refuse_nulls(parser, config)
     check_classes(config)
-    folder = Path(config.output)
-    check_new_folder(folder)
+    folder = check_new_folder(config.output)
     data: FederatedDataModule = parser.instantiate(config).data
     data.prepare_data()
     data.setup()
@@ -117,7 +116,7 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
 def _label_counts(population: Population, target: Target) -> np.ndarray | None:
     """Samples of each client and label, [T, classes]; None: no classes, several in a sample, or drawn when needed."""
     drawn = population.train.samples_per_block is not None
-    if target.continuous or target.positions or drawn:
+    if target.continuous or target.positions or target.vectors or drawn:
         return None
     num_clients = population.train.num_clients
     counts = np.zeros(num_clients * target.num_classes, dtype=np.int64)

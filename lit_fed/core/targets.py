@@ -5,7 +5,8 @@ A new kind of labels is a class of its own here, and `infer_target` says which l
 Symbols:
     B, M, L, K -> samples, models, positions of a sequence, outputs of the network
     C          -> classes
-    y          -> labels [...], of any leading axes: [B], [B, M], with positions [B, L], [B, M, L]
+    y          -> labels [...], of any leading axes: [B], [B, M], with positions [B, L], [B, M, L]; several labels of a
+                  sample are a vector of C entries, [..., C]
     outputs    -> of the network, [..., K]
 """
 
@@ -22,7 +23,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Binary", "Multiclass", "Regression", "Sequences", "Target"]
+__all__ = ["Binary", "MultiLabel", "Multiclass", "Regression", "Sequences", "Target", "VectorRegression"]
 
 
 @dataclass(frozen=True)
@@ -30,13 +31,14 @@ class Target(ABC):
     """What is predicted.
 
     Args:
-        num_classes: C; 1 where labels are numbers.
+        num_classes: C; 1 where labels are numbers; entries of a label that is a vector.
 
     Attributes:
         kind: with `num_classes` and `positions` what a checkpoint keeps of a target.
         metric: what `score` gives beside the loss, a share of hits or a squared error.
         continuous: labels are real numbers instead of the classes 0 … C − 1.
         positions: labels have a position axis [B, L], and outputs too; losses are averaged over it.
+        vectors: labels are vectors [B, C] of as many entries as there are outputs; losses are summed over them.
     """
 
     num_classes: int
@@ -45,6 +47,7 @@ class Target(ABC):
     metric: ClassVar[Literal["accuracy", "mse"]] = "accuracy"
     continuous: ClassVar[bool] = False
     positions: ClassVar[bool] = False
+    vectors: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -55,6 +58,15 @@ class Target(ABC):
     def num_outputs(self) -> int:
         """Outputs of the network per sample or position, K."""
         return self.num_classes
+
+    @property
+    def num_values(self) -> int:
+        """How many values a class label may have: 0 up to one less; meaningless where labels are continuous."""
+        return self.num_classes
+
+    def output_shape(self, label_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of a network's outputs for one sample whose labels have this shape: (K,) or (L, K)."""
+        return (*label_shape, self.num_outputs) if self.positions else (self.num_outputs,)
 
     @staticmethod
     def from_plain(kind: str, num_classes: int, positions: bool) -> Target:
@@ -100,7 +112,7 @@ class Target(ABC):
         """Prediction of the mixture of M models with weights [M], from outputs [B, M, K] or [B, M, L, K].
 
         Returns:
-            Log-probabilities [B, C] or [B, L, C], or the mean [B, 1].
+            Log-probabilities [B, C] or [B, L, C], of several labels [B, C, 2]; or the mean [B, 1] or [B, C].
         """
 
     @abstractmethod
@@ -108,7 +120,7 @@ class Target(ABC):
         """Loss and hit (for `mse`: squared error) of each sample, both [B], of what `mix` returns."""
 
     def shown(self, prediction: Tensor) -> Tensor:
-        """What users are given of what `mix` returns: probabilities [B, C] or [B, L, C], or values [B]."""
+        """What users are given of what `mix` returns: probabilities [B, C] or [B, L, C], or values [B] or [B, C]."""
         return prediction.exp()
 
 
@@ -127,10 +139,7 @@ class Binary(Target):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Logistic losses."""
-        logit = outputs[..., 0]
-        if y.is_floating_point():
-            return -y * F.logsigmoid(logit) - (1 - y) * F.logsigmoid(-logit)
-        return -F.logsigmoid(torch.where(y > 0, logit, -logit))
+        return _logistic_losses(outputs[..., 0], y)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The probability of class 1, less y."""
@@ -142,13 +151,7 @@ class Binary(Target):
 
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Log-probabilities [B, 2]; probabilities of a mixture below the smallest normal number count as that."""
-        logit = outputs[..., 0]
-        if logit.shape[1] == 1:
-            both = torch.stack([F.logsigmoid(-logit[:, 0]), F.logsigmoid(logit[:, 0])])
-        else:  # two sums of probabilities are exact on both sides and far cheaper than two log-sum-exps
-            mixed = torch.stack([(weights * torch.sigmoid(part)).sum(1) for part in (-logit, logit)])
-            both = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
-        return both.movedim(0, -1)
+        return _mixed_log_probabilities(weights, outputs[..., 0])
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Log-loss and hit; 0 is predicted where both are as probable."""
@@ -249,6 +252,124 @@ class Regression(Target):
     def shown(self, prediction: Tensor) -> Tensor:
         """The predicted values [B]."""
         return prediction[..., 0]
+
+
+@dataclass(frozen=True)
+class MultiLabel(Target):
+    """C labels of a sample, each 0 or 1, and a logit for each: independent Bernoulli variables, given the inputs.
+
+    A sample's likelihood is the product over its labels, p(y | x, θ) = Π_c p_c^y_c · (1 − p_c)^(1 − y_c), and its
+    log-loss the sum of their C logistic losses, not the mean: so an E-step weighs components by the joint likelihood of
+    all labels of a sample, which is what tells which of them the sample came from. Gradients grow with C.
+
+    Labels that are independent in each component are not so in a mixture. What it predicts for each label is the
+    mixed marginal, Σ_m π_m p_mc, and the loss of that prediction, which evaluations report, is the sum over labels of
+    its log-losses; with one component that is the joint log-loss. A hit is a label that is right: the accuracy is the
+    share of labels, not of samples with all labels right. Soft labels are probabilities of 1, [..., C].
+
+    Args:
+        num_classes: C.
+    """
+
+    kind = "multilabel"
+    vectors = True
+
+    @property
+    def num_values(self) -> int:
+        """2."""
+        return 2
+
+    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """Labels [B, 1, C] have the last axis of the outputs."""
+        return y.expand(outputs.shape)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Sums of logistic losses over the labels."""
+        return _logistic_losses(outputs, y).sum(-1)
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The probability of each label, less y."""
+        return torch.sigmoid(outputs) - y
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Probabilities of each label, [..., C]."""
+        return share * y.to(outputs.dtype) + (1 - share) * torch.sigmoid(outputs)
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Log-probabilities [B, C, 2] that each label is 0 and that it is 1, bounded below as those of `Binary`."""
+        return _mixed_log_probabilities(weights.unsqueeze(-1), outputs)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the labels' log-losses, and the share of labels that are right; 0 is predicted in a tie."""
+        negative, positive = prediction.unbind(-1)
+        loss = -torch.where(y > 0, positive, negative).sum(-1)
+        return loss, ((positive > negative) == (y > 0)).to(positive.dtype).mean(-1)
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """The probability of each label [B, C]; they need not sum to 1."""
+        return prediction[..., 1].exp()
+
+
+@dataclass(frozen=True)
+class VectorRegression(Target):
+    """C numbers of a sample, ŷ, each with unit variance: the log-loss is ½‖ŷ − y‖² and a constant, which is left out.
+
+    The loss is the sum over the entries, as the likelihood is their product; the metric `mse` is their mean.
+
+    Args:
+        num_classes: C, entries of a label.
+    """
+
+    kind = "vector_regression"
+    metric = "mse"
+    continuous = True
+    vectors = True
+
+    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """Labels [B, 1, C] have the last axis of the outputs."""
+        return y.expand(outputs.shape)
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Half the squared distances."""
+        return 0.5 * (outputs - y).square().sum(-1)
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """ŷ − y."""
+        return outputs - y
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        """Means, [..., C]."""
+        return share * y + (1 - share) * outputs
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """The mixed mean [B, C]."""
+        return (weights.view(1, -1, 1) * outputs).sum(1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Half the squared distance, and the mean of the squared errors."""
+        square = (prediction - y).square()
+        return 0.5 * square.sum(-1), square.mean(-1)
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """The predicted values [B, C]."""
+        return prediction
+
+
+def _logistic_losses(logit: Tensor, y: Tensor) -> Tensor:
+    """Log-loss of each label, 0 or 1 or a probability of 1, under log p(1)/p(0); all [...]."""
+    if y.is_floating_point():
+        return -y * F.logsigmoid(logit) - (1 - y) * F.logsigmoid(-logit)
+    return -F.logsigmoid(torch.where(y > 0, logit, -logit))
+
+
+def _mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:
+    """Log-probabilities of 0 and 1, [B, ..., 2], of a mixture of logits [B, M, ...] with weights that broadcast."""
+    if logit.shape[1] == 1:
+        both = torch.stack([F.logsigmoid(-logit[:, 0]), F.logsigmoid(logit[:, 0])])
+    else:  # two sums of probabilities are exact on both sides and far cheaper than two log-sum-exps
+        mixed = torch.stack([(weights * torch.sigmoid(part)).sum(1) for part in (-logit, logit)])
+        both = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
+    return both.movedim(0, -1)
 
 
 def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from lit_fed.core.losses import Criterion
 from lit_fed.core.machine.memory import check_network
 from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
-from lit_fed.core.networks.stacked_network import StackedNetwork, num_models_of
+from lit_fed.core.networks.frozen import at_rest, frozen_leaves
+from lit_fed.core.networks.stacked_network import Forward, StackedNetwork, num_models_of
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
@@ -54,10 +56,13 @@ class Task(StackedNetwork):
         given: tuple[int, ...] | None = fields.get("init_seeds")  # type: ignore[assignment]
         dtype: torch.dtype = fields.get("dtype", torch.float32)  # type: ignore[assignment]
         check_network(build)
-        network = fresh_network(build, initial_seeds(1, seed, given or None)[0], dtype)
+        first = initial_seeds(1, seed, given or None)[0]
+        network = fresh_network(build, first, dtype)
         check_trained(network)
-        frozen = {name: value.detach() for name, value in network.named_parameters() if not value.requires_grad}
-        return cls(build, network, frozen, target=target, **fields)  # type: ignore[arg-type]
+        return cls(
+            build, network, frozen_leaves(network), at_rest(network), template_seed=first, target=target,
+            **fields,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ losses and predictions
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -146,8 +151,8 @@ class Task(StackedNetwork):
         if self.closed_form is not None and not self.target.positions:
             outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
             return (self.trained_on.losses(outputs, y) * share).sum(0), gradient, models.buffers
-        self._set_mode(training)
-        return self._by_vmap(models, batch, share, batch.index.ndim == 2)
+        self.set_mode(training)
+        return self._by_vmap(models, batch, share, training=training)
 
     def grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None
@@ -172,14 +177,15 @@ class Task(StackedNetwork):
         """
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
-        self._set_mode(training)
-        shared_x = None if per_model else self._laid_out(batch.x)
+        self.set_mode(training)
+        begun = None if per_model or known else self._begun(self._laid_out(batch.x), training=training)
         for m in range(num_models_of(models)):
             y = batch.y[m] if per_model else batch.y  # soft labels come along as they are
             if known:
                 one = known.pop(0)
             else:
-                one = self._pass(models, m, self._laid_out(batch.x[m]) if shared_x is None else shared_x)
+                call, x = begun or (self._call, self._laid_out(batch.x[m]))
+                one = self._pass(models, m, x, call)
             with torch.enable_grad():
                 loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers
@@ -206,7 +212,7 @@ class Task(StackedNetwork):
         Needs a network that is twice differentiable.
         """
         share, axis = self._share(models, batch, None), 0 if batch.index.ndim == 2 else None
-        self.network.train()
+        self.set_mode(True)
         operands = (models.parameters, models.buffers, vector, batch.x, batch.y, share)
         if self.model_axis == "vmap":
             return vmap(self._curvature, in_dims=(0, 0, 0, axis, axis, 1))(*operands)
@@ -254,19 +260,30 @@ class Task(StackedNetwork):
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
     def objective(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        call: Forward | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and its buffers afterwards."""
+        """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and its buffers afterwards.
+
+        `call` is what is left to compute, where x [B, ...] are not the inputs of the whole network.
+        """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
-        outputs = self._wide(self._call(parameters, buffers, x))
+        outputs = self._wide((call or self._call)(parameters, buffers, x))
         return (self.trained_on.losses(outputs, y) * share).sum(), buffers
 
     def _by_vmap(
-        self, models: ModelState, batch: Batch, share: Tensor, per_model: bool
+        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
-        function = vmap(grad_and_value(self.objective, has_aux=True), in_dims=(0, 0, axis, axis, 1))
-        gradient, (loss, buffers) = function(models.parameters, models.buffers, batch.x, batch.y, share)
+        call, x = (self._call, batch.x) if per_model else self._begun(batch.x, training=training)
+        function = vmap(grad_and_value(partial(self.objective, call=call), has_aux=True), in_dims=(0, 0, axis, axis, 1))
+        gradient, (loss, buffers) = function(models.parameters, models.buffers, x, batch.y, share)
         return loss, gradient, buffers
 
 

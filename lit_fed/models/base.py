@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from lit_fed.core.errors import ConfigError
 from lit_fed.models.sizes import call_with_sizes, maker_of
 
-__all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape"]
+__all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape", "zero_outputs"]
 
 OTHER = "choose another --model.network, or correct the data"
 
@@ -23,7 +23,14 @@ class Network(nn.Module, metaclass=ABCMeta):
     Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options of their own; these appear on
     the command line as `--model.network.<option>`. Parameters with `requires_grad` False are neither trained nor sent;
     all models and all clients have those of the first initial model. Lazy layers get their sizes from the samples.
+
+    Attributes:
+        vmappable: whether `torch.func.vmap` can run it; if not, clients are trained one after another.
+        head_names: parameters of the classifier; empty: those of the last layer.
     """
+
+    vmappable: bool = True
+    head_names: frozenset[str] = frozenset()
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
@@ -108,7 +115,7 @@ def build_network(
         raise ConfigError(f"--model.network {name} gives {type(module).__name__}, and an nn.Module is wanted")
     if not _lazy_leaves(module):
         return module
-    _zero_outputs(module, input_shape, input_type)
+    zero_outputs(module, input_shape, input_type)
     if left := _lazy_leaves(module):
         raise ConfigError(
             f"{type(module).__name__} has lazy layers that its forward pass does not use ({', '.join(left)}); give "
@@ -137,10 +144,15 @@ def check_outputs(
         ConfigError: naming the network, the samples, and the outputs that the labels need.
     """
     with torch.random.fork_rng(devices=[]):
-        found = tuple(_zero_outputs(network, input_shape, input_type).shape[1:])
+        found = tuple(zero_outputs(network, input_shape, input_type).shape[1:])
     if found != output_shape:
         # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
-        flat = ": labels [n, 1] as [n], those that are one-hot as y.argmax(1)" if len(output_shape) > len(found) else ""
+        flat = (
+            ": labels [n, 1] as [n], those that are one-hot as y.argmax(1); several labels of a sample, each 0 or 1, "
+            "are told by --data.dataset.labels multilabel"
+            if len(output_shape) > len(found)
+            else ""
+        )
         raise ConfigError(
             f"{type(network).__name__} gives {_samples(input_shape, input_type)} outputs {list(found)}, and labels of "
             f"shape {list(output_shape[:-1])} need {list(output_shape)}, which ends with the number of outputs; {OTHER}"
@@ -148,7 +160,7 @@ def check_outputs(
         )
 
 
-def _zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
     """Outputs [2, ...] of two samples of zeros in evaluation mode; BatchNorm refuses a single one.
 
     Raises:

@@ -21,6 +21,7 @@ from lit_fed.core.machine.files import whole_file
 
 __all__ = [
     "CHECKPOINT_KEY",
+    "WITHOUT_DATA",
     "AtomicCheckpointIO",
     "Difference",
     "clients_folder",
@@ -36,9 +37,17 @@ __all__ = [
 CHECKPOINT_KEY = "lit_fed"
 """Where a checkpoint keeps what Lightning does not."""
 
+WITHOUT_DATA = (
+    "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
+    "trainer.test(module, datamodule=..., ckpt_path=...)"
+)
+"""What is said where a module without data is given a checkpoint."""
+
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings with which a run may be told to go on: how far clients step, not what they compute."""
 
+MEASURED = {"model.metrics"}
+"""Settings that say what is measured of a run, not what is computed in it."""
 
 OWN_ENTRIES = ("identity", "arguments", "num_rounds", "results")
 """What every checkpoint of lit_fed has under this key."""
@@ -212,6 +221,8 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
     found = []
     for key, before in stored.items():  # what is only given came later; identities tell whether it matters
         now = given.get(key)
+        if f"{prefix}{key}" in MEASURED:
+            continue
         if isinstance(before, dict) and isinstance(now, dict):
             found += compare_arguments(before, now, f"{prefix}{key}.")
         elif before != now and not (key == "class_path" and _same_class(before, now)):

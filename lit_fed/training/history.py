@@ -89,6 +89,7 @@ class RunHistory:
             "data (fingerprint)": self.fingerprint,
             "seed": federation.terms.seed,
             "loss": repr(None if criterion is None else criterion.loss),
+            "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         }
 
     def entry(self, federation: Federation, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
@@ -102,7 +103,8 @@ class RunHistory:
         terms, store = federation.terms, federation.store
         horizon = terms.solver.schedule_rounds or federation.schedule_rounds or terms.num_rounds
         per_block = min(facts.clients_per_block, store.clients_per_block or facts.clients_per_block)
-        return {
+        frozen = federation.server.frozen_part.entry()  # type: ignore[attr-defined] # of a `ModuleServer`
+        return ({} if frozen is None else {"frozen": frozen}) | {
             "identity": self.identity(federation),
             "arguments": self.arguments,
             "num_rounds": terms.num_rounds,
@@ -139,8 +141,8 @@ class RunHistory:
             The latest metrics, and what to say of rounds that come after the end of the schedule.
 
         Raises:
-            ConfigError: if the checkpoint is of another run, files are missing, or no round is left to be trained with
-                the changes.
+            ConfigError: if the checkpoint is of another run or another frozen part, files are missing, or no round is
+                left to be trained with the changes.
         """
         stored, terms = checkpoint.get(CHECKPOINT_KEY), federation.terms
         settings = {"algorithm": federation.algorithm, "solver": terms.solver}
@@ -149,6 +151,7 @@ class RunHistory:
             with_changes=self.resume_with_changes,
         )  # fmt: skip
         assert stored is not None
+        federation.server.frozen_part.load(stored.get("frozen"), checkpoint["state_dict"])  # type: ignore[attr-defined]
         federation.store.find(checkpoint["state_dict"], path, stored.get("client_files"))
         self.warm_start = WarmStart.found_in(stored)
         if self.warm_start is not None:

@@ -48,6 +48,8 @@ def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, An
     module.history.warm_start = WarmStart.found_in(stored)
     module.build_shared(facts)
     module.federation.schedule_rounds = schedule_rounds(stored)
+    server: Any = module.federation.server
+    server.frozen_part.load(stored.get("frozen"), checkpoint["state_dict"])
     state = {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
     module.load_state_dict(state)
     return facts

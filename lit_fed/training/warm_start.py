@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import shown
+from lit_fed.core.networks.frozen import digest_of
 from lit_fed.core.networks.start import Start
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
@@ -30,7 +31,8 @@ class WarmStart(NamedTuple):
     rounds: int
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    frozen: dict[str, Tensor]  # leaves without a model axis
+    frozen: dict[str, Tensor]  # leaves without a model axis, of a checkpoint that holds them
+    digest: str = ""  # of what was frozen, of one that does not; '' if nothing was
 
     @classmethod
     def read(cls, path: str) -> WarmStart:
@@ -53,7 +55,8 @@ class WarmStart(NamedTuple):
             {name.removeprefix(start): leaf for name, leaf in state.items() if name.startswith(start)}
             for start in (place + PARAMETERS, place + BUFFERS, FROZEN)
         ]
-        return cls(str(path), algorithm, int(content["global_step"]), *leaves)
+        digest = (content[CHECKPOINT_KEY].get("frozen") or {"digest": ""})["digest"]
+        return cls(str(path), algorithm, int(content["global_step"]), *leaves, digest)
 
     @classmethod
     def found_in(cls, stored: dict[str, Any]) -> WarmStart | None:
@@ -81,6 +84,17 @@ class WarmStart(NamedTuple):
         Raises:
             ConfigError: naming what is frozen and does not fit.
         """
+        trained = [name for name in task.frozen if _flat(name) in {**self.parameters, **self.buffers}]
+        if trained:
+            raise ConfigError(
+                f"--init_from {self.path} is of a run that trained {', '.join(trained[:4])}, and these are frozen here; "
+                "train them here, too, or give their values to the network itself, as those that it begins with"
+            )
+        if self.digest and task.frozen and self.digest != digest_of(task.frozen):
+            raise ConfigError(
+                f"--init_from {self.path} does not fit: its models were trained over other frozen parameters than "
+                "those of this run; give the same --model.network with the same weights, and the same --model.trainable"
+            )
         for name, leaf in task.frozen.items():
             found = self.frozen.get(_flat(name))
             if found is not None and found.shape != leaf.shape:

@@ -47,7 +47,8 @@ class Start(NamedTuple):
         kept: frozenset[str] = frozenset()
         if num_given < num_models:
             kept = last_layers(network, 1)
-            if kept >= fresh.parameters.keys() or not _differ(fresh, kept):
+            shares = not kept >= fresh.parameters.keys() or any(not leaf.requires_grad for leaf in network.parameters())
+            if not shares or not _differ(fresh, kept):
                 raise ConfigError(
                     f"{self.source} has one model, from which {num_models} shall start that differ in their last "
                     f"layer alone; {type(network).__name__} has no other layer, or its last one cannot be drawn anew; "
@@ -84,11 +85,12 @@ def _differ(models: ModelState, names: frozenset[str]) -> bool:
     return any(not torch.equal(leaf[0], leaf[1]) for leaf in leaves)
 
 
-def start_of(network: nn.Module) -> Start:
-    """The weights of a network as the start of a training."""
-    trained = {name: leaf.detach() for name, leaf in network.named_parameters() if leaf.requires_grad}
-    each = ModelState(trained, {name: leaf.detach() for name, leaf in network.named_buffers()})
-    one = ModelState(*({name: leaf.clone().unsqueeze(0) for name, leaf in part.items()} for part in each))
+def start_of(network: nn.Module, frozen: frozenset[str]) -> Start:
+    """The weights of a network, but for those that are frozen, as the start of a training."""
+    both = (network.named_parameters(), network.named_buffers())
+    one = ModelState(
+        *({name: leaf.detach().clone().unsqueeze(0) for name, leaf in part if name not in frozen} for part in both)
+    )
     only = "give its class, or a function that makes one, which is called for each model"
     return Start(one, f"the {type(network).__name__} that was given as network", only)
 

@@ -6,6 +6,8 @@ the others.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,14 +15,14 @@ from torch import Tensor
 from lit_fed.core.blocks import whole_part
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, Target
+from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import ClientDataSet, DataSet, PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Encode, PooledDataSet, Samples, require
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
 from lit_fed.data.populations.checks import check_finite_samples, check_training
-from lit_fed.data.populations.splits import split_of, split_rows, with_validation
+from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS",
@@ -61,16 +63,21 @@ def build_populations(
     _check_fractions(val_fraction, test_fraction, unseen_fraction)
     _check_parties(dataset, val_fraction, unseen_fraction)
     unseen: Population | None = None
+    encode: Encode | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
         seen, unseen = with_validation(*dataset.load(), val_fraction, seed)
     elif isinstance(dataset, PooledDataSet):
-        seen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
+        samples = dataset.load()
+        seen = _divide_pool(dataset, samples, partition, num_clients, val_fraction, test_fraction, seed)
+        seen, unseen = _set_aside(seen, samples)
+        encode = samples.encode
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
     check_finite_samples(seen, unseen)
-    return _hold_out(seen, unseen, unseen_fraction, seed)
+    seen, unseen = _hold_out(seen, unseen, unseen_fraction, seed)
+    return (seen, unseen) if encode is None else encode(seen, unseen)
 
 
 def select_clients(population: Population, client_ids: np.ndarray) -> Population:
@@ -84,29 +91,30 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     train, val, test = (split.subset(positions) for split in (population.train, population.val, population.test))
     names = [population.names[client_id] for client_id in client_ids]
     groups = None if population.groups is None else population.groups[positions]
-    return Population(train, val, test, names, groups)
+    return population._replace(train=train, val=val, test=test, names=names, groups=groups)
 
 
-def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
+def infer_target(
+    y_train: Tensor, num_classes: int | None = None, labels: Literal["auto", "multilabel"] = "auto"
+) -> Target:
     """What there is to predict, by the type and shape of the training labels.
 
     Args:
-        y_train: training labels [n] or [n, L]; floating ones mean regression, a second axis means sequences; n = 0
-            where clients are drawn when they are needed.
+        y_train: training labels [n] or [n, L]; floating ones mean regression, of vectors where there is a second axis;
+            a second axis of whole ones means sequences, unless told otherwise; n = 0 where clients are drawn when they
+            are needed.
         num_classes: number of classes where the data set knows it; None: one more than the largest label.
+        labels: `multilabel`: L labels of each sample, 0 or 1.
 
     Returns:
         The target; two classes are `Binary` (one logit), except in sequences.
     """
     shape = list(y_train.shape)
     require(y_train.ndim in (1, 2), f"training labels have shape {shape}; store them as [n], or [n, L] for sequences")
+    if labels == "multilabel":
+        return _multilabel(y_train, num_classes)
     if y_train.is_floating_point():
-        require(
-            y_train.ndim == 1,
-            f"floating training labels have shape {shape}; regression takes one number each: store [n, 1] as [n], and "
-            "one-hot labels as the whole numbers y.argmax(1)",
-        )
-        return Regression()
+        return Regression() if y_train.ndim == 1 else _vectors(y_train)
     require(
         num_classes is not None or len(y_train) > 0,
         "the data set draws its clients when they are needed and does not say how many classes there are; "
@@ -117,6 +125,34 @@ def infer_target(y_train: Tensor, num_classes: int | None = None) -> Target:
     if y_train.ndim == 2:
         return Sequences(classes)
     return Binary() if classes == 2 else Multiclass(classes)
+
+
+def _multilabel(y_train: Tensor, num_labels: int | None) -> MultiLabel:
+    """The target of labels [n, L] that are 0 or 1."""
+    shape = list(y_train.shape)
+    require(
+        y_train.ndim == 2 and not y_train.is_floating_point(),
+        f"labels are said to be multilabel, and the training labels are {str(y_train.dtype).removeprefix('torch.')} of "
+        f"shape {shape}; store whole numbers 0 and 1 of shape [n, L], or leave --data.dataset.labels out",
+    )
+    require(
+        num_labels in (None, shape[1]),
+        f"num_classes is {num_labels}, and each sample has {shape[1]} labels; leave num_classes out",
+    )
+    return MultiLabel(shape[1])
+
+
+def _vectors(y_train: Tensor) -> VectorRegression:
+    """The target of floating labels [n, L]; classes that are written as one-hot vectors are no regression."""
+    shape = list(y_train.shape)
+    require(shape[1] > 1, f"floating training labels have shape {shape}; store [n, 1] as [n]")
+    one_hot = bool(((y_train == 0) | (y_train == 1)).all()) and bool((y_train.sum(1) == 1).all())
+    require(
+        not one_hot,
+        f"floating training labels have shape {shape}, each of them one-hot; store classes as the whole numbers "
+        "y.argmax(1)",
+    )
+    return VectorRegression(shape[1])
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
@@ -154,6 +190,7 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
 
 def _divide_pool(
     dataset: PooledDataSet,
+    samples: Samples,
     partition: Partition | None,
     num_clients: int | None,
     val_fraction: float,
@@ -161,31 +198,42 @@ def _divide_pool(
     seed: int,
 ) -> Population:
     """Partition the pool and split every client's samples."""
-    samples = dataset.load()
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
     if dataset.natural or isinstance(partition, Natural):
         _refuse_partition(dataset, partition, num_clients)
+    require(
+        not samples.unseen or isinstance(partition, Natural),
+        f"partition {type(partition).__name__} makes clients of its own, and {type(dataset).__name__} is told which of "
+        "its clients stay unseen; leave one of them out",
+    )
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
-    rows = [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
-    train, val, test = (split_of(x, y, list(column)) for column in zip(*rows, strict=True))
+    rows = divided_rows(parts, samples.split, val_fraction, test_fraction, seed)
+    train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
-    return Population(train, val, test, names, None if groups is None else torch.from_numpy(groups))
+    return Population(
+        train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names
+    )
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:
-    """Refuse a pool without samples, or with more or fewer labels or owners than samples."""
+    """Refuse a pool without samples, arrays of other lengths than it has samples, and a name of two classes."""
     num_samples = len(samples.x)
     require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
-    for name, array in (("y", samples.y), ("owner", samples.owner)):
+    for name, array in (("y", samples.y), ("owner", samples.owner), ("split", samples.split)):
         count = num_samples if array is None else len(array)
         require(
             count == num_samples,
             f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal",
         )
+    names = samples.class_names
+    require(
+        names is None or len({*names}) == len(names) > 1,
+        f"{dataset_name}: the classes are called {names}; it takes two at least, and each its own name",
+    )
 
 
 def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray]) -> list[str]:
@@ -194,6 +242,15 @@ def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray
         return [str(client_id) for client_id in range(len(parts))]
     owners = [int(samples.owner[part[0]]) for part in parts]
     return [str(owner) if samples.names is None else samples.names[owner] for owner in owners]
+
+
+def _set_aside(clients: Population, samples: Samples) -> tuple[Population, Population | None]:
+    """Keep the clients that the data set names unseen out of the training."""
+    if not samples.unseen:
+        return clients, None
+    chosen = np.array([name in samples.unseen for name in clients.names])
+    require(not chosen.all(), "all clients are named as unseen ones; leave one at least to be trained")
+    return select_clients(clients, np.flatnonzero(~chosen)), select_clients(clients, np.flatnonzero(chosen))
 
 
 def _hold_out(

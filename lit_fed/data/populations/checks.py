@@ -21,6 +21,7 @@ __all__ = [
     "check_training",
     "find_client_name",
     "looked_at",
+    "num_classes_of",
     "outlying_inputs",
 ]
 
@@ -36,15 +37,33 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
     if target.continuous:
         return
     for kind, name, population, split in all_splits(seen, unseen, samples=True):
-        wrong = (split.y < 0) | (split.y >= target.num_classes)
+        wrong = (split.y < 0) | (split.y >= target.num_values)
         row = _first_row(wrong)
         if row is not None:
             label = int(split.y[wrong][0])
             fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
+            fix = "labels of several are 0 or 1" if target.vectors else fix
             raise ConfigError(
                 f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
-                f"label {label} is outside 0 … {target.num_classes - 1}; {fix}"
+                f"label {label} is outside 0 … {target.num_values - 1}; {fix}"
             )
+
+
+def num_classes_of(dataset: DataSet, seen: Population) -> int | None:
+    """How many classes there are, where the data set or the names of the classes say so.
+
+    Raises:
+        ConfigError: if both do, and differ.
+    """
+    if seen.class_names is None:
+        return dataset.num_classes
+    named = len(seen.class_names)
+    if dataset.num_classes not in (None, named):
+        raise ConfigError(
+            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and its data name {named} classes; "
+            "leave num_classes out"
+        )
+    return named
 
 
 def check_missing_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
@@ -62,7 +81,8 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
             f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
-    if dataset.num_classes is not None or target.continuous or target.positions:
+    known = dataset.num_classes is not None or seen.class_names is not None
+    if known or target.continuous or target.positions or target.vectors:
         return
     row = int(seen.train.y.argmax())
     largest = int(seen.train.y[row])

@@ -14,10 +14,11 @@ import torch
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import input_array, label_array, make_split
+from lit_fed.data.data_sets.base import Normalisation, label_array, make_split
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.stored_pictures import numbers_of, stored_split
 
-__all__ = ["SplitRows", "split_counts", "split_of", "split_rows", "with_validation"]
+__all__ = ["SplitRows", "divided_rows", "split_counts", "split_of", "split_rows", "with_validation"]
 
 
 class SplitRows(NamedTuple):
@@ -59,16 +60,49 @@ def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed
     return SplitRows(*np.split(shuffled, [num_train, num_train + num_val]))
 
 
-def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray]) -> Split:
+def divided_rows(
+    parts: list[np.ndarray], split: np.ndarray | None, val_fraction: float, test_fraction: float, seed: int
+) -> list[SplitRows]:
+    """The splits of all clients: those that the data set says, and by fractions what it says nothing of.
+
+    Args:
+        parts: sample indices of each client.
+        split: [n] 0 for training, 1 validation, 2 test, of each sample; None: the data set does not say.
+        val_fraction: part of each client's samples for validation, where the data set names no such sample.
+        test_fraction: likewise for testing.
+        seed: seed of the splits.
+    """
+    if split is None:
+        return [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
+    val, test = (0.0 if (split == one).any() else part for one, part in ((1, val_fraction), (2, test_fraction)))
+    divided = []
+    for client_id, part in enumerate(parts):
+        own = [part[split[part] == one] for one in range(3)]
+        cut = (
+            split_rows(own[0], val, test, seed, client_id) if val or test else SplitRows(own[0], own[1][:0], own[2][:0])
+        )
+        divided.append(SplitRows(cut.train, np.concatenate([own[1], cut.val]), np.concatenate([own[2], cut.test])))
+    return divided
+
+
+def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None = None) -> Split:
     """The split in which each client owns some of the samples.
 
     Args:
         x: inputs [n, ...].
         y: labels [n] or [n, L].
         rows: sample indices of each client, T arrays.
+        normalisation: constants by which uint8 pixels are normalised.
+
+    Returns:
+        The split, which holds its samples, or for pixels in a memory-mapped file reads those of a client when needed.
     """
+    if isinstance(x, np.memmap) and x.dtype == np.uint8:
+        return stored_split(x, y, rows, normalisation)
     order = np.concatenate(rows)
-    return make_split(input_array(x[order]), label_array(y[order]), np.array([len(part) for part in rows]))
+    return make_split(
+        numbers_of(x[order], normalisation), label_array(y[order]), np.array([len(part) for part in rows])
+    )
 
 
 def with_validation(

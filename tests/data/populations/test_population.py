@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.core.types import Population
 from lit_fed.data import IID, Dirichlet, Natural
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
 from lit_fed.data.populations.checks import check_labels
 from lit_fed.data.populations.fingerprint import fingerprint
@@ -246,16 +248,28 @@ def test_fingerprint_knows_places_and_types():
         (torch.tensor([0, 1]), 10, Multiclass(10)),
         (torch.tensor([[0, 1], [1, 1]]), None, Sequences(2)),
         (torch.tensor([0.0, 1.0]), None, Regression()),
+        (torch.tensor([[0.0, 0.0], [0.0, 1.0]]), None, VectorRegression(2)),
     ],
 )
 def test_target(labels, num_classes, expected):
     assert infer_target(labels, num_classes) == expected
 
 
-@pytest.mark.parametrize("labels", [torch.zeros(2, 2), torch.zeros(2, 2, 2, dtype=torch.int64)])
+@pytest.mark.parametrize("labels", [torch.eye(2), torch.zeros(2, 1), torch.zeros(2, 2, 2, dtype=torch.int64)])
 def test_target_of_wrong_shape(labels):
-    with pytest.raises(ConfigError, match=r"shape \[2, 2"):
+    with pytest.raises(ConfigError, match=r"shape \[2, [12].*store"):
         infer_target(labels)
+
+
+def test_several_labels_are_told():
+    labels = torch.tensor([[0, 1, 1], [0, 0, 0]])
+    assert infer_target(labels) == Sequences(2)
+    assert infer_target(labels, labels="multilabel") == infer_target(labels, 3, "multilabel") == MultiLabel(3)
+    for wrong, said in ((labels[:, 0], r"int64 of shape \[2\]"), (labels.float(), r"float32 of shape \[2, 3\]")):
+        with pytest.raises(ConfigError, match=f"multilabel.*{said}; store whole numbers 0 and 1 of shape .n, L."):
+            infer_target(wrong, labels="multilabel")
+    with pytest.raises(ConfigError, match="num_classes is 4, and each sample has 3 labels; leave num_classes out"):
+        infer_target(labels, 4, "multilabel")
 
 
 @pytest.mark.parametrize("name", ["train", "val", "test"])
@@ -289,3 +303,28 @@ def test_large_finite_inputs_are_no_infinity():
             return Samples(np.full((50, 2), 3e38, dtype=np.float32), np.arange(50) % 2)
 
     assert build(Huge(), num_clients=2)[0].train.num_clients == 2
+
+
+@dataclass(frozen=True)
+class NamedPool(PooledDataSet):
+    """Classes 0, 1, 0, 1, … of three that have names."""
+
+    num_classes: int | None = None  # type: ignore[misc]
+
+    def load(self) -> Samples:
+        x = np.arange(40, dtype=np.float32)[:, None]
+        return Samples(x, np.arange(40) % 2, class_names=("cat", "dog", "emu"))
+
+
+def test_named_classes_count_also_where_nobody_has_them():
+    data = FederatedDataModule(NamedPool(), IID(), num_clients=4, unseen_fraction=0.5)
+    data.setup()
+    assert data.target == Multiclass(3)
+    assert [one.class_names for one in data.populations] == [("cat", "dog", "emu")] * 2
+    facts = data.facts(weighting="samples", seed=0, num_rounds=1)
+    assert TrainingFacts.from_plain(facts.plain()).class_names == ("cat", "dog", "emu")
+
+
+def test_another_number_of_classes_than_are_named():
+    with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, and its data name 3 classes; leave"):
+        FederatedDataModule(NamedPool(5), IID(), num_clients=4).setup()

@@ -1,0 +1,270 @@
+"""A data set of the Hugging Face hub, or of a folder that `save_to_disk` wrote.
+
+Lhoest et al. "Datasets: A Community Library for Natural Language Processing". EMNLP 2021 (demonstrations).
+arXiv:2109.02846, https://huggingface.co/docs/datasets
+
+Annotations are not postponed, for the reason given in `base.py`.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.given_paths import given_path
+from lit_fed.data.data_sets.arrow_columns import (
+    ColumnPart,
+    InputKind,
+    class_labels,
+    label_vectors,
+    number_columns,
+    picture_column,
+    text_column,
+    whose_rows,
+)
+from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.tokens import byte_tokens, word_tokens
+
+__all__ = ["HuggingFace"]
+
+ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
+"""What official splits are for, by their names: 0 training, 1 validation, 2 test."""
+
+SAVED = ("dataset_dict.json", "state.json")
+"""Files that `save_to_disk` writes."""
+
+
+class Columns(NamedTuple):
+    """Which columns are what."""
+
+    inputs: tuple[str, ...]
+    kind: InputKind
+    labels: tuple[str, ...]
+    client: str | None
+
+
+@dataclass(frozen=True)
+class HuggingFace(PooledDataSet):
+    """A data set of `datasets`: pictures, texts, or columns of numbers, with one label each or several.
+
+    Pictures become uint8 [channels, height, width] and are scaled to 0..1; texts become token ids [max_length]; columns
+    of numbers stand side by side, [features], and a column of lists gives as many features as the lists are long. Whole
+    labels are classes, with the names of a `ClassLabel`; texts as labels are classes in the order of the alphabet;
+    floating labels are regression targets. Official splits are kept: a client's samples of `train` are trained on,
+    those of `test` tested. A data set with one split is divided by the fractions of the data module.
+
+    Args:
+        path: a folder that `save_to_disk` wrote, or that holds files which `load_dataset` reads; else the name of a
+            data set on the hub.
+        name: configuration of the data set, as of `load_dataset`.
+        split: splits that are read and pooled, such as `train` or `train+test`; null: all of train, validation and
+            test that there are, each for what it is.
+        revision: version of a data set on the hub.
+        input_columns: one column of pictures, one of texts, or columns of numbers; empty: the only column of pictures
+            besides labels and clients, or else the only one of texts, or else all that hold numbers.
+        label_column: the column of labels; several columns make several labels of a sample.
+        client_column: whose value says which client a row belongs to; null: a partition divides the rows.
+        labels: `multilabel`: the entries of a list, or several columns, are labels of their own, each 0 or 1, or a list
+            of a `ClassLabel` names those that hold; `auto`: lists of whole numbers are labels of the positions of a
+            sequence, floating ones targets of a regression.
+        num_classes: number of classes where no `ClassLabel` says it; null: one more than the largest training label.
+        tokenizer: folder or hub name of a tokenizer for `transformers`; null: bytes of UTF-8, b as b + 1, and 0 behind
+            the end.
+        max_length: tokens of a text; a longer one is cut off.
+        image_size: height and width that pictures are scaled to; null: all have one size.
+    """
+
+    path: str = ""
+    name: str | None = None
+    split: str | None = None
+    revision: str | None = None
+    input_columns: tuple[str, ...] = ()
+    label_column: tuple[str, ...] | str = "label"
+    client_column: str | None = None
+    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]  # the base promises one for the whole class
+    num_classes: int | None = None  # type: ignore[misc]
+    tokenizer: str | None = None
+    max_length: int = 128
+    image_size: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their range."""
+        checks = {
+            "labels": (self.labels in ("auto", "multilabel"), "auto or multilabel"),
+            "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
+            "max_length": (self.max_length >= 1, "a whole number >= 1"),
+            "image_size": (self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"),
+        }
+        for name, (holds, wanted) in checks.items():
+            require(holds, f"--data.dataset.{name} is {getattr(self, name)}; give {wanted}")
+
+    def prepare(self) -> None:
+        """Download a data set of the hub into the cache of `datasets`."""
+        if self.path and not given_path(self.path, "--data.dataset.path").is_dir():
+            self._opened()
+
+    def load(self) -> Samples:
+        """All rows of the chosen splits, split after split."""
+        parts = self._parts(self._opened())
+        columns = self._columns(parts)
+        for part in parts:
+            require(len(part.rows) > 0, f"{part.place} has no rows; choose other splits by --data.dataset.split")
+        y, class_names = self._labels(parts, columns.labels)
+        owner, names = (None, None) if columns.client is None else whose_rows(parts, columns.client)
+        split = np.repeat([part.role for part in parts], [len(part.rows) for part in parts])
+        _check_owners(parts, owner, names, split)
+        return Samples(
+            self._inputs(parts, columns), y, owner, names, class_names=class_names, split=split if split.any() else None
+        )
+
+    # ------------------------------------------------------------------ from the hub or a folder
+    def _opened(self) -> Any:
+        """What `datasets` makes of the path: a data set, or a dictionary of splits."""
+        require(bool(self.path), "HuggingFace: path is not set; pass --data.dataset.path with a folder or a hub name")
+        datasets = _package("datasets", "datasets>=4")
+        folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
+        is_path = self.path.startswith((".", "~", "/")) or self.path.count("/") > 1
+        require(folder.is_dir() or not is_path, f"{option}: no such folder; correct it, or give a name of the hub")
+        datasets.disable_progress_bars()
+        try:
+            if any((folder / file).is_file() for file in SAVED):
+                return datasets.load_from_disk(str(folder))
+            place = str(folder) if folder.is_dir() else self.path
+            return datasets.load_dataset(place, self.name, revision=self.revision)
+        except ConfigError:
+            raise
+        except Exception as error:  # of the network, the hub, its files, or Arrow
+            said = str(error).partition("\n")[0] or type(error).__name__
+            fix = (
+                "write it anew by save_to_disk"
+                if folder.is_dir()
+                else "correct the name, --data.dataset.name and --data.dataset.revision, or without access to the hub "
+                "give a folder: load the data set elsewhere, save it by save_to_disk and copy the folder"
+            )
+            raise ConfigError(f"{option}: cannot be loaded ({said}); {fix}") from error
+
+    def _parts(self, opened: Any) -> list[ColumnPart]:
+        """The chosen splits in their order, and what each is for."""
+        if not isinstance(opened, dict):
+            require(
+                self.split is None,
+                f"--data.dataset.split {self.split}: {self.path} has no splits; leave it out",
+            )
+            return [ColumnPart(0, self.path, opened)]
+        known, option = list(opened), f"--data.dataset.split {self.split}"
+        if self.split is not None:
+            wanted = self.split.split("+")
+            for one in wanted:
+                require(one in known, f"{option}: {self.path} has no split {one!r}; it has {', '.join(known)}")
+            return [ColumnPart(0, self._place(one), opened[one]) for one in dict.fromkeys(wanted)]
+        if len(known) == 1:
+            return [ColumnPart(0, self._place(known[0]), opened[known[0]])]
+        others = [one for one in known if one not in ROLES]
+        require(
+            not others and "train" in known,
+            f"{self.path} has the splits {', '.join(known)}, and it is not clear what each is for; "
+            f"choose those to be pooled, as in --data.dataset.split {'+'.join(known[:2])}",
+        )
+        return [ColumnPart(ROLES[one], self._place(one), opened[one]) for one in sorted(known, key=ROLES.__getitem__)]
+
+    def _place(self, split: str) -> str:
+        return f"{self.path}, split {split}"
+
+    # ------------------------------------------------------------------ columns
+    def _columns(self, parts: list[ColumnPart]) -> Columns:
+        """Which columns are what.
+
+        Raises:
+            ConfigError: naming a column that there is not, or inputs that are of several kinds.
+        """
+        labels = (self.label_column,) if isinstance(self.label_column, str) else tuple(self.label_column)
+        require(bool(labels), "--data.dataset.label_column is empty; name the column of labels")
+        for part in parts:
+            known = part.rows.column_names
+            given = {
+                "input_columns": self.input_columns,
+                "label_column": labels,
+                "client_column": (self.client_column,),
+            }
+            for option, names in given.items():
+                for name in names:
+                    require(
+                        name is None or name in known,
+                        f"--data.dataset.{option} {name}: {part.place} has no such column; it has {', '.join(known)}",
+                    )
+        first = parts[0]
+        free = [name for name in first.rows.column_names if name not in (*labels, self.client_column)]
+        kinds: dict[str, InputKind | None] = {name: first.kind(name) for name in self.input_columns or free}
+        if not self.input_columns:
+            kinds = _chosen(kinds, first)
+        found = set(kinds.values())
+        require(
+            len(found) == 1 and None not in found and (found == {"numbers"} or len(kinds) == 1),
+            f"--data.dataset.input_columns {', '.join(kinds)}: {first.place} has there "
+            f"{', '.join(str(first.rows.features[name]) for name in kinds)}; give one column of pictures, one of "
+            "texts, or columns of numbers",
+        )
+        return Columns(tuple(kinds), found.pop(), labels, self.client_column)  # type: ignore[arg-type]
+
+    def _inputs(self, parts: list[ColumnPart], columns: Columns) -> np.ndarray:
+        """Inputs [n, ...] of all rows."""
+        if columns.kind == "numbers":
+            return number_columns(parts, columns.inputs)
+        (name,) = columns.inputs
+        if columns.kind == "image":
+            return picture_column(parts, name, self.image_size)
+        texts = text_column(parts, name)
+        if self.tokenizer is None:
+            return byte_tokens(texts, self.max_length)
+        return word_tokens(texts, self.tokenizer, self.max_length, "--data.dataset.tokenizer")
+
+    def _labels(self, parts: list[ColumnPart], names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """Labels [n] or [n, L] of all rows, and the names of the classes, or of the labels of several."""
+        if self.labels == "multilabel" or len(names) > 1:
+            return label_vectors(parts, names, multilabel=self.labels == "multilabel")
+        return class_labels(parts, names[0])
+
+
+def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:
+    """The inputs where nobody says which they are."""
+    alike: dict[str, InputKind | None]
+    for kind in ("image", "text"):
+        alike = {name: one for name, one in kinds.items() if one == kind}
+        require(
+            len(alike) <= 1,
+            f"{part.place} has several columns of kind {kind} ({', '.join(alike)}); choose by "
+            "--data.dataset.input_columns",
+        )
+        if alike:
+            return alike
+    alike = {name: one for name, one in kinds.items() if one == "numbers"}
+    columns = ", ".join(f"{name} ({feature})" for name, feature in part.rows.features.items())
+    require(bool(alike), f"{part.place} has no column of inputs besides labels and clients; it has {columns}")
+    return alike
+
+
+def _check_owners(
+    parts: list[ColumnPart], owner: np.ndarray | None, names: list[str] | None, split: np.ndarray
+) -> None:
+    """Refuse clients without a row to train on."""
+    if owner is None or names is None:
+        return
+    idle = np.setdiff1d(owner, owner[split == 0])
+    if len(idle):
+        given = "+".join(part.place.rpartition(" ")[2] for part in parts)
+        raise ConfigError(
+            f"{len(idle)} of {len(names)} clients, the first {names[idle[0]]!r}, have no row in the split train; pool "
+            f"the splits and divide each client's rows anew, by --data.dataset.split {given}"
+        )
+
+
+def _package(name: str, requirement: str) -> Any:
+    """A package that is needed for this data set alone."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f'HuggingFace needs the package {name}; pip install "{requirement}" (the extra hf)'
+        ) from error

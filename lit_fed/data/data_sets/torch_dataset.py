@@ -1,0 +1,198 @@
+"""Any map-style data set of PyTorch, read once into arrays.
+
+Annotations are not postponed, for the reason given in `base.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.memory import require_memory
+from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
+
+__all__ = ["TorchDataset"]
+
+
+@dataclass(frozen=True)
+class TorchDataset(PooledDataSet):
+    """Samples (x, y) of a `torch.utils.data.Dataset` with a length, by its class path or, in Python, an instance.
+
+    Every sample is asked for once, so what the data set draws at random (augmentation) is drawn once. Inputs are
+    tensors, arrays, pictures of Pillow or numbers, all of one shape: uint8 is scaled to 0..1, other whole tensors and
+    arrays are token ids. Labels are whole numbers or vectors of them (classes), or floating ones (regression). Names of
+    the classes are taken from the attribute `classes`, where torchvision's data sets keep them.
+
+    Args:
+        source: the data set; where it is given as a class path, its arguments are given behind `source.`.
+        test_source: a further one whose samples are tested; null: each client's are divided by the fractions of the
+            data module.
+        clients: attribute or method, without arguments, of the data set that says whose each sample is: texts or whole
+            numbers, one for each; null: a partition divides the samples.
+        labels: what whole labels [n, L] are: `auto` those of the positions of a sequence, `multilabel` L labels of a
+            sample, each 0 or 1.
+        num_classes: number of classes; null: that of `classes`, or one more than the largest training label.
+    """
+
+    source: Dataset  # without a parameter: jsonargparse takes no subclasses of Dataset[Any]
+    test_source: Dataset | None = None
+    clients: str | None = None
+    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]  # the base promises one for the whole class
+    num_classes: int | None = None  # type: ignore[misc]
+
+    def __post_init__(self) -> None:
+        """Refuse settings outside their range, and data sets without a length."""
+        checks = {
+            "labels": (self.labels in ("auto", "multilabel"), "auto or multilabel"),
+            "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
+        }
+        for name, (holds, wanted) in checks.items():
+            require(holds, f"--data.dataset.{name} is {getattr(self, name)}; give {wanted}")
+        for option, one in (("source", self.source), ("test_source", self.test_source)):
+            sized = one is None or (hasattr(one, "__len__") and not isinstance(one, IterableDataset))
+            require(
+                sized,
+                f"--data.dataset.{option} {type(one).__name__}: has no length; give a map-style data set, with __len__ "
+                "and __getitem__",
+            )
+
+    def load(self) -> Samples:
+        """All samples in their order, those of the test behind the others."""
+        parts = [one for one in (self.source, self.test_source) if one is not None]
+        pairs = [_read(one) for one in parts]
+        x, y = (np.concatenate(_alike(arrays, parts)) for arrays in zip(*pairs, strict=True))
+        owner, names = self._owners(parts)
+        sizes: list[int] = [len(one) for one in parts]  # type: ignore[arg-type]
+        roles = np.repeat([0, 2][: len(parts)], sizes)
+        class_names = _class_names(self.source, y, self.labels)
+        return Samples(x, y, owner, names, class_names=class_names, split=roles if roles.any() else None)
+
+    def _owners(self, parts: list[Dataset[Any]]) -> tuple[np.ndarray | None, list[str] | None]:
+        """The client of each sample [n], and the clients' names; numbers are in order of size."""
+        if self.clients is None:
+            return None, None
+        values = np.concatenate([_clients_of(one, self.clients) for one in parts])
+        unique, owner = np.unique(values, return_inverse=True)
+        idle = np.setdiff1d(owner, owner[: len(parts[0])])  # type: ignore[arg-type]
+        if len(idle):
+            raise ConfigError(
+                f"--data.dataset.clients {self.clients}: client {str(unique[idle[0]])!r} has samples in test_source "
+                "alone; leave them out, or give one data set with all samples"
+            )
+        return owner, [str(one) for one in unique]
+
+
+def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs [n, ...] and labels [n] or [n, L] of a data set.
+
+    Raises:
+        ConfigError: naming the sample that cannot be read, or differs from those before.
+    """
+    name, total = type(dataset).__name__, len(dataset)  # type: ignore[arg-type]
+    require(total > 0, f"{name} has no samples; check where it reads them")
+    x, y = [], []
+    for number in with_words(range(total), total, name):
+        place = f"sample {number} of {name}"
+        try:
+            item = dataset[number]
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever code of one's own raises
+            raise ConfigError(
+                f"{place} cannot be read ({type(error).__name__}: {error}); correct the data set"
+            ) from error
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            size = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+            raise ConfigError(f"{place} is {type(item).__name__}{size}; give pairs (x, y)")
+        x.append(_array(item[0], f"x of {place}"))
+        y.append(_label(item[1], f"y of {place}"))
+        if number == 0:
+            require_memory(
+                total * x[0].nbytes, f"{name}: {total} samples like the first", "give fewer, or smaller ones"
+            )
+    places = [f"sample {number} of {name}" for number in range(total)]
+    fix = "bring all to one shape and type in the data set"
+    return (
+        stacked_samples(x, [f"x of {place}" for place in places], fix=fix),
+        stacked_samples(y, [f"y of {place}" for place in places], fix=fix),
+    )
+
+
+def _array(value: Any, place: str) -> np.ndarray:
+    """An input as an array of numbers, with at least one axis.
+
+    Raises:
+        ConfigError: if it is none, or holds NaN or infinity.
+    """
+    if type(value).__module__.partition(".")[0] == "PIL":
+        try:
+            return picture_array(value, None)
+        except ConfigError as error:
+            raise ConfigError(f"{place} {error}") from error
+    if isinstance(value, bool | int | float):
+        value = float(value)
+    array = _numbers(value, place)
+    array = array.astype(np.float32) if array.dtype.kind in "fb" else array
+    return array[None] if array.ndim == 0 else array
+
+
+def _label(value: Any, place: str) -> np.ndarray:
+    """A label as an array [] or [L], int64 or float32."""
+    array = _numbers(value, place)
+    require(array.ndim <= 1, f"{place} has shape {list(array.shape)}; a label is a number, or a vector of several")
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
+
+
+def _numbers(value: Any, place: str) -> np.ndarray:
+    """What is given as a finite array."""
+    try:
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except Exception as error:  # lists of several lengths, types that numpy does not have
+        raise ConfigError(f"{place} cannot become an array ({error}); give a tensor, an array or a number") from error
+    require(
+        array.dtype.kind in "fiub",
+        f"{place} is {type(value).__name__}; give a tensor, an array, a picture of Pillow or a number",
+    )
+    require(array.dtype.kind != "f" or bool(np.isfinite(array).all()), f"{place} contains NaN or infinity; correct it")
+    return array
+
+
+def _alike(arrays: tuple[np.ndarray, ...], parts: list[Dataset[Any]]) -> tuple[np.ndarray, ...]:
+    """The arrays of training and test, which must have samples of one shape and type."""
+    kinds = [f"{array.dtype} of shape {list(array.shape[1:])}" for array in arrays]
+    require(
+        len(set(kinds)) == 1,
+        f"samples of {type(parts[0]).__name__} are {kinds[0]}, and those of test_source {kinds[-1]}; bring both to "
+        "one shape and type",
+    )
+    return arrays
+
+
+def _clients_of(dataset: Dataset[Any], attribute: str) -> np.ndarray:
+    """What a data set says of whose its samples are, [n] texts or whole numbers."""
+    name, option = type(dataset).__name__, f"--data.dataset.clients {attribute}"
+    public = [one for one in dir(dataset) if not one.startswith("_")]
+    require(hasattr(dataset, attribute), f"{option}: {name} has no such attribute; it has {', '.join(public)}")
+    value = getattr(dataset, attribute)
+    value = value() if callable(value) else value
+    array = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    total = len(dataset)  # type: ignore[arg-type]
+    require(
+        array.shape == (total,) and array.dtype.kind in "iuU",
+        f"{option}: gives {array.dtype} of shape {list(array.shape)}, and {name} has {total} samples; give a text or a "
+        "whole number for each",
+    )
+    return array
+
+
+def _class_names(dataset: Dataset[Any], y: np.ndarray, labels: str) -> tuple[str, ...] | None:
+    """Names of the classes, or of several labels, where the data set has as many as there are."""
+    names = getattr(dataset, "classes", None)
+    if not isinstance(names, tuple | list) or not all(isinstance(one, str) for one in names) or y.dtype.kind == "f":
+        return None
+    needed = y.shape[1] if labels == "multilabel" and y.ndim == 2 else int(y.max()) + 1
+    return tuple(names) if len(names) >= max(needed, 2) else None
