@@ -87,7 +87,7 @@ class WarmStart(NamedTuple):
         trained = [name for name in task.frozen if _flat(name) in {**self.parameters, **self.buffers}]
         if trained:
             raise ConfigError(
-                f"--init_from {self.path} is of a run that trained {', '.join(trained[:4])}, and these are frozen here; "
+                f"--init_from {self.path} is of a run that trained {', '.join(trained[:3])}; these are frozen here; "
                 "train them here, too, or give their values to the network itself, as those that it begins with"
             )
         if self.digest and task.frozen and self.digest != digest_of(task.frozen):

@@ -175,7 +175,7 @@ def test_what_is_frozen_has_to_be_the_same(runs, tmp_path):
     assert torch.equal(found[last], leaves(path)[last])
     with pytest.raises(ConfigError, match="trained over other frozen parameters"):
         fitted(tmp_path, FederatedModule(FedAvg(), STILL, half_frozen(2)), init_from=path)
-    with pytest.raises(ConfigError, match=r"trained layers\.1\.weight, layers\.1\.bias, and these are frozen here"):
+    with pytest.raises(ConfigError, match=r"trained layers\.1\.weight, layers\.1\.bias; these are frozen here"):
         fitted(tmp_path, FederatedModule(FedAvg(), STILL, half_frozen(1)), init_from=runs["one"])
 
 
