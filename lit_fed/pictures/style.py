@@ -162,12 +162,12 @@ def short_name(name: Any) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
-def name_clients(axes: Any, names: Sequence[Any] | None, num_clients: int, most: int = 30) -> None:
+def name_clients(axes: Any, names: Any, num_clients: int, most: int = 30) -> None:
     """Write the names of clients below an axis on which they stand at 0, 1, …; no ticks where they have no room.
 
     Args:
         axes: where they stand.
-        names: in the order of the axis; None: not known.
+        names: a sequence, in the order of the axis; None: not known.
         num_clients: how many there are.
         most: names for which there is room.
     """

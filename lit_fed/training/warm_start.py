@@ -51,12 +51,12 @@ class WarmStart(NamedTuple):
                 f"--init_from {path}: {algorithm} has no models that all of its clients share; give the checkpoint of "
                 "another algorithm"
             )
-        leaves = [
+        parameters, buffers, frozen = (
             {name.removeprefix(start): leaf for name, leaf in state.items() if name.startswith(start)}
             for start in (place + PARAMETERS, place + BUFFERS, FROZEN)
-        ]
+        )
         digest = (content[CHECKPOINT_KEY].get("frozen") or {"digest": ""})["digest"]
-        return cls(str(path), algorithm, int(content["global_step"]), *leaves, digest)
+        return cls(str(path), algorithm, int(content["global_step"]), parameters, buffers, frozen, digest)
 
     @classmethod
     def found_in(cls, stored: dict[str, Any]) -> WarmStart | None:

@@ -76,7 +76,7 @@ class TrainedEnd:
     @property
     def name(self) -> str:
         """Of the module that is reached first."""
-        names = {id(module): name for name, module in self.network.named_modules()}
+        names: dict[int, str] = {id(module): name for name, module in self.network.named_modules()}
         return names[id(self._first)]
 
     @property

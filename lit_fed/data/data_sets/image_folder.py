@@ -120,7 +120,7 @@ class ImageFolder(PooledDataSet):
         """All pictures as bytes, client after client and class after class; splits turn them into numbers."""
         found = self._find()
         x = self._pixels(found.paths)
-        return Samples(x, found.labels, found.owner, found.names, found.class_names, found.unseen)
+        return Samples(x, found.labels, found.owner, found.names, found.class_names, unseen=found.unseen)
 
     # ------------------------------------------------------------------ finding files
     def _find(self) -> _Found:

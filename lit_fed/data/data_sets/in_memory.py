@@ -118,7 +118,9 @@ def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
 def _array(name: str, given: Any) -> np.ndarray:
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
-        return (given.float() if given.dtype in (torch.bfloat16, torch.float16) else given).numpy()
+        given = given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
+        array: np.ndarray = given.numpy()
+        return array
     try:
         return np.asarray(given)
     except ValueError as error:  # lists of several lengths
