@@ -59,7 +59,7 @@ class SimulatedTime(FederatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Learn the size of one model."""
         module = federated(pl_module)
-        self._model_bits = float(tree.bits(module.federation.terms.task.init(1, module.facts.seed)))
+        self._model_bits = float(tree.bits(module.federation.terms.task.fresh(1, module.facts.seed)))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Log and add up."""

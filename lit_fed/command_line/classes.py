@@ -49,6 +49,9 @@ ABSTRACT = re.compile(
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
 """What it says of a module that is no network of lit_fed."""
 
+REQUIRED = re.compile(r"the following arguments are required: (?:--)?([\w, -]+)")
+"""What it says of a class or function that does not get all that it needs."""
+
 OF_OTHERS: dict[str, tuple[str, type]] = {
     "--data.dataset.source": ("source", Dataset),
     "--data.dataset.test_source": ("test_source", Dataset),
@@ -106,6 +109,12 @@ def _explain(option: str, base: type, message: str) -> list[str]:
         return [
             f"{option} {other[1]} is no nn.Module and no function that says it returns one; give the path of a class "
             "derived from torch.nn.Module, or by `class_path:` that of a function"
+        ]
+    required = REQUIRED.search(message)
+    if required and option == "--model.network":
+        return [
+            f"{option} needs {required[1].strip()}, which the data do not tell; give it as "
+            f"{option}.{required[1].partition(',')[0].strip()} VALUE, or give it a default where the network is written"
         ]
     found = NO_CLASS.search(message)
     if found is None:

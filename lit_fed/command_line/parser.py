@@ -54,6 +54,12 @@ CLASS_HELP = re.compile(r"Help for --([\w.]+)\.help=(?:[\w.]+\.)?(\w+)")
 """What jsonargparse calls the parser of one class, made for its help."""
 
 
+REFUSED_BY_OBJECT = "Does not validate against any of the Union subtypes"
+"""What it says where the class of an option that takes several kinds, such as a logger, raises an error."""
+
+PACKAGE_IS_MISSING = re.compile(r"No module named|not met|not installed|pip install")
+
+
 class FederatedParser(LightningArgumentParser):
     """A parser whose errors are a message, not a usage page, and whose help is short."""
 
@@ -128,15 +134,12 @@ class FederatedParser(LightningArgumentParser):
         try:
             made: Namespace = super().instantiate(as_function(namespace), *args, **kwargs)
             return made
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"a package is missing: {error}; the extras of lit_fed bring those of loggers, as in "
-                'pip install -e ".[tensorboard]" or pip install -e ".[mlflow]"'
-            ) from error
-        except ValueError as error:
+        except (ValueError, ModuleNotFoundError) as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None
-            raise
+            if REFUSED_BY_OBJECT not in str(error) and not isinstance(error, ModuleNotFoundError):
+                raise
+            raise ConfigError("\n".join(_refused_by_object(str(error)))) from error
 
 
 def refuse_nulls(parser: FederatedParser, config: Namespace) -> None:
@@ -154,6 +157,16 @@ def refuse_nulls(parser: FederatedParser, config: Namespace) -> None:
             kind = plain_type(str(action._typehint))
             if config.get(action.dest, "absent") is None and "null" not in kind.split(" | "):
                 raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
+
+
+def _refused_by_object(message: str) -> list[str]:
+    """What is said of a logger, say, that cannot be made."""
+    lines = [line for line in _readable(message) if REFUSED_BY_OBJECT not in line and "xpected" not in line]
+    if PACKAGE_IS_MISSING.search(message):
+        lines.append(
+            'extras bring the packages of loggers: pip install -e ".[tensorboard]", pip install -e ".[mlflow]"'
+        )
+    return ["an object that was asked for cannot be made:", *lines]
 
 
 def _near_options(meant: str, known: list[str]) -> list[str]:

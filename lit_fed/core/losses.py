@@ -38,6 +38,10 @@ class Loss(ABC):
     Subclasses are frozen dataclasses of hyper-parameters.
     """
 
+    def __repr__(self) -> str:
+        """What checkpoints compare; a dataclass also says its hyper-parameters."""
+        return type(self).__name__
+
     @abstractmethod
     def check(self, target: Target) -> None:
         """Refuse labels that it is not for.

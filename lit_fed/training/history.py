@@ -65,8 +65,8 @@ class RunHistory:
             return ""
         if ckpt_path is not None:
             raise ConfigError(
-                "--init_from begins a new run, and --ckpt_path goes on with one; leave one of them out: a run that "
-                "began from another's models goes on from its own checkpoint alone"
+                "--init_from begins a new run, and --ckpt_path goes on with one; leave one of them out (where a "
+                "configuration says it, by --init_from null): a run that began so goes on from its own checkpoint alone"
             )
         if is_built:
             raise ConfigError("--init_from begins a new run, and this FederatedModule has been trained; pass a new one")

@@ -84,6 +84,12 @@ class WarmStart(NamedTuple):
         Raises:
             ConfigError: naming what is frozen and does not fit.
         """
+        trained = [name for name in task.frozen if _flat(name) in {**self.parameters, **self.buffers}]
+        if trained:
+            raise ConfigError(
+                f"--init_from {self.path} is of a run that trained {', '.join(trained[:3])}; these are frozen here; "
+                "train them here, too, or give their values to the network itself, as those that it begins with"
+            )
         if self.digest and task.frozen and self.digest != digest_of(task.frozen):
             raise ConfigError(
                 f"--init_from {self.path} does not fit: its models were trained over other frozen parameters than "

@@ -7,6 +7,8 @@ from torch.nn import functional as F
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Criterion, CrossEntropy, Loss
+from lit_fed.core.penalty import Penalty
+from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
@@ -127,6 +129,17 @@ def test_a_loss_of_ones_own_has_its_gradient_in_a_closed_form_too():
     opened = plain.grad(renamed, batch)[0]
     for name, leaf in opened.items():
         assert torch.allclose(closed[f"linear.{name}"], leaf, atol=1e-12)
+
+
+def test_an_exact_solve_minimises_the_loss():
+    batch, task = batch_of(), task_of(Linear, "loop", CrossEntropy(WEIGHT, 0.1))
+    start = task.init(1, 0)
+    prox = Penalty(0.5, start.parameters)
+    found = minimise(task, start, batch, prox)
+    slope, pull = task.grad(found, batch)[0], prox.gradient(found.parameters)
+    assert all((slope[name] + pull[name]).abs().max() < 1e-8 for name in slope)
+    plain = task_of(Linear, "loop", None).grad(found, batch)[0]
+    assert any((plain[name] + pull[name]).abs().max() > 1e-2 for name in plain)
 
 
 @pytest.mark.parametrize("axis", ["loop", "vmap"])

@@ -156,6 +156,29 @@ def test_what_does_not_fit_is_refused(runs, tmp_path, make, arguments, parts):
     assert all(part in str(refused.value) for part in parts), refused.value
 
 
+def half_frozen(seed):
+    def network(shape, outputs):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # what is frozen does not depend on the run
+            made = MLP(shape, outputs)
+        made.layers[1].requires_grad_(False)
+        return made
+
+    return network
+
+
+def test_what_is_frozen_has_to_be_the_same(runs, tmp_path):
+    fitted(tmp_path, FederatedModule(FedAvg(), STILL, half_frozen(1)), "frozen")
+    path = str(tmp_path / "frozen/version_0/checkpoints/last.ckpt")
+    found = parameters(fitted(tmp_path, FederatedModule(FedAvg(), STILL, half_frozen(1)), init_from=path))
+    last = "models__parameters__layers_3_weight"
+    assert torch.equal(found[last], leaves(path)[last])
+    with pytest.raises(ConfigError, match="trained over other frozen parameters"):
+        fitted(tmp_path, FederatedModule(FedAvg(), STILL, half_frozen(2)), init_from=path)
+    with pytest.raises(ConfigError, match=r"trained layers\.1\.weight, layers\.1\.bias; these are frozen here"):
+        fitted(tmp_path, FederatedModule(FedAvg(), STILL, half_frozen(1)), init_from=runs["one"])
+
+
 def test_losses_that_do_not_go_together_are_refused(tmp_path):
     from lit_fed.algorithms import QFedAvg
 

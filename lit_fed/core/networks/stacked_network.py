@@ -69,15 +69,22 @@ class StackedNetwork:
     start: Start | None = field(default=None, compare=False)
 
     def init(self, num_models: int, seed: int) -> ModelState:
+        """The models that a training starts from: fresh ones, or those of `start` in their place.
+
+        Raises:
+            ConfigError: as `fresh`, or if the models to start from do not fit.
+        """
+        fresh = self.fresh(num_models, seed)
+        return fresh if self.start is None else self.start.into(fresh, self.network)
+
+    def fresh(self, num_models: int, seed: int) -> ModelState:
         """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
 
         Raises:
-            ConfigError: if `init_seeds` names fewer seeds than there are models, memory has no room for them, or those
-                to start from do not fit.
+            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
         """
         check_models(num_models, self.network)
-        fresh: ModelState = tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])
-        return fresh if self.start is None else self.start.into(fresh, self.network)
+        return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
 
     def _fresh(self, seed: int) -> ModelState:
         network = self.network if seed == self.template_seed else fresh_network(self.build, seed, self.dtype)

@@ -37,7 +37,7 @@ def check_linear_task(task: Task, algorithm: str, kinds: tuple[str, ...]) -> Non
 
 def _is_affine(task: Task) -> bool:
     """Whether random parameters turn random inputs into what an affine map makes of them."""
-    like, num_outputs = task.init(1, 0), task.target.num_outputs
+    like, num_outputs = task.fresh(1, 0), task.target.num_outputs
     shapes = sorted((tuple(leaf.shape[1:]) for leaf in like.parameters.values()), key=len)
     if like.buffers or [len(shape) for shape in shapes] != [1, 2] or {shape[0] for shape in shapes} != {num_outputs}:
         return False
