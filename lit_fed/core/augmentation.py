@@ -20,7 +20,8 @@ class Augmentation:
     Transforms see pictures in 0..1: constants by which inputs were normalised are taken off before and put on after.
 
     Args:
-        transforms: each takes and gives a picture [C, H, W]; they are applied one after another.
+        transforms: each takes and gives a picture [C, H, W], or with an attribute `takes_batches` pictures
+            [n, C, H, W]; they are applied one after another.
         mean: of each channel, by which inputs were shifted; () where they were not.
         std: of each channel, by which they were scaled.
         said: the transforms in words, for messages.
@@ -36,7 +37,7 @@ class Augmentation:
         self.transforms, self.mean, self.std, self.said = tuple(transforms), tuple(mean), tuple(std), said
 
     def __call__(self, x: Tensor, stream: np.random.SeedSequence) -> Tensor:
-        """Pictures transformed one by one, each with draws of its own; the same stream gives the same ones.
+        """Pictures transformed, each with draws of its own; the same stream gives the same ones.
 
         Args:
             x: pictures [..., C, H, W]; left as they are.
@@ -55,23 +56,23 @@ class Augmentation:
             mean, std = (x.new_tensor(one).view(-1, 1, 1) for one in (self.mean, self.std))
             pictures = (pictures * std + mean).clamp_(0, 1)
         with _seeded(x.device, stream):
-            out = torch.stack([self._transformed(picture) for picture in pictures])
+            out = self._transformed(pictures)
         return ((out - mean) / std if self.mean else out).view(x.shape)
 
-    def _transformed(self, picture: Tensor) -> Tensor:
-        out = picture
+    def _transformed(self, pictures: Tensor) -> Tensor:
+        out, shape = pictures, list(pictures.shape[1:])
         try:
             for transform in self.transforms:
-                out = transform(out)
+                out = transform(out) if hasattr(transform, "takes_batches") else torch.stack([*map(transform, out)])
         except Exception as error:
             raise ConfigError(
-                f"--data.augment {self.said}: fails on pictures of shape {list(picture.shape)} ({error}); correct it"
+                f"--data.augment {self.said}: fails on pictures of shape {shape} ({error}); correct it"
             ) from error
-        if not isinstance(out, Tensor) or (out.shape, out.dtype) != (picture.shape, picture.dtype):
-            found = f"{out.dtype} of shape {list(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
+        if (out.shape, out.dtype) != (pictures.shape, pictures.dtype):
             raise ConfigError(
-                f"--data.augment {self.said}: makes {found.removeprefix('torch.')} of a picture of shape "
-                f"{list(picture.shape)}; a network takes one shape, so end with a transform that restores it"
+                f"--data.augment {self.said}: makes {str(out.dtype).removeprefix('torch.')} of shape "
+                f"{list(out.shape[1:])} of a picture of shape {shape}; a network takes one shape, so end with a "
+                "transform that restores it"
             )
         return out
 

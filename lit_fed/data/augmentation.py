@@ -17,6 +17,7 @@ from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Population
+from lit_fed.data.batch_transforms import in_batches
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.populations.checks import looked_at
 
@@ -77,7 +78,7 @@ def make_augmentation(augment: str | None, normalisation: Normalisation | None =
     """
     if augment is None:
         return None
-    transforms = [_value(call, augment) for call in _calls(augment)]
+    transforms = [in_batches(_value(call, augment)) for call in _calls(augment)]
     mean, std = ((), ()) if normalisation is None else (normalisation.mean, normalisation.std)
     return Augmentation(transforms, mean, std, said=repr(augment))
 

@@ -1,5 +1,7 @@
 """Pictures augmented in local steps: the same ones wherever a client runs, and nowhere else."""
 
+from collections import Counter
+
 import pytest
 import torch
 from federated_round import MULTICLASS, Federation, distance, make_context, make_task, run_rounds
@@ -14,10 +16,11 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Split
+from lit_fed.data.batch_transforms import in_batches
 from lit_fed.models import MLP, Linear
 
 SIZES = [9, 1, 6, 2]
-TRANSFORMS = (v2.RandomHorizontalFlip(), v2.RandomCrop(5, padding=1))
+TRANSFORMS = (in_batches(v2.RandomHorizontalFlip()), v2.RandomCrop(5, padding=1))
 
 
 class Recorded(Augmentation):
@@ -118,7 +121,33 @@ def test_without_augmentation_inputs_are_the_same_object():
     assert augmented_inputs(make_context(), x, 0, 0) is x
 
 
-def test_pictures_are_transformed_one_by_one_and_left_as_they_were():
+@pytest.mark.parametrize(
+    "transform",
+    [
+        v2.RandomHorizontalFlip(0.3),
+        v2.RandomVerticalFlip(0.8),
+        v2.RandomCrop(3),
+        v2.RandomCrop((4, 3), padding=1, fill=-1),
+        v2.RandomCrop(4, padding=[0, 1, 2, 0]),
+    ],
+    ids=repr,
+)
+def test_batches_have_the_pictures_that_torchvision_has_one_by_one(transform):
+    picture = torch.arange(2 * 4 * 4.0).view(2, 4, 4) + 1
+    batched, draws = in_batches(transform), 600
+    assert batched is not transform
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        each = [
+            [tuple(one.flatten().tolist()) for one in many]
+            for many in (batched(picture.expand(draws, 2, 4, 4)), [transform(picture) for _ in range(draws)])
+        ]
+    here, there = map(Counter, each)
+    assert here.keys() == there.keys()
+    assert max(abs(here[one] - there[one]) for one in here) < 0.15 * draws
+
+
+def test_each_picture_has_its_own_draws_and_is_left_as_it_was():
     x = torch.arange(25.0).view(1, 1, 5, 5).repeat(8, 1, 1, 1)
     before, state = x.clone(), torch.get_rng_state()
     out = Augmentation(TRANSFORMS)(x, seed_of(0, 0, 0, "x"))
@@ -145,7 +174,7 @@ def test_transforms_see_pixels_in_0_to_1():
     [
         (v2.CenterCrop(3), ("makes float32 of shape [1, 3, 3] of a picture of shape [1, 5, 5]", "restores it")),
         (v2.RandomCrop(9), ("fails on pictures of shape [1, 5, 5]", "(9, 9)")),
-        (v2.ToPILImage(), ("makes Image",)),
+        (v2.ToPILImage(), ("fails on pictures of shape [1, 5, 5]", "Image")),
     ],
 )
 def test_pictures_keep_their_shape(transform, words):

@@ -60,7 +60,7 @@ def test_one_form(given, meant):
 
 
 def test_transforms_are_made_with_their_arguments():
-    made = make_augmentation("RandomApply([ColorJitter(0.4)], p=0.5), RandomCrop((8, 8), padding=[1, 2], fill=-1)")
+    made = make_augmentation("RandomApply([ColorJitter(0.4)], p=0.5), RandomCrop((8, 8), fill=-1, pad_if_needed=True)")
     apply, crop = made.transforms
     assert isinstance(apply, v2.RandomApply)
     assert (apply.p, apply.transforms[0].brightness) == (0.5, (0.6, 1.4))
