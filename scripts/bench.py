@@ -26,6 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning
 import numpy as np
 import torch
+from bench_frozen import FROZEN_ROWS
 from bench_networks import NETWORK_ROWS
 from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook, index_batches
@@ -239,10 +240,14 @@ class FirstStep(lightning.pytorch.Callback):
         self.at = self.at or time.time()
 
 
-ROWS = {
-    function.__name__: function
-    for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand, fmmc)
-} | NETWORK_ROWS
+ROWS = (
+    {
+        function.__name__: function
+        for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand, fmmc)
+    }
+    | NETWORK_ROWS
+    | FROZEN_ROWS
+)
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:

@@ -189,7 +189,7 @@ def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> li
 
 def _network(task: Task, model: ModelState) -> nn.Module:
     """A copy of the network with the parameters and buffers of one model, and with those that are frozen."""
-    network = copy.deepcopy(task.network).cpu().eval()
+    network = copy.deepcopy(task.network).cpu().to(memory_format=torch.contiguous_format).eval()
     given = task.frozen | model.parameters | model.buffers
     with torch.no_grad():
         for name, leaf in (*network.named_parameters(), *network.named_buffers()):

@@ -78,28 +78,36 @@ class FrozenPart:
                 f"the checkpoint's run froze a part of its network ({source}), and this run trains all of it; give the "
                 "--model.trainable of that run, or the network that froze it"
             )
-        now = f"{self.source}, digest {self.digest[:12]}"
+        now = _in_words(self.entry())
         if held:
             return (
-                f"the checkpoint holds other frozen parameters than this run has ({now}); it may be of a version in "
+                f"the checkpoint holds other frozen parameters than this run has: {now}; it may be of a version in "
                 "which running statistics of frozen BatchNorm layers moved: start a new run without --ckpt_path"
             )
         if stored is None:
             return (
-                f"the checkpoint's run trained its whole network, and this run froze a part of it ({now}); leave out "
+                f"the checkpoint's run trained its whole network, and this run froze a part of it: {now}; leave out "
                 "--model.trainable, or give the network of that run"
             )
-        fix = (
+        return f"the checkpoint's frozen part is {_in_words(stored)}, and that of this run {now}; {self._fix(stored)}"
+
+    def _fix(self, stored: dict[str, Any]) -> str:
+        now: Any = self.entry()
+        if (stored["tensors"], stored["numbers"]) != (now["tensors"], now["numbers"]):
+            return "give the same --model.network and the same --model.trainable"
+        if stored["source"] != self.source:
+            return "give the same --model.network with the same weights and seeds where they are random"
+        return (
             "the same source gave other numbers: a weights file that has changed, or random values drawn on another "
             "kind of processor. Give the file as it was, or go on where the run began; random features that shall "
             "serve everywhere are saved once, and loaded by the network"
-            if stored["source"] == self.source
-            else "give the same --model.network with the same weights, and the same seeds where they are random"
         )
-        return (
-            f"the checkpoint's frozen part is {stored['source']}, digest {stored['digest'][:12]}, and that of this run "
-            f"{now}; {fix}"
-        )
+
+
+def _in_words(entry: dict[str, Any] | None) -> str:
+    """What a message says of a frozen part."""
+    assert entry is not None
+    return f"{entry['source']} ({entry['numbers']:,} numbers, digest {entry['digest'][:12]})"
 
 
 def _registered(name: str) -> str:

@@ -185,25 +185,33 @@ def test_a_body_at_rest_in_blocks_and_after_a_resume(cls):
     """The body is the same function in training, whoever shares the clients out, and nobody keeps or sends it."""
     if refuses(cls.__name__, Resting):
         return
-    algorithm, vectorized = CASES[cls.__name__], VectorizedTrainer()
-    whole, cut = (federation(algorithm, Resting, SequentialTrainer(), clients_per_block=one) for one in (None, 2))
+    algorithm, options = CASES[cls.__name__], {"batch_size": 0}
+    whole, cut = (
+        federation(algorithm, Resting, SequentialTrainer(), clients_per_block=one, **options) for one in (None, 2)
+    )
     frozen = {name: leaf.clone() for name, leaf in whole.task.frozen.items()}
     assert whole.task.network.body[0].weight.data_ptr() == whole.task.frozen["body.0.weight"].data_ptr()
-    at_once = federation(algorithm, Resting, vectorized)
     whole.round()
     cut.round()
-    at_once.round()
     kept = (whole.shared, whole.states)
-    assert distance((at_once.shared, at_once.states), kept) < 1e-9
     assert same_bits((cut.shared, cut.states), kept)
     assert not [path for path, _ in tree.items(kept) if "body" in path]
     assert not any(one.buffers for one in tree.models(kept))
-    resumed = federation(algorithm, Resting, SequentialTrainer(), clients_per_block=2, shared=kept[0], round_idx=1)
+    resumed = federation(
+        algorithm, Resting, SequentialTrainer(), clients_per_block=2, shared=kept[0], round_idx=1, **options
+    )
     resumed.states = kept[1]
     whole.round()
     resumed.round()
     assert same_bits((resumed.shared, resumed.states), (whole.shared, whole.states))
     assert same_bits((resumed.task.frozen, whole.task.frozen), (frozen, frozen))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2), FedPer(private_layers=1)], ids=str)
+def test_a_body_at_rest_in_clients_at_once(algorithm):
+    one, other = (federation(algorithm, Resting, trainer()) for trainer in TRAINERS)
+    unseen = images(UNSEEN, first_id=len(SIZES))
+    assert distance(after_rounds(one, unseen), after_rounds(other, unseen)) < 1e-9
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda one: one.name)

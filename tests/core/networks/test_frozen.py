@@ -53,7 +53,10 @@ def test_a_tied_head_goes_by_its_first_name():
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (["clasifier"], r"has 'clasifier', which matches no .* of LeafCNN; did you mean classifier\? There are features"),
+        (
+            ["clasifier"],
+            r"has 'clasifier', which matches no .* of LeafCNN; did you mean classifier\? There are feat",
+        ),
         (["head", "*"], r"has 'head', which matches no parameter of LeafCNN; give patterns of its names, or head for "),
         ([], r"is \[\], and nothing of LeafCNN would be trained; give head, or patterns .* leave it out to train all"),
     ],
@@ -96,6 +99,16 @@ def test_batch_norm_without_running_statistics_never_rests():
 def test_frozen_leaves_are_the_network_s_memory():
     network = body_and_head()
     assert frozen_leaves(network)["0.0.weight"].data_ptr() == network[0][0].weight.data_ptr()
+
+
+def test_constants_of_a_part_that_is_trained():
+    """Buffers that are no part of the state dict, beside frozen parameters alone."""
+    network = body_and_head()
+    for name, persistent in (("frequencies", False), ("seen", True)):
+        network.register_buffer(name, torch.ones(2), persistent=persistent)
+    assert "frequencies" in frozen_leaves(network)
+    assert "seen" not in frozen_leaves(network)
+    assert frozen_leaves(network.requires_grad_(True)) == {}
 
 
 def test_the_digest_is_of_names_types_shapes_and_values():
