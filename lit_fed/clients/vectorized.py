@@ -48,7 +48,7 @@ class VectorizedTrainer:
         resting = {id(one) for one in at_rest(network)}
         for layer in network.modules():
             if not getattr(layer, "vmappable", True):
-                raise refuse(f"{type(layer).__name__}, whose values steer it", self.name)
+                raise refuse(f"{type(layer).__name__}, which vmap cannot run", self.name)
             if id(layer) in resting and _is_fixed(layer):
                 continue
             if isinstance(layer, nn.modules.batchnorm._NormBase) and not _vmappable(layer):

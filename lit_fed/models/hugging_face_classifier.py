@@ -22,7 +22,7 @@ ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_ty
 
 
 class HuggingFaceClassifier(Network):
-    """Any classifier of texts, tokens or images of the library transformers (extra `hf`), by name.
+    """Any classifier of texts, tokens or images of the library transformers (extra `transformers`), by name.
 
     Wolf et al. "Transformers: State-of-the-Art Natural Language Processing". EMNLP 2020 (demonstrations).
     https://arxiv.org/abs/1910.03771. Texts are token ids [length], int64; positions that hold the padding token take no
@@ -56,7 +56,9 @@ class HuggingFaceClassifier(Network):
         dropout: float | None = 0.0,
     ) -> None:
         super().__init__()
-        library = optional_package("transformers", "transformers>=4.56", "hf", f"{OPTION} {type(self).__name__}")
+        library = optional_package(
+            "transformers", "transformers>=4.56", "transformers", f"{OPTION} {type(self).__name__}"
+        )
         kind = _kind(input_shape, per_token)
         with _silent(library):
             settings = _configuration(library, weights, config)

@@ -23,7 +23,7 @@ class Timm(Network):
     """Any network for images of the library timm (extra `timm`), by name, with a classifier for K classes.
 
     Wightman. "PyTorch Image Models". 2019. https://github.com/huggingface/pytorch-image-models. Networks for images of
-    one size are built for that of the samples.
+    one size are built for that of the samples. With attention among the layers clients are trained one after another.
 
     Args:
         input_shape: channels, height and width of one image.
@@ -64,6 +64,8 @@ class Timm(Network):
         self.head_names = frozenset(
             f"layers.{one}" for one, _ in self.layers.named_parameters() if one.startswith(prefixes)
         )
+        # kernels of attention run for one client at a time
+        self.vmappable = not any(getattr(one, "fused_attn", False) for one in self.layers.modules())
         # some networks drop by function: this one says so to whoever looks for dropout among the modules
         shares = [value for option, value in given.items() if "drop" in option and isinstance(value, float)]
         self.drops = nn.Dropout(max(shares))

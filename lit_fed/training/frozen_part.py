@@ -96,7 +96,7 @@ class FrozenPart:
         if (stored["tensors"], stored["numbers"]) != (now["tensors"], now["numbers"]):
             return "give the same --model.network and the same --model.trainable"
         if stored["source"] != self.source:
-            return "give the same --model.network with the same weights, and the same seeds where they are random"
+            return "give the same --model.network with the same weights and seeds where they are random"
         return (
             "the same source gave other numbers: a weights file that has changed, or random values drawn on another "
             "kind of processor. Give the file as it was, or go on where the run began; random features that shall "

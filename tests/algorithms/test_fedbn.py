@@ -155,7 +155,9 @@ def test_mixture_weights_keep_their_name():
 
 def test_a_network_without_normalisation_is_refused():
     module = FederatedModule(FedAvg(), batch_norm="local")
-    with pytest.raises(ConfigError, match=r"--model\.batch_norm is local, and Linear has no BatchNorm; leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"--model\.batch_norm is local, and Linear has no BatchNorm to train; leave it out"
+    ):
         module.build(facts(BINARY, (4,), num_clients=3, total_samples=sum(SIZES)), population())
 
 

@@ -27,6 +27,8 @@ MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}
 LANGUAGES = {"bash", "python", "yaml", "text"}
 RENDERED = {"README.md", "docs/guides/pictures.md"}
 """Pages whose pictures are rendered; elsewhere they are drawn alone."""
+EXTRAS = {"docs/guides/adapters.md": ("peft", "transformers")}
+"""Pages that cannot be worked through without some packages."""
 REASONS = "GPU|machines|cluster|account|download|minutes|hours"
 
 
@@ -50,6 +52,8 @@ def titled(page, title, folder):
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_and_snippets_run(page, tmp_path):
+    for package in EXTRAS.get(page, ()):
+        pytest.importorskip(package)
     for block in blocks(page):
         if block.reason is None:
             for done in run(block, tmp_path, rendered=page in RENDERED):

@@ -18,9 +18,24 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
-from lit_fed.models import CNN2, MLP, CharLSTM, FedEMCNN, LeafCNN, LeNet5, Linear, MobileNetV2, ResNet18, ResNet34
+from lit_fed.models import (
+    CNN2,
+    MLP,
+    CharLSTM,
+    FedEMCNN,
+    HuggingFaceClassifier,
+    LeafCNN,
+    LeNet5,
+    Linear,
+    MobileNetV2,
+    ResNet18,
+    ResNet34,
+    Timm,
+)
 
 NUM_CLASSES = 3
+SMALL_VIT = {"name": "test_vit", "options": {"embed_dim": 8, "depth": 1, "num_heads": 2, "patch_size": 4}}
+SMALL_GPT2 = {"model_type": "gpt2", "n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 3, "n_positions": 6}
 CASES = {
     "Linear": (Linear, (5,), {}),
     "MLP": (MLP, (5,), {"hidden_sizes": (4,)}),
@@ -34,15 +49,22 @@ CASES = {
     "MobileNetV2 without dropout": (MobileNetV2, (3, 32, 32), {"dropout": 0.0}),
     "ResNet18": (ResNet18, (3, 32, 32), {}),
     "ResNet34": (ResNet34, (3, 32, 32), {}),
+    "Timm": (Timm, (1, 8, 8), SMALL_VIT),
+    "HuggingFaceClassifier": (HuggingFaceClassifier, (6,), {"config": SMALL_GPT2, "per_token": True}),
 }
+EXTRAS = {"Timm": "timm", "HuggingFaceClassifier": "transformers"}
+"""Packages without which a network cannot be built."""
+TEXTS = (CharLSTM, HuggingFaceClassifier)
 NORMALISED = ["MobileNetV2", "ResNet18", "ResNet34"]
 BATCH_NORM = [*NORMALISED, "MobileNetV2 without dropout"]
 every_network = pytest.mark.parametrize("case", CASES)
 
 
 def make(case, dtype=torch.float64):
+    if case in EXTRAS:
+        pytest.importorskip(EXTRAS[case])
     network, shape, options = CASES[case]
-    target = (Sequences if network is CharLSTM else Multiclass)(NUM_CLASSES)
+    target = (Sequences if network in TEXTS else Multiclass)(NUM_CLASSES)
     return Task.create(lambda: network(shape, NUM_CLASSES, **options), target, dtype=dtype)
 
 
@@ -50,7 +72,7 @@ def samples(case, sizes, dtype=torch.float64):
     """Clients with random images, vectors or texts."""
     rng, (network, shape, _), n = torch.Generator().manual_seed(0), CASES[case], sum(sizes)
     offsets = torch.tensor([0, *torch.tensor(sizes).cumsum(0).tolist()])
-    if network is CharLSTM:
+    if network in TEXTS:
         texts = torch.randint(NUM_CLASSES, (n, shape[0] + 1), generator=rng)
         return Split(texts[:, :-1].contiguous(), texts[:, 1:].contiguous(), offsets)
     x = torch.randn(n, *shape, generator=rng, dtype=torch.float64).to(dtype)
@@ -142,7 +164,8 @@ def test_the_vectorised_trainer_gives_the_same_or_refuses(case):
 
 
 def test_networks_that_the_vectorised_trainer_takes():
-    assert [case for case in CASES if refusal(case)] == ["LeafCNN", "CharLSTM", "MobileNetV2"]
+    refused = ["LeafCNN", "CharLSTM", "MobileNetV2", "Timm", "HuggingFaceClassifier"]
+    assert [case for case in CASES if refusal(case)] == refused
 
 
 @pytest.mark.parametrize(

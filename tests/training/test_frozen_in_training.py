@@ -156,7 +156,7 @@ FOUR = r"part is RandomFeatures\(\) from seed 4 \(51 numbers, digest \w{12}\), a
     [
         (
             {"init_seeds": [7, 8, 9]},
-            FOUR + r"RandomFeatures\(\) from seed 7 \(51 numbers, digest \w{12}\); give the same --model\.network wit",
+            FOUR + r"RandomFeatures\(\) from seed 7 \(51 numbers, digest \w{12}\); give the same --model\.netwo",
         ),
         (
             {"trainable": "*"},

@@ -37,10 +37,18 @@ def at_rest(network: nn.Module) -> list[nn.Module]:
 
 
 def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters that are not trained, and the buffers of modules at rest, by name; their memory is the network's."""
-    own = {id(leaf) for module in at_rest(network) for leaf in module.buffers(recurse=False)}
+    """Parameters that are not trained, and buffers that never change, by name; their memory is the network's.
+
+    These are the buffers of modules at rest, and beside frozen parameters those that are no part of the network's state
+    dict: constants, such as the frequencies of rotary embeddings.
+    """
     frozen = {name: leaf.detach() for name, leaf in network.named_parameters() if not leaf.requires_grad}
-    return frozen | {name: leaf.detach() for name, leaf in network.named_buffers() if id(leaf) in own}
+    if not frozen:
+        return {}
+    own = {id(leaf) for module in at_rest(network) for leaf in module.buffers(recurse=False)}
+    state = network.state_dict().keys()
+    constants = {name: one for name, one in network.named_buffers() if id(one) in own or name not in state}
+    return frozen | {name: leaf.detach() for name, leaf in constants.items()}
 
 
 def train_mode(network: nn.Module, resting: Sequence[nn.Module]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -14,6 +15,10 @@ from torch.func import functional_call
 from lit_fed.core.networks.frozen import train_mode
 
 __all__ = ["TrainedEnd"]
+
+
+DRAWS = 4
+"""Passes in training mode by which dropout is noticed that no module shows."""
 
 
 class _ReachedError(Exception):
@@ -53,31 +58,40 @@ class TrainedEnd:
         """
         own = dict(network.named_parameters()) | dict(network.named_buffers())
         trained = {name: leaf for name, leaf in own.items() if name not in frozen}
-        path, skipped = _place(network, list(trained))
-        if not frozen or not trained or not (path or skipped):
-            return None
-        end = cls(network, path, skipped)
-        network.eval()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            z = end._only_inputs(example)
+        found = [] if not frozen or not trained else _places(network, list(trained))
+        ends = [one for path, skipped in found if (one := cls(network, path, skipped))._checked(trained, example)]
+        for end in ends:
+            if end._is_same_in_training(resting, example):
+                return end
+        return replace(ends[0], same_in_training=False) if ends else None
+
+    def _checked(self, trained: Mapping[str, Tensor], example: Tensor) -> bool:
+        """Whether it is an end, and nothing before it depends on what is trained."""
+        if not (self.path or self.skipped):
+            return False
+        self.network.eval()
+        with torch.no_grad():
+            z = self._only_inputs(example)
             if z is None or z is example:
-                return None
-            unknown = {
-                name: torch.full_like(leaf, torch.nan) for name, leaf in trained.items() if leaf.is_floating_point()
-            }
-            if not torch.equal(end.inputs(unknown, example), z):
-                return None
-            train_mode(network, resting)
+                return False
+            floating = {name: leaf for name, leaf in trained.items() if leaf.is_floating_point()}
+            unknown = {name: torch.full_like(leaf, torch.nan) for name, leaf in floating.items()}
+            return torch.equal(self.inputs(unknown, example), z)
+
+    def _is_same_in_training(self, resting: list[nn.Module], example: Tensor) -> bool:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            self.network.eval()
+            z = self.inputs({}, example)
+            train_mode(self.network, resting)
             torch.default_generator.manual_seed(0)
-            same = torch.equal(end.inputs({}, example), z)
-        network.eval()
-        return cls(network, path, skipped, same)
+            same = all(torch.equal(self.inputs({}, example), z) for _ in range(DRAWS))
+        self.network.eval()
+        return same
 
     @property
     def name(self) -> str:
         """Of the module that is reached first."""
-        names: dict[int, str] = {id(module): name for name, module in self.network.named_modules()}
-        return names[id(self._first)]
+        return str(next(name for name, module in self.network.named_modules() if module is self._first))
 
     @property
     def module(self) -> nn.Module:
@@ -140,18 +154,24 @@ class TrainedEnd:
         return given[0] if len(given) == 1 and len(last) == 1 and last[0] is outputs else None
 
 
-def _place(network: nn.Module, names: list[str]) -> tuple[str, int]:
-    """Path of the smallest module that holds all these leaves; of an `nn.Sequential`, how many children hold none."""
+def _places(network: nn.Module, names: list[str]) -> list[tuple[str, int]]:
+    """Where an end that holds all these leaves may begin: path of a module, and how many of its children come before.
+
+    The smallest such module is the first; where it stands in an `nn.Sequential`, layers without parameters before it
+    may belong to the end, too.
+    """
     owners = [name.split(".")[:-1] for name in names]
-    shared = []
-    for parts in zip(*owners, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    path = ".".join(shared)
-    module = network.get_submodule(path)
-    if not isinstance(module, nn.Sequential):
-        return path, 0
-    first = {owner[len(shared)] for owner in owners if len(owner) > len(shared)}
-    children = [name for name, _ in module.named_children()]
-    return path, min((children.index(name) for name in first), default=0)
+    shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*owners, strict=False))]
+    module = network.get_submodule(".".join(shared))
+    if not isinstance(module, nn.Sequential) and shared:
+        shared = shared[:-1]
+        module = network.get_submodule(".".join(shared))
+        if not isinstance(module, nn.Sequential):
+            return [(".".join([*shared, owners[0][len(shared)]]), 0)]
+    if not isinstance(module, nn.Sequential) or any(len(owner) == len(shared) for owner in owners):
+        return []
+    children = dict(module.named_children())
+    first = min(list(children).index(owner[len(shared)]) for owner in owners)
+    bare = [not any(True for _ in child.parameters()) for child in children.values()]
+    last_with = max((position for position in range(first) if not bare[position]), default=-1)
+    return [(".".join(shared), position) for position in range(first, last_with, -1)]

@@ -101,6 +101,16 @@ def test_frozen_leaves_are_the_network_s_memory():
     assert frozen_leaves(network)["0.0.weight"].data_ptr() == network[0][0].weight.data_ptr()
 
 
+def test_constants_of_a_part_that_is_trained():
+    """Buffers that are no part of the state dict, beside frozen parameters alone."""
+    network = body_and_head()
+    for name, persistent in (("frequencies", False), ("seen", True)):
+        network.register_buffer(name, torch.ones(2), persistent=persistent)
+    assert "frequencies" in frozen_leaves(network)
+    assert "seen" not in frozen_leaves(network)
+    assert frozen_leaves(network.requires_grad_(True)) == {}
+
+
 def test_the_digest_is_of_names_types_shapes_and_values():
     leaf = torch.arange(6.0)
     digests = [

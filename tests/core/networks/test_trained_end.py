@@ -91,6 +91,17 @@ def test_the_same_bits_with_fewer_passes(case, axis):
     assert body.passes == 1
 
 
+def test_dropout_right_before_belongs_to_the_end():
+    whole = task_of(lambda: nn.Sequential(Counted(), nn.Sequential(nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3))))
+    once, models = whole.with_end(X[:2]), whole.init(2, 0)
+    assert (once.end.name, once.end.same_in_training) == ("1.1", True)
+    batch, found = Batch(X, torch.arange(6) % 3, torch.arange(6), torch.ones(6)), []
+    for task in (whole, once):
+        torch.manual_seed(5)
+        found.append((task.value_and_grad(models, batch), task.outputs(models, X)))
+    assert same_bits(*found)
+
+
 @pytest.mark.parametrize(
     ("build", "trainable"),
     [
