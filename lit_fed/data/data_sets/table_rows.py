@@ -189,7 +189,7 @@ def missing_values(values: pd.Series[Any]) -> np.ndarray:
     missing = values.isna().to_numpy(dtype=bool)
     if values.dtype.kind == "O":
         missing = missing | np.array([isinstance(one, str) and not one.strip() for one in values], dtype=bool)
-    return missing  # type: ignore[no-any-return]
+    return missing
 
 
 def is_numeric(values: pd.Series[Any]) -> bool:
