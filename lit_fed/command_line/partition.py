@@ -97,7 +97,8 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
 
     Returns:
         Columns `client_id`, `population`, `group` where true groups are known, `num_train`, `num_val`, `num_test`, and
-        `label_0`, `label_1`, … where samples have one class each and are in memory.
+        `label_0`, `label_1`, … where samples have one class each and are in memory; where classes have names, these
+        instead of numbers.
     """
     import pandas as pd
 
@@ -108,7 +109,8 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
         groups = {} if population.groups is None else {"group": population.groups.tolist()}
         sizes = {f"num_{split}": getattr(population, split).sizes.tolist() for split in SPLITS}
         counts = _label_counts(population, data.target)
-        labels = {} if counts is None else {f"label_{label}": column for label, column in enumerate(counts.T)}
+        called = population.class_names or range(data.target.num_classes)
+        labels = {} if counts is None else {f"label_{one}": each for one, each in zip(called, counts.T, strict=True)}
         tables.append(pd.DataFrame({"client_id": population.names, "population": name, **groups, **sizes, **labels}))
     return pd.concat(tables, ignore_index=True)
 
@@ -140,7 +142,7 @@ def print_partition(table: pd.DataFrame, title: str) -> None:
     for name in ("", "clients", *SPLITS.values(), "labels", "groups"):
         shown.add_column(name, justify="right" if name else "left")
     for population, rows in table.groupby("population"):
-        labels = rows.filter(regex=r"^label_\d+$")
+        labels = rows.filter(regex="^label_")
         shown.add_row(
             str(population),
             f"{len(rows):,}",

@@ -40,7 +40,8 @@ def draw_partition(table: pd.DataFrame, path: Path) -> None:
 def _figure(table: pd.DataFrame, new_figure: Any) -> Any:
     keys = _order(table)
     ordered = table.sort_values(["population", *keys], kind="stable")
-    counts = ordered.filter(regex=r"^label_\d+$").to_numpy().T
+    labels = ordered.filter(regex="^label_")
+    names, counts = [str(name).removeprefix("label_") for name in labels], labels.to_numpy().T
     below = min(6.0, 0.8 + 0.16 * len(counts)) if len(counts) else 0.0
     figure = new_figure(figsize=(min(11.0, 5.0 + 0.08 * len(ordered)), 2.4 + below))
     panels = figure.subplots(
@@ -48,7 +49,7 @@ def _figure(table: pd.DataFrame, new_figure: Any) -> Any:
     )[:, 0]
     _draw_sizes(panels[0], ordered)
     if below:
-        image = _draw_shares(panels[1], counts / counts.sum(axis=0))
+        image = _draw_shares(panels[1], counts / counts.sum(axis=0), names)
         figure.colorbar(image, ax=panels.tolist(), label="share of a client's samples")
     _mark(panels, ordered)
     _name_clients(panels[-1], ordered, keys)
@@ -79,13 +80,13 @@ def _draw_sizes(axes: Any, ordered: pd.DataFrame) -> None:
     axes.legend(frameon=False, ncols=3, fontsize=8, loc="lower right", bbox_to_anchor=(1, 1.08), borderaxespad=0)
 
 
-def _draw_shares(axes: Any, shares: np.ndarray) -> Any:
+def _draw_shares(axes: Any, shares: np.ndarray, names: list[str]) -> Any:
     """Draw the share of each label in each client's samples, [L, T], as a heat map."""
     image = axes.imshow(shares, aspect="auto", cmap="Greys", vmin=0, vmax=shares.max(), interpolation="nearest")
     axes.set_ylabel("label")
     axes.grid(visible=False)
     if len(shares) <= MOST_LABELS:
-        axes.set_yticks(range(len(shares)), [str(label) for label in range(len(shares))], fontsize=7)
+        axes.set_yticks(range(len(shares)), names, fontsize=7)
     return image
 
 

@@ -135,8 +135,9 @@ def test_every_command_is_described(site):
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, tmp_path):
+def test_notebook_runs(path, tmp_path, monkeypatch):
     """With fewer rounds, whose numbers are others: what is kept are the kinds of outputs."""
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm's, where a package of an extra loads it
     kept = nbformat.read(path, as_version=4)
     run = nbformat.read(path, as_version=4)
     (training,) = [cell for cell in run.cells if "max_epochs=100" in cell.source]

@@ -120,7 +120,8 @@ def test_a_table_for_a_checkpoint_without_columns(tmp_path):
     module = FederatedModule()
     trainer.fit(module, data)
     table = trainer.predict(module, datamodule=data, population="unseen")
-    assert (set(table["label"]), set(table["client"])) == ({"cat", "dog"}, {"cy"})
+    assert set(table["label"]) | set(table["prediction"]) <= {"cat", "dog"}
+    assert set(table["client"]) == {"cy"}
     assert {"p_cat", "p_dog"} < set(table.columns)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     with pytest.raises(ConfigError, match="the checkpoint was not trained on a table; pass a folder"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ class _Arrays(PooledDataSet):
     """Samples that are there already."""
 
     samples: Samples = field(repr=False, compare=False)
+
+    natural: ClassVar[bool] = True
 
     def load(self) -> Samples:
         """These samples."""
@@ -118,9 +120,7 @@ def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
 def _array(name: str, given: Any) -> np.ndarray:
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
-        given = given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
-        array: np.ndarray = given.numpy()
-        return array
+        given = given.float() if given.dtype is torch.bfloat16 else given  # which NumPy has no type for
     try:
         return np.asarray(given)
     except ValueError as error:  # lists of several lengths

@@ -92,6 +92,11 @@ class Table(PooledDataSet):
                     column != its_column, f"{PREFIX}.{name} is {column!r}, and so is one of {other}; choose another"
                 )
 
+    @property
+    def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class
+        """Whether a column says who the clients are, so that a partition is refused."""
+        return self.client_column is not None
+
     def load(self) -> Samples:
         """Row numbers as inputs, which `encode` turns into numbers, with labels, clients and splits."""
         rows, num_own = self._read()

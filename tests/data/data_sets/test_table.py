@@ -206,9 +206,9 @@ def test_wrong_options(tmp_path, monkeypatch, options, message):
     refused(message, lambda: Table(**({"path": "table.csv"} | NAMES | options)))
 
 
-def test_a_partition_makes_clients_of_its_own(tmp_path):
-    with pytest.raises(ConfigError, match="partition Dirichlet makes clients of its own, and Table is told which"):
-        data_of(table(tmp_path, unseen_clients=("cy",)), partition=Dirichlet())
+def test_clients_of_a_column_are_not_divided_anew(tmp_path):
+    with pytest.raises(ConfigError, match="partition Dirichlet: Table says itself who its clients are"):
+        data_of(table(tmp_path), partition=Dirichlet())
     with pytest.raises(ConfigError, match="brings its own unseen clients; leave unseen_fraction at 0"):
         data_of(table(tmp_path, unseen_clients=("cy",)), unseen_fraction=0.5)
     with pytest.raises(ConfigError, match="Table says itself who its clients are"):
@@ -245,8 +245,8 @@ def test_too_many_texts_and_numbers_are_asked_about():
     assert data(unknown_categories="zeros", category_columns=("x",)).input_shape[0] > 100
     with pytest.raises(ConfigError, match="holds 150 different whole numbers; say by task whether they are classes"):
         data("age", ignored_columns=("x",))
-    with pytest.raises(ConfigError, match="a table from a frame takes no taks; choose from category_columns"):
-        data(taks="regression")
+    with pytest.raises(ConfigError, match="a table from a frame takes no tsak; choose from category_columns"):
+        data(tsak="regression")
 
 
 def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):

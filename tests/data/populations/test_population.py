@@ -325,6 +325,21 @@ def test_named_classes_count_also_where_nobody_has_them():
     assert TrainingFacts.from_plain(facts.plain()).class_names == ("cat", "dog", "emu")
 
 
+def test_owners_that_stay_unseen_and_splits_of_the_data_set():
+    class Told(PooledDataSet):
+        def load(self) -> Samples:
+            x = np.arange(12, dtype=np.float32)[:, None]
+            split = np.array([0, 0, 2, 0, 0, 2, 0, 0, 2, 0, 0, 1])
+            return Samples(x, np.arange(12) % 2, np.arange(12) // 6, ["ann", "bob"], split=split, unseen=("ann",))
+
+    seen, unseen = build(Told(), val_fraction=0.5, test_fraction=0.4)
+    assert (seen.names, unseen.names) == (["bob"], ["ann"])
+    assert [one.x[:, 0].tolist() for one in (unseen.train, unseen.val, unseen.test)] == [[0, 1, 3, 4], [], [2, 5]]
+    assert [one.x[:, 0].tolist() for one in (seen.train, seen.val, seen.test)] == [[6, 7, 9, 10], [11], [8]]
+    with pytest.raises(ConfigError, match="partition IID makes clients of its own, and Told is told which"):
+        build(Told(), IID())
+
+
 def test_another_number_of_classes_than_are_named():
     with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, and its data name 3 classes; leave"):
         FederatedDataModule(NamedPool(5), IID(), num_clients=4).setup()
