@@ -62,8 +62,8 @@ class HuggingFace(PooledDataSet):
         split: splits that are read and pooled, such as `train` or `train+test`; null: all of train, validation and
             test that there are, each for what it is.
         revision: version of a data set on the hub.
-        input_columns: one column of pictures, one of texts, or columns of numbers; empty: the only column of pictures, or
-            else, besides labels and clients, the only column of texts, or all columns where all hold numbers.
+        input_columns: one column of pictures, one of texts, or columns of numbers; empty: the only column of pictures,
+            or else, besides labels and clients, the only column of texts, or all columns where all hold numbers.
         label_column: the column of labels; several columns make several labels of a sample.
         client_column: whose value says which client a row belongs to; null: a partition divides the rows.
         labels: `multilabel`: the entries of a list, or several columns, are labels of their own, each 0 or 1, or a list

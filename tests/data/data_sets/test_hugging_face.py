@@ -188,11 +188,14 @@ def test_several_labels_that_are_none(several, tmp_path):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"label_column": "lable"}, ("--data.dataset.label_column lable", "no such column; it has a, b, label, who")),
+        ({"label_column": "labels"}, ("--data.dataset.label_column labels", "no such column; it has a, b, label, who")),
         ({"client_column": "user"}, ("--data.dataset.client_column user", "it has a, b, label, who")),
         ({"input_columns": ("a", "c")}, ("--data.dataset.input_columns c", "it has a, b, label, who")),
         ({"input_columns": ("a", "who")}, ("input_columns a, who", "string", "one of texts, or columns of numbers")),
-        ({"client_column": "a"}, ("--data.dataset.client_column a", "float64", "a text or a whole number")),
+        (
+            {"client_column": "a", "input_columns": ("b",)},
+            ("--data.dataset.client_column a", "float64", "a text or a whole number"),
+        ),
         ({"split": "train"}, ("--data.dataset.split train", "has no splits; leave it out")),
         ({"label_column": ()}, ("--data.dataset.label_column is empty",)),
     ],
@@ -269,7 +272,7 @@ def test_settings(fields):
 def test_classes_nobody_has(tmp_path):
     columns = TABLE | {"label": [0, 0, 0, 3, 3, 3]}
     path = saved(tmp_path / "d", columns)
-    with pytest.raises(ConfigError, match="--data.dataset.num_classes"):
+    with pytest.raises(ConfigError, match=r"--data\.dataset\.num_classes"):
         FederatedDataModule(HuggingFace(path, input_columns=("a",)), IID(), 2).setup()
     data = FederatedDataModule(HuggingFace(path, input_columns=("a",), num_classes=5), IID(), 2)
     data.setup()
