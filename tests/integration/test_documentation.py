@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_pages import ROOT, ROUNDS, Block, blocks, lines, pages, run, shortened
+from doc_pages import ROOT, ROUNDS, Block, blocks, lines, packages, pages, run, shortened
 from lightning.pytorch import seed_everything
 
 import lit_fed
@@ -50,6 +50,8 @@ def titled(page, title, folder):
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_and_snippets_run(page, tmp_path):
+    for package in packages(page):
+        pytest.importorskip(package)
     for block in blocks(page):
         if block.reason is None:
             for done in run(block, tmp_path, rendered=page in RENDERED):

@@ -194,7 +194,7 @@ def test_several_labels_that_are_none(several, tmp_path):
         ({"input_columns": ("a", "who")}, ("input_columns a, who", "string", "one of texts, or columns of numbers")),
         (
             {"client_column": "a", "input_columns": ("b",)},
-            ("--data.dataset.client_column a", "float64", "a text or a whole number"),
+            ("client_column a", "float64", "a text or a whole number"),
         ),
         ({"split": "train"}, ("--data.dataset.split train", "has no splits; leave it out")),
         ({"label_column": ()}, ("--data.dataset.label_column is empty",)),
