@@ -22,6 +22,7 @@ _ROOMS = (
     "lit_fed.models",
     "lit_fed.callbacks",
     "lit_fed.core.local_solver",
+    "lit_fed.core.losses",
     "lit_fed.core.targets",
     "lit_fed.core.task",
     "lit_fed.core.graphs.topology",

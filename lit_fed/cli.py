@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import os
 import sys
-import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,12 +18,15 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
+from lit_fed.command_line.compare import compare_parser, compare_runs
 from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.help import explain_arguments
+from lit_fed.command_line.own_networks import with_functions
 from lit_fed.command_line.parser import FederatedParser, refuse_nulls
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.core.errors import ClientError, ConfigError, WriteError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.machine.given_paths import shown
@@ -34,11 +35,12 @@ from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version
-from lit_fed.training.stopping import Terminated
+from lit_fed.training.stopping import CutShort, Terminated
 
-__all__ = ["FederatedCLI", "keep_notices_out", "main"]
+__all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
 
 NEXT = """\
@@ -48,13 +50,18 @@ next: test, predict, personalize and export take it as --ckpt_path {last}
 """What the end of a fit says."""
 
 
+WITHOUT_TRAINER = {"partition": partition_parser, "compare": compare_parser, "sweep": sweep_parser}
+"""Commands that Lightning's command line knows nothing of, and what makes their parsers."""
+
+
 class CommandParser(FederatedParser):
     """The parser of all commands."""
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the commands of the trainer, and `partition`, which needs no trainer."""
+        """Add the commands of the trainer, and those that need none."""
         commands = super().add_subcommands(*args, **kwargs)
-        commands.add_subcommand("partition", partition_parser(), help=COMMANDS["partition"])
+        for name, parser in WITHOUT_TRAINER.items():
+            commands.add_subcommand(name, parser(), help=COMMANDS[name])
         return commands
 
 
@@ -69,6 +76,7 @@ class SaveConfig(SaveConfigCallback):
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
         module = federated(pl_module)
+        config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
             config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
@@ -86,14 +94,6 @@ def _as_comments(module: FederatedModule) -> str:
     """What was changed on the way to these settings, as comments of a YAML file."""
     line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
     return "".join(line.format(**change) for change in module.history.changes)
-
-
-class CutShort(SystemExit):
-    """A command was ended from outside; the message says how to go on."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(status)
-        self.message = message
 
 
 class FederatedCLI(LightningCLI):
@@ -148,15 +148,15 @@ class FederatedCLI(LightningCLI):
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
-        given = find_configs(_with_nulls(_given(args)))
+        given = with_functions(find_configs(_with_nulls(_given(args))))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
         refuse_files(given)
         check_configs(given)
         self.config = parser.parse_args(given)
         command = self.config.subcommand
-        if command == "partition":
-            raise ConfigError("partition takes its arguments behind it; start with `python -m lit_fed partition`")
+        if command in WITHOUT_TRAINER:
+            raise ConfigError(f"{command} takes its arguments behind it; start with `python -m lit_fed {command}`")
         config = self.config[command]
         command_parser: Any = self._parser(command)
         refuse_nulls(command_parser, config)
@@ -176,7 +176,7 @@ class FederatedCLI(LightningCLI):
     def _print_completion(self, shell: list[str]) -> NoReturn:
         from lit_fed.command_line.completion import completion_script
 
-        commands = {**self._subcommand_parsers, "partition": partition_parser()}
+        commands = {**self._subcommand_parsers, **{name: parser() for name, parser in WITHOUT_TRAINER.items()}}
         sys.stdout.write(completion_script(" ".join(shell), commands) + "\n")
         raise SystemExit(0)
 
@@ -249,6 +249,8 @@ class FederatedCLI(LightningCLI):
         given = super()._prepare_subcommand_kwargs(subcommand)
         if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
             return {name: value for name, value in given.items() if name != "datamodule"}
+        if subcommand == "predict" and given["output"] is None:
+            given["output"] = str(_run_folder(Path(given["ckpt_path"])) / "predictions.csv")
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -280,6 +282,29 @@ class FederatedCLI(LightningCLI):
             sys.stdout.write(NEXT.format(last=last))
 
 
+class ArgumentsCLI(FederatedCLI):
+    """The command line up to its parsed arguments."""
+
+    def instantiate_classes(self) -> None:
+        """Make no objects: whether the arguments are taken is known without."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run no command: whether the arguments are taken is known without."""
+
+
+def arguments_of(given: list[str]) -> Namespace:
+    """What the command line makes of its arguments, without running anything.
+
+    Args:
+        given: a command and its arguments.
+
+    Raises:
+        ConfigError: if an argument will not do.
+    """
+    config: Namespace = ArgumentsCLI(given).config
+    return config
+
+
 def _with_nulls(given: list[str]) -> list[str]:
     """The arguments with null for None, which is how W&B's agent passes the null of a sweep file."""
     return [f"{one[:-4]}null" if one.startswith("--") and one.endswith("=None") else one for one in given]
@@ -291,6 +316,11 @@ def _default_name(given: list[str], config: Namespace) -> str:
     files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
     stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
     return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
+
+
+def _run_folder(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint is of: that around `checkpoints`, or else the checkpoint's own."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
 
 
 def _newest_checkpoint(folder: Path) -> tuple[Path, int]:
@@ -334,26 +364,16 @@ def _given(args: ArgsType) -> list[str]:
 
 
 def _run(args: ArgsType) -> None:
-    """Run a command: `partition`, which needs no model, by itself, all others by Lightning's command line."""
+    """Run a command: those that need no trainer by themselves, all others by Lightning's command line."""
     given = _given(args)
     if given[:1] == ["partition"]:
         show_partition(find_configs(given[1:]))
+    elif given[:1] == ["compare"]:
+        compare_runs(given[1:])
+    elif given[:1] == ["sweep"]:
+        run_sweep(given[1:], arguments_of, FederatedCLI)
     else:
         FederatedCLI(args)
-
-
-def keep_notices_out() -> None:
-    """Silence Lightning's notices of devices and tips: the progress bar and the final table say what a run does.
-
-    What its callbacks and profilers have to say was asked for.
-    """
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # a continued run's
-    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")  # servers are stepped
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
-    for asked_for in ("callbacks", "profilers"):
-        logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)
 
 
 def _stop(message: str, status: int) -> NoReturn:

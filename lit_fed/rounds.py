@@ -226,7 +226,9 @@ def start(
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
+    task = task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
-    federation = Federation(algorithm, base, InMemoryServer(task, shared, device), choose)
+    server = InMemoryServer(task, shared, device)
+    federation = Federation(algorithm, base._replace(task=task), server, choose)
     federation.store = ClientStore(partial(federation.initial_state, train), train.num_clients).to(device)
     return federation

@@ -24,6 +24,7 @@ from torch import Tensor
 from lit_fed.clients import PredictJob, TrainJob, add_scores, client_scores
 from lit_fed.core import tree
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
+from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
 from lit_fed.rounds import Federation
 
 __all__ = ["BlockPredictions", "evaluate", "measure", "predict_block", "predict_job", "serve"]
@@ -85,12 +86,20 @@ def evaluate(federation: Federation, data: Split, train: Split | None = None, *,
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 
 
-def measure(federation: Federation, block: ServingBlock, *, seen: bool) -> Iterator[tuple[Tensor, Tensor]]:
+def measure(
+    federation: Federation, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Serve a block of clients, as many at a time as there is room for, and predict their samples.
 
+    Args:
+        federation: the algorithm with its server and its clients.
+        block: the clients.
+        seen: whether they took part in training.
+        chosen: K more metrics of the same predictions.
+
     Yields:
-        Their places among the clients that are measured [C], and a row for each, [C, 3 + M] float64: as of `evaluate`,
-        and the mixture weights that it was served with, where the algorithm has some.
+        Their places among the clients that are measured [C], and a row for each, [C, 3 + M + K] float64: as of
+        `evaluate`, the mixture weights that it was served with, where the algorithm has some, and these metrics.
     """
     shared, template = federation.shared, federation.store.template["state"]
     each = (sum(map(tree.bits, tree.models(shared))) + tree.bits(template)) // 8  # an adapted state may be whole models
@@ -99,13 +108,16 @@ def measure(federation: Federation, block: ServingBlock, *, seen: bool) -> Itera
         client_ids = block.client_ids[lo : lo + at_once]
         states = serve(federation, client_ids, block.train, seen=seen)
         job = predict_job(federation, client_ids, block.data, states)
-        yield block.rows[lo : lo + at_once], _with_mixture(client_scores(federation.client_trainer, job), states)
+        meter = chosen.meter(len(client_ids)) if chosen else None
+        sums = client_scores(federation.client_trainer, job, meter)
+        yield block.rows[lo : lo + at_once], _whole_rows(sums, states, meter)
 
 
-def _with_mixture(rows: Tensor, states: Tree) -> Tensor:
-    """The rows [C, 3] and the mixture weights of the states [C, M], if they have any."""
+def _whole_rows(rows: Tensor, states: Tree, meter: ClientMeter | None) -> Tensor:
+    """The rows [C, 3], the mixture weights of the states [C, M], if they have any, and what was measured [C, K]."""
     mixture = getattr(states, "mixture", None)
-    return rows if mixture is None else torch.cat([rows, mixture.to(rows)], dim=1)
+    parts = [mixture, None if meter is None else meter.values()]
+    return torch.cat([rows, *(part.to(rows) for part in parts if part is not None)], dim=1)
 
 
 class BlockPredictions(NamedTuple):
@@ -113,28 +125,33 @@ class BlockPredictions(NamedTuple):
 
     client_ids: Tensor  # [C] int64
     states: Tree  # leaves [C, ...], on the device
-    rows: Tensor  # [C, 3 + M] float64: samples, sums of losses and hits, mixture weights where the algorithm has some
+    rows: Tensor  # [C, 3 + M + K] float64: samples, sums of losses and hits, mixture weights and chosen metrics, if any
     sizes: Tensor  # [C] int64, samples of each client
     labels: Tensor  # [n] or [n, L], client after client
     log_prob: Tensor  # float32 [n, C] or [n, L, C], or for regression the means [n, 1]
 
 
-def predict_block(federation: Federation, block: ServingBlock, *, seen: bool) -> BlockPredictions:
+def predict_block(
+    federation: Federation, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
+) -> BlockPredictions:
     """Serve some clients, at least one, and predict all their samples; predictions go to the CPU as they come."""
     states = serve(federation, block.client_ids, block.train, seen=seen)
     job = predict_job(federation, block.client_ids, block.data, states)
     labels: list[list[Tensor]] = [[] for _ in range(len(job.client_ids))]
     log_prob: list[list[Tensor]] = [[] for _ in labels]
     rows = job.data.x.new_zeros(len(job.client_ids), 3, dtype=torch.float64)
+    meter = chosen.meter(len(job.client_ids)) if chosen else None
     for served in federation.client_trainer.predict(job):
         add_scores(rows, served, job.ctx.task)
+        if meter is not None:
+            meter.add(*served)
         y, prediction, mask = served.y.cpu(), served.prediction.float().cpu(), served.mask.cpu() > 0
         for position, client in enumerate(served.rows.tolist()):
             labels[client].append(y[position, mask[position]])
             log_prob[client].append(prediction[position, mask[position]])
     sizes = torch.tensor([sum(map(len, parts)) for parts in labels])
     return BlockPredictions(
-        job.client_ids.cpu(), job.states, _with_mixture(rows, job.states).cpu(), sizes,
+        job.client_ids.cpu(), job.states, _whole_rows(rows, job.states, meter).cpu(), sizes,
         torch.cat([part for parts in labels for part in parts] or [job.data.y[:0].cpu()]),
         torch.cat([part for parts in log_prob for part in parts] or [torch.zeros(0)]),
     )  # fmt: skip

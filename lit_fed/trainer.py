@@ -9,7 +9,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor
@@ -23,17 +22,11 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.training.checkpoint import AtomicCheckpointIO, load_checkpoint
+from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
-from lit_fed.training.output import (
-    check_new_folder,
-    check_table_file,
-    check_table_format,
-    new_folder,
-    write_table,
-)
+from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
 from lit_fed.training.round_logger import RoundLogger
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -64,7 +57,7 @@ class FederatedTrainer(Trainer):
         kwargs["num_sanity_val_steps"] = 0
         if kwargs.get("log_every_n_steps") is None:
             kwargs["log_every_n_steps"] = 1
-        kwargs["plugins"] = _with_atomic_checkpoints(kwargs.get("plugins"))
+        kwargs["plugins"] = with_atomic_checkpoints(kwargs.get("plugins"))
         kwargs["callbacks"] = _with_usual_callbacks(kwargs)
         kwargs["enable_model_summary"] = False  # Lightning's; see `_with_usual_callbacks`
         kwargs["default_root_dir"] = kwargs.get("default_root_dir") or "runs"
@@ -90,6 +83,7 @@ class FederatedTrainer(Trainer):
         weights_only: bool | None = None,
         *,
         resume_with_changes: bool = False,
+        init_from: str | None = None,
     ) -> None:
         """Run federated rounds, `max_epochs` of them.
 
@@ -102,15 +96,21 @@ class FederatedTrainer(Trainer):
             weights_only: refuse checkpoints with anything but tensors and plain types.
             resume_with_changes: go on with another learning rate, schedule or `clip_norm` than the checkpoint's;
                 config.yaml and summary.json say what was changed and when.
+            init_from: checkpoint of another run, whose shared models a new run starts from, with settings of its own;
+                null: fresh models.
 
         Raises:
             ConfigError: if an argument will not do; nothing has been computed then.
             KeyboardInterrupt: after Ctrl-C, which is passed on, not turned into an exit.
             Terminated: after a SIGTERM to any rank, behind the round that was under way.
         """
-        if resume_with_changes and ckpt_path is None:
-            raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
-        federated(model).history.resume_with_changes = resume_with_changes
+        module = federated(model)
+        note = module.history.begin(
+            ckpt_path, init_from, resume_with_changes=resume_with_changes, num_models=module.algorithm.num_models,
+            is_built=module.is_built,
+        )  # fmt: skip
+        if note and self.is_global_zero:
+            sys.stderr.write(note)
         own = [logger for logger in self.loggers if isinstance(logger, RoundLogger)]
         for logger in own:
             logger.begin(federated(model).algorithm_name)
@@ -155,9 +155,9 @@ class FederatedTrainer(Trainer):
         *,
         population: Literal["seen", "unseen"] = "seen",
         split: Literal["train", "val", "test"] = "test",
-        output: str = "predictions.csv",
+        output: str | None = None,
     ) -> pd.DataFrame | None:
-        """Serve the clients of a run, as in its test, and write what is predicted for each of their samples.
+        """Serve the clients of a run, as in its test, and say what is predicted for each of their samples.
 
         Args:
             model: a `FederatedModule`.
@@ -171,6 +171,7 @@ class FederatedTrainer(Trainer):
             split: which of their samples are predicted.
             output: table to be written, a `.csv` or `.parquet` file: a row for each sample, by client and in the order
                 of the client's split, with the probability of every class, or for regression the predicted value.
+                Null writes none in Python, and on the command line `predictions.csv` in the run's folder.
 
         Returns:
             The table, see `prediction_table`, on rank zero; None elsewhere.
@@ -178,8 +179,7 @@ class FederatedTrainer(Trainer):
         Raises:
             ConfigError: if the file cannot be written, or there are no such clients or samples.
         """
-        path = Path(output)
-        check_table_file(path)
+        path = None if output is None else check_table_file(output)
         data = datamodule if dataloaders is None else dataloaders
         if not isinstance(data, FederatedDataModule):
             raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
@@ -191,9 +191,10 @@ class FederatedTrainer(Trainer):
             return None
         module = federated(self.lightning_module)
         clients: Any = data.seen if population == "seen" else data.unseen
-        table = prediction_table(served, clients.names, clients.train.first_id, module.target)
-        write_table(table, path)
-        sys.stdout.write(f"predictions: {path}\n")
+        table = prediction_table(served, clients.names, clients.train.first_id, module.target, module.facts.class_names)
+        if path is not None:
+            write_table(table, path)
+            sys.stdout.write(f"predictions: {path}\n")
         return None if return_predictions is False else table
 
     def personalize(
@@ -211,7 +212,9 @@ class FederatedTrainer(Trainer):
             ckpt_path: checkpoint of a run, or `last` on the command line.
             clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
                 be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
-                clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1.
+                clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1. After a
+                training on a `Table` also a `.csv` or `.parquet` file with the same columns; its rows without a label
+                are predicted.
             output: folder to be written, new or empty: clients.csv, predictions and `states/<client>.pt`.
             format: kind of the file of predictions.
 
@@ -223,8 +226,7 @@ class FederatedTrainer(Trainer):
         """
         if not output:
             raise ConfigError("--output is not set; give a new folder for the results")
-        folder = Path(output)
-        check_new_folder(folder)
+        folder = check_new_folder(output)
         check_table_format(format)
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
@@ -240,7 +242,7 @@ class FederatedTrainer(Trainer):
             write_table(table, partial / "clients.csv")
             write_table(predictions, partial / f"predictions.{format}")
         if results:
-            print_table(results, "unseen clients", module.target.metric)
+            print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
         sys.stdout.write(f"results: {folder}\n")
         return table
 
@@ -276,10 +278,8 @@ class FederatedTrainer(Trainer):
                 raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
             facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
             data, ckpt_path = UnseenFolder(clients, facts, client), None
-            normalisation = facts.normalisation
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)
-            normalisation = data.dataset.normalisation
         else:
             raise ConfigError(
                 "there are no clients; pass datamodule=FederatedDataModule(...) or a folder of unseen clients"
@@ -290,7 +290,7 @@ class FederatedTrainer(Trainer):
         if served is None:
             return None
         example = (data.seen or data.unseen).train.x[:1]
-        return personal_model(module, tree.index(served.states, 0), example, normalisation, client)
+        return personal_model(module, tree.index(served.states, 0), example, module.facts.normalisation, client)
 
     def export(
         self,
@@ -328,11 +328,11 @@ class FederatedTrainer(Trainer):
         """
         if not output:
             raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
-        check_program_file(Path(output), format)
+        path = check_program_file(output, format)
         exported = self.personal_model(model, datamodule, ckpt_path, client, clients, weights_only)
         if exported is not None:
-            save_program(exported, Path(output), format)
-            sys.stdout.write(f"program: {output}\n")
+            save_program(exported, path, format)
+            sys.stdout.write(f"program: {path}\n")
         return exported
 
     @contextmanager
@@ -391,10 +391,3 @@ def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
         progress=arguments.get("enable_progress_bar") is not False,
     )
     return [_FirstCallback(), MonitorCheck(), *usual]
-
-
-def _with_atomic_checkpoints(plugins: Any) -> list[Any]:
-    chosen = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
-    if any(isinstance(plugin, TorchCheckpointIO) for plugin in chosen):
-        return chosen
-    return [*chosen, AtomicCheckpointIO()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +45,21 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _written_out(entry: Any, pages: list[str]) -> Any:
-    """The entry of the navigation with the pages of its folders; the index comes first."""
+    """The entry of the navigation with the pages that it stands for; the index comes first."""
     if not isinstance(entry, dict):
         return entry
     ((title, target),) = entry.items()
     if isinstance(target, list):
         return {title: [_written_out(one, pages) for one in target]}
-    if not target.endswith("/"):
+    if not target.endswith(("/", "*")):
         return entry
-    here = [page for page in pages if posixpath.dirname(page) + "/" == target]
-    return {title: [_named(page) for page in sorted(here, key=lambda page: not _is_index(page))]}
+    here = [page for page in pages if fnmatch(page, target.removesuffix("*") + "*")]
+    beside = [page for page in here if posixpath.dirname(page) == posixpath.dirname(target)]
+    return {title: sorted(beside, key=lambda page: not _is_index(page))}
 
 
 def _is_index(page: str) -> bool:
     return Path(page).stem in ("index", "README")
-
-
-def _named(page: str) -> str | dict[str, str]:
-    """A page that is made goes by its heading, a written one by its file, as in `reproduce.py fedem-table2`."""
-    return page if page in made_files() or _is_index(page) else {Path(page).stem: page}
 
 
 def _directives(package: str) -> str:

@@ -79,6 +79,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     serve: Literal["average", "last"] = "average"
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    refuses_loss: ClassVar[str] = "weighs clients by the log-loss whose gradient they follow"
     fills_in_absent_clients: ClassVar[bool] = False
     needs_all_clients: ClassVar[bool] = True
     conformance_exempt: ClassVar[dict[str, str]] = {

@@ -72,6 +72,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     refuses_size_sampling: ClassVar[str] = ""
     """Why clients may not be drawn in proportion to their samples, with replacement; empty where they may."""
 
+    refuses_loss: ClassVar[str] = ""
+    """Why clients may not minimise another loss than the log-loss; empty where they may."""
+
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     """What is divided among clients: each has samples of its own, or its own features of the same samples."""
 

@@ -78,6 +78,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
 
     reduce = "stack"
     default_weighting = "uniform"
+    refuses_loss = "minimises an upper bound of the log-loss, which is none of another loss"
     fills_in_absent_clients = False
     refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
     has_server = False

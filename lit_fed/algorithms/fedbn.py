@@ -68,6 +68,7 @@ class LocalNorm:
     needs_all_clients = property(attrgetter("inner.needs_all_clients"))
     counts_draws = property(attrgetter("inner.counts_draws"))
     refuses_size_sampling = property(attrgetter("inner.refuses_size_sampling"))
+    refuses_loss = property(attrgetter("inner.refuses_loss"))
     reduce = property(attrgetter("inner.reduce"))
     divided_by = property(attrgetter("inner.divided_by"))
     num_models = property(attrgetter("inner.num_models"))

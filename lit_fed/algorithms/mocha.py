@@ -39,7 +39,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
+from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.graphs.peers import Peers, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
@@ -105,6 +105,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
 
     reduce = "stack"
     default_weighting = "uniform"
+    refuses_loss = "minimises a loss of its own, by --model.algorithm.loss"
     fills_in_absent_clients = False
     counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
@@ -126,6 +127,10 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     def shared_init(self, ctx: Context) -> Related:
         """W = 0 and Σ = I/T."""
         check_linear_task(ctx.task, "MOCHA", ("binary", "multiclass"))
+        if ctx.augmentation is not None:
+            raise ConfigError(
+                f"--data.augment {ctx.augmentation.said}: MOCHA has dual variables of fixed samples; leave it out"
+            )
         return _unrelated(ctx.task.init(1, ctx.seed), ctx.num_clients)
 
     def state_init(self, ctx: Context, shared: Related, data: ClientData) -> DualState:

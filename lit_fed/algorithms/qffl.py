@@ -68,6 +68,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
     lipschitz: float | None = None
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    refuses_loss: ClassVar[str] = "takes a power of the log-loss whose gradient the clients follow"
     fills_in_absent_clients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:

@@ -89,6 +89,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
 
     divided_by = "features"
     default_weighting = "uniform"
+    refuses_loss = "solves for the loss of the joint outputs in closed form"
     fills_in_absent_clients = False
     needs_all_clients = True
     conformance_exempt: ClassVar[dict[str, str]] = {

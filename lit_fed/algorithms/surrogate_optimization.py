@@ -72,6 +72,8 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         """The models in u."""
         return self.surrogate.num_models
 
+    refuses_loss = "minimises an upper bound of the log-loss, which is none of another loss"
+
     @property
     def default_weighting(self) -> Literal["samples", "uniform"]:  # type: ignore[override]
         """ω_t."""

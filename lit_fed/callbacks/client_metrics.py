@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_fed.core.errors import notice
 from lit_fed.core.types import RoundRecord
-from lit_fed.metrics import ClientTable, summarise
+from lit_fed.metrics import ClientTable
 from lit_fed.metrics.outliers import outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
@@ -58,9 +58,10 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
     table: Any = module.tables[population]
     rows = table.compute()
     table.reset()
-    module.client_rows[population] = rows
-    log_results(module, f"{split}/{population}", summarise(rows, module.target.metric))
+    module.keep_rows(population, rows)
+    log_results(module, f"{split}/{population}", module.statistics(rows))
     _notice_outlier(module, population, split, rows)
+    _notice_undefined(module, population, split)
 
 
 def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
@@ -84,11 +85,36 @@ def _notice_outlier(module: FederatedModule, population: str, split: str, rows: 
     )
 
 
+def _notice_undefined(module: FederatedModule, population: str, split: str) -> None:
+    """Say once in a run which chosen metric some clients have no number of, and which has no worse end."""
+    clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
+    measured = torch.arange(len(clients.names)) if clients.measured is None else clients.measured
+    held = module.client_rows[population][:, 0] > 0
+    missing = ~module.client_metrics[population].isfinite() & held[:, None]
+    for one, nobody in zip(chosen.metrics, missing.T, strict=True):
+        if not module.trainer.is_global_zero:
+            return
+        if one.larger_is_better is None and f"{one.name}_worst" not in chosen.said:
+            chosen.said.add(f"{one.name}_worst")
+            notice(
+                f"{type(one.metric).__name__} does not say whether larger is better, so {one.name} has no worst client"
+            )
+        if nobody.any() and one.name not in chosen.said:
+            chosen.said.add(one.name)
+            why = f", since {one.reason}" if one.reason else ""
+            notice(
+                f"{one.name} is undefined for {int(nobody.sum())} of {int(held.sum())} {population} clients, for "
+                f"{clients.names[int(measured[nobody][0])]!r}, say{why}; they take no part in its statistics, and "
+                f"{split}/{population}/{one.name}_undefined counts them"
+            )
+
+
 class ClientMetrics(FederatedCallback):
     """Logs each round's training loss, local learning rate and time; after each evaluation statistics over clients.
 
     Keys: `train/seen/loss`, `lr`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
-    `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise.
+    `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise; and so
+    for each metric of `--model.metrics`, with the number of clients that have none as `<name>_undefined`.
     """
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:

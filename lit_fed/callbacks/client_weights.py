@@ -24,8 +24,8 @@ class ClientWeights(Callback):
 
     The file has `rounds` [R], rounds done; `mixture` [R, E, M] of the clients that are measured; `collaboration`
     [R, T, T], how much each client's model counts for each client (a row for the one that is served); `groups` [T],
-    where true groups are known; and `on_graph`, whether the clients sit on a graph. What an algorithm does not have is
-    left out.
+    where true groups are known; `names` [T]; and `on_graph`, whether the clients sit on a graph. What an algorithm does
+    not have is left out.
 
     Args:
         most_records: rounds that are kept, evenly spread over the evaluated ones.
@@ -80,6 +80,7 @@ class ClientWeights(Callback):
         if folder is None or not folder.is_dir() or len(self.records) == 1:
             return
         arrays: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in self.records.items()}
+        arrays["names"] = np.array(data_of(trainer).populations[0].names, dtype=str)
         arrays["on_graph"] = np.array(hasattr(module.algorithm, "topology"))
         if module.facts.groups is not None:
             arrays["groups"] = module.facts.groups.cpu().numpy()

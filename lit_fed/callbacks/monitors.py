@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lit_fed.callbacks.training_split import TrainingSplitEvaluation
 from lit_fed.core.errors import ConfigError
-from lit_fed.metrics import summarise
 from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["MonitorCheck"]
@@ -55,7 +54,7 @@ def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
     """Keys that the callbacks of this package log in a fit; the algorithm's own metrics are left out."""
     data, module = data_of(trainer), federated(pl_module)
     populations = ["seen"] if data.unseen is None else ["seen", "unseen"]
-    statistics = summarise(torch.ones(1, 3), module.target.metric)
+    statistics = module.statistics(torch.ones(1, 3 + len(module.chosen_metrics)))
     keys = {f"{data.evaluation_split}/{one}/{key}" for one in populations for key in statistics}
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]
         served = ["loss@served", *statistics]

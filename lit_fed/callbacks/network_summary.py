@@ -20,8 +20,27 @@ class _Shown(LightningModule):
         self.network = network
 
 
+class _Summary(ModelSummary):
+    """Lightning's, which in place of the mode says what is frozen."""
+
+    def _get_summary_data(self) -> list[tuple[str, list[str]]]:
+        columns = dict(super()._get_summary_data())
+        modules = dict(self._model.named_modules())
+        layers = zip(columns["Name"], columns["Mode"], strict=True)  # parameters of no layer have a row, too
+        columns["Mode"] = [_mode(modules[name], mode) if name in modules else mode for name, mode in layers]
+        return list(columns.items())
+
+
+def _mode(layer: nn.Module, mode: str) -> str:
+    """`frozen` for a layer of which nothing is trained, `partly frozen` for some of it, else what Lightning says."""
+    trained = [leaf.requires_grad for leaf in layer.parameters()]
+    if all(trained):
+        return mode
+    return "partly frozen" if any(trained) else "frozen"
+
+
 class NetworkSummary(RichModelSummary):
-    """Prints the layers of the network and their parameters before training; of mixtures, those of one component.
+    """Prints the network's layers, their parameters and what is frozen before training; of mixtures, one component.
 
     Lightning's own summary looks at what the module holds, which are the states of server and clients.
 
@@ -34,4 +53,4 @@ class NetworkSummary(RichModelSummary):
 
     def _summary(self, trainer: Trainer, pl_module: LightningModule) -> ModelSummary:
         network = federated(pl_module).federation.terms.task.network
-        return ModelSummary(_Shown(network), max_depth=self._max_depth + (self._max_depth > 0))
+        return _Summary(_Shown(network), max_depth=self._max_depth + (self._max_depth > 0))

@@ -66,6 +66,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
             hit: each[:, 1].masked_fill(count == 0, float("nan")).tolist(),
             "loss": each[:, 0].masked_fill(count == 0, float("nan")).tolist(),
         }
+        columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
             columns["group"] = population.groups[list(positions)].tolist()
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
@@ -122,14 +123,16 @@ class RunReport(Callback):
         """Print the table of a `validate` run."""
         module = federated(pl_module)
         if trainer.state.fn == "validate" and trainer.is_global_zero:
-            print_table(module.results, data_of(trainer).evaluation_split, module.target.metric)
+            print_table(
+                module.results, data_of(trainer).evaluation_split, module.target.metric, module.chosen_metrics.names
+            )
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write everything, summary.json last."""
         module = federated(pl_module)
         if not trainer.is_global_zero:
             return
-        print_table(module.results, "test", module.target.metric)
+        print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -155,6 +158,7 @@ class RunReport(Callback):
             "versions/lit_fed": importlib.metadata.version("lit-fed"),
             **{f"versions/{name}": version for name, version in packages.items()},
             "git_commit": _git_commit(),
+            **({"init_from": module.history.warm_start.origin} if module.history.warm_start else {}),
             **({"changes_on_resume": module.history.changes} if module.history.changes else {}),
         }
 
@@ -181,8 +185,15 @@ def _git_commit() -> str | None:
         return None
 
 
-def print_table(results: dict[str, float], split: str, hit: str) -> None:
-    """Print the statistics over clients of one split, a line for each population."""
+def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequence[str] = ()) -> None:
+    """Print the statistics over clients of one split, a line for each population; chosen metrics in a second table.
+
+    Args:
+        results: the statistics, by key.
+        split: what the clients were measured on.
+        hit: `accuracy` or `mse`.
+        chosen: names of the chosen metrics.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -196,4 +207,26 @@ def print_table(results: dict[str, float], split: str, hit: str) -> None:
         if cells[0] is not None:
             table.add_row(population, *("" if cell is None else f"{cell:.4f}" for cell in cells))
     nothing = f"{split}: no client has samples in this split, so nothing was measured"
-    Console(width=None if sys.stdout.isatty() else 100).print(table if table.row_count else nothing)
+    console = Console(width=None if sys.stdout.isatty() else 100)
+    console.print(table if table.row_count else nothing)
+    if table.row_count and chosen:
+        console.print(_table_of_chosen(results, split, chosen))
+
+
+def _table_of_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> Any:
+    """A line for each chosen metric and population."""
+    from rich.table import Table
+
+    shown = {"mean": "", "worst decile": "_decile", "worst client": "_worst", "undefined": "_undefined"}
+    table = Table(title=f"{split}, chosen metrics")
+    table.add_column("metric")
+    table.add_column("clients")
+    for column in shown:
+        table.add_column(column, justify="right")
+    for name in names:
+        for population in ("seen", "unseen"):
+            found = [results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values()]
+            if found[-1] is not None:
+                cells = ["–" if one is None else f"{one:.4f}" for one in found[:-1]]
+                table.add_row(name, population, *cells, f"{found[-1]:.0f}")
+    return table

@@ -17,7 +17,6 @@ from lit_fed.core.machine.files import whole_file
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.metrics import summarise
 from lit_fed.training.module import FederatedModule
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class ServedClients(Callback):
 
     Attributes:
         client_ids: on rank zero, all served clients, ascending [C].
-        rows: sums of their results, [C, 3 + M], see `BlockPredictions`.
+        rows: sums of their results, [C, 3 + M + K], see `BlockPredictions`.
         sizes: samples of each, [C].
         labels: client after client, [n] or [n, L].
         log_prob: predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C].
@@ -110,7 +109,13 @@ def _plain(state: Tree) -> Any:
     return {name: _plain(one) for name, one in zip(names, state, strict=True)}
 
 
-def prediction_table(served: ServedClients, names: list[str], first_id: int, target: Target) -> pd.DataFrame:
+def prediction_table(
+    served: ServedClients,
+    names: list[str],
+    first_id: int,
+    target: Target,
+    class_names: tuple[str, ...] | None = None,
+) -> pd.DataFrame:
     """One row for each sample, of sequences for each position of each sample.
 
     Args:
@@ -118,12 +123,13 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
         names: names of the clients of the population, [T].
         first_id: identity of the first of them.
         target: what is predicted.
+        class_names: of the classes, or of several labels, [C]; None: their numbers.
 
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
-        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`. Of several labels each has
-        its `label_0`, …, `prediction_0`, … and, as the probability that it is 1, `p_0`, …; of vectors each entry has
-        the first two.
+        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`, with names of classes
+        instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
+        the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
     """
     import pandas as pd
 
@@ -139,23 +145,29 @@ def prediction_table(served: ServedClients, names: list[str], first_id: int, tar
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if target.vectors:
-        return pd.DataFrame(columns | _vector_columns(served, target))
+        return pd.DataFrame(columns | _vector_columns(served, target, class_names))
     columns["label"] = served.labels.flatten().numpy()
     if target.continuous:
         return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
     log_prob = served.log_prob.flatten(0, -2)
     columns["prediction"] = log_prob.argmax(1).numpy()
+    if class_names is not None:
+        called = np.array(class_names, dtype=object)
+        columns |= {name: called[columns[name]] for name in ("label", "prediction")}
     probabilities = log_prob.exp_()
-    return pd.DataFrame(columns | {f"p_{c}": probabilities[:, c].numpy() for c in range(probabilities.shape[1])})
+    classes = range(probabilities.shape[1]) if class_names is None else class_names
+    return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
 
 
-def _vector_columns(served: ServedClients, target: Target) -> dict[str, np.ndarray]:
-    """Columns of labels that are vectors of C entries, entry after entry."""
+def _vector_columns(served: ServedClients, target: Target, names: tuple[str, ...] | None) -> dict[str, np.ndarray]:
+    """Columns of labels that are vectors of C entries, by their names or numbers."""
     shown = target.shown(served.log_prob)  # [n, C]
     values = {"label": served.labels, "prediction": shown}
     if not target.continuous:
         values |= {"prediction": served.log_prob.argmax(-1), "p": shown}
-    return {f"{name}_{c}": column.numpy() for name, rows in values.items() for c, column in enumerate(rows.unbind(1))}
+    called = names or range(shown.shape[1])
+    columns = {kind: zip(called, rows.unbind(1), strict=True) for kind, rows in values.items()}
+    return {f"{kind}_{name}": column.numpy() for kind, pairs in columns.items() for name, column in pairs}
 
 
 def unseen_tables(
@@ -174,18 +186,19 @@ def unseen_tables(
     """
     population = data.unseen
     first_id = population.train.first_id
-    predictions = prediction_table(served, population.names, first_id, module.target)
+    class_names = module.facts.class_names
+    predictions = prediction_table(served, population.names, first_id, module.target, class_names)
     if not data.labelled.all():
-        for column in predictions.filter(regex=r"^label(_\d+)?$"):
-            label = predictions[column]
-            label = label if module.target.continuous else label.astype("Int64")
+        numbers = not module.target.continuous and (class_names is None or module.target.vectors)
+        for column in [one for one in predictions if one == "label" or one.startswith("label_")]:
+            label = predictions[column].astype("Int64") if numbers else predictions[column]
             predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
-    module.client_rows["unseen"] = rows
+    module.keep_rows("unseen", rows)
     table = (
         client_table({"unseen": population}, module).drop(columns="population").rename(columns={"client_id": "client"})
     )
     table["num_test"] = served.sizes.numpy()
-    results = summarise(rows, module.target.metric)
+    results = module.statistics(rows)
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

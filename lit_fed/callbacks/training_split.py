@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_fed.callbacks.client_metrics import log_results, measure_population
-from lit_fed.metrics import ClientTable, summarise
 from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["TrainingSplitEvaluation"]
@@ -38,8 +37,10 @@ class TrainingSplitEvaluation(Callback):
     def _measure(self, trainer: Trainer, pl_module: LightningModule, population: Literal["seen", "unseen"]) -> None:
         module = federated(pl_module)
         # a table of its own: the module's may hold what the evaluation of another split has yet to report
-        table = ClientTable(getattr(data_of(trainer), population).num_measured).to(module.device)
+        own: Any = module.tables[population]
+        table = own.clone()
+        table.reset()
         measure_population(trainer, module, population, "train", table)
-        results = summarise(table.compute(), module.target.metric)
+        results = module.statistics(table.compute())
         named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
         log_results(module, f"train/{population}", named)

@@ -13,6 +13,7 @@ from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
+from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
 
 __all__ = ["with_defaults"]
@@ -28,7 +29,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     """
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        RunReport,
+        RunReport, TrainedParameters,
     ]  # fmt: skip
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):

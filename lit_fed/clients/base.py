@@ -12,8 +12,10 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, ClientResult, Message, Split, Tree
+from lit_fed.metrics.chosen import ClientMeter
 
 __all__ = [
     "ClientTrainer",
@@ -22,6 +24,7 @@ __all__ = [
     "TrainJob",
     "Trained",
     "add_scores",
+    "augmented_inputs",
     "check_finite",
     "client_scores",
     "complete",
@@ -89,7 +92,24 @@ class ClientTrainer(Protocol):
         """Run a phase; results come as they are ready and cover every client of the block once."""
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
-        """Predict every sample of every client once."""
+        """Predict every sample of every client once: all of a client, in their order, before those of the next."""
+
+
+def augmented_inputs(ctx: Context, x: Tensor, client_id: int, step: int) -> Tensor:
+    """Inputs of one local step as the client's model sees them.
+
+    Args:
+        ctx: what every client of the phase knows.
+        x: inputs [B, ...] or [K, B, ...] of the client's samples, without padding; left as they are.
+        client_id: the client.
+        step: which of its local steps in this phase, from 0.
+
+    Returns:
+        `x` itself where nothing is augmented, else a new tensor of its shape.
+    """
+    if ctx.augmentation is None:
+        return x
+    return ctx.augmentation(x, seed_of(ctx.seed, ctx.round_idx, client_id, f"augment/{ctx.phase}/{step}"))
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:
@@ -136,11 +156,19 @@ def _way_out(ctx: Context) -> str:
     return f"or start again with {fix}; if the rounds before went well, {go_on}"
 
 
-def client_scores(client_trainer: ClientTrainer, job: PredictJob) -> Tensor:
-    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error)."""
+def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientMeter | None = None) -> Tensor:
+    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error).
+
+    Args:
+        client_trainer: predicts the samples.
+        job: the clients and their samples.
+        meter: measures more of the same predictions.
+    """
     sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
     for served in client_trainer.predict(job):
         add_scores(sums, served, job.ctx.task)
+        if meter is not None:
+            meter.add(*served)
     return sums
 
 

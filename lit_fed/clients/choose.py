@@ -13,6 +13,7 @@ from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.closed_form import ClosedForm
+from lit_fed.core.networks.layers import normalises_batches
 
 __all__ = ["MemoryFormat", "choose_trainer"]
 
@@ -64,7 +65,7 @@ def _automatic(network: nn.Module, device: torch.device) -> str:
         VectorizedTrainer().check(network)
     except ConfigError:
         return "sequential"
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in network.modules()):
+    if normalises_batches(network):
         return "sequential"
     dense = not any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.modules())
     small = dense and sum(leaf.numel() for leaf in network.parameters()) <= SMALL_MODEL

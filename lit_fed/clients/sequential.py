@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete
+from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
@@ -43,7 +43,7 @@ class SequentialTrainer:
         """Every network will do."""
 
     def _with_layout(self, ctx: Context) -> Context:
-        return ctx._replace(task=replace(ctx.task, channels_last=self.channels_last))
+        return ctx._replace(task=ctx.task.laid_out(self.channels_last))
 
     def train(self, job: TrainJob) -> Iterator[Trained]:
         """Run a phase, yielding after each client."""
@@ -59,7 +59,8 @@ class SequentialTrainer:
         data = job.block.data.client(client_id)
         batches = self._batches(job, row, client_id, data)
         first = next(batches, None)
-        if first is not None and first.index.ndim == 1 and ctx.task.one_by_one and ctx.task.same_in_training:
+        shares_pass = ctx.augmentation is None and ctx.task.one_by_one and ctx.task.same_in_training
+        if first is not None and first.index.ndim == 1 and shares_pass:
             ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 
         def call(function: Callable[..., Value], *arguments: Any) -> Value:
@@ -128,11 +129,11 @@ class SequentialTrainer:
             batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
             smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
-        for positions, count in zip(plan.index[0], np.asarray(plan.counts[0]), strict=True):
+        for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             index = positions[:, :count] if len(positions) > 1 else positions[0, :count]
             index = index.to(data.all_y.device)
             mask = torch.ones(index.shape, device=index.device)
-            yield Batch(data.all_x[index], data.all_y[index], index, mask)
+            yield Batch(augmented_inputs(job.ctx, data.all_x[index], client_id, step), data.all_y[index], index, mask)
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, `rows_per_pass` samples at a time."""

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, check_finite, complete, refuse
+from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete, refuse
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
+from lit_fed.core.networks.frozen import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 
@@ -43,7 +45,12 @@ class VectorizedTrainer:
 
     def check(self, network: nn.Module) -> None:
         """Refuse layers that depend on the order of random draws, that vmap makes slow or that it cannot run."""
+        resting = {id(one) for one in at_rest(network)}
         for layer in network.modules():
+            if not getattr(layer, "vmappable", True):
+                raise refuse(f"{type(layer).__name__}, whose values steer it", self.name)
+            if id(layer) in resting and _is_fixed(layer):
+                continue
             if isinstance(layer, nn.modules.batchnorm._NormBase) and not _vmappable(layer):
                 raise refuse(f"{type(layer).__name__} (momentum {layer.momentum})", self.name)
             if isinstance(layer, nn.RNNBase):
@@ -129,14 +136,15 @@ class VectorizedTrainer:
 
     def _steps(self, job: TrainJob, work: Any, sizes: Tensor) -> Any:
         plan, rows, mask = self._plan(job, sizes)
+        ids = job.block.phase.client_ids
         if job.block.phase.work.straggler_fraction:  # who takes the most steps need not be the largest
             order = torch.argsort((plan.counts > 0).sum(1), descending=True, stable=True)
             sorted_plan = Plan(plan.index[order], plan.counts[order])
-            done = self._advance(job, tree.index(work, order), sorted_plan, rows[order], mask[order])
+            done = self._advance(job, tree.index(work, order), sorted_plan, rows[order], mask[order], ids[order])
             return tree.index(done, torch.argsort(order))
-        return self._advance(job, work, plan, rows, mask)
+        return self._advance(job, work, plan, rows, mask, ids)
 
-    def _advance(self, job: TrainJob, work: Any, plan: Plan, rows: Tensor, mask: Tensor) -> Any:
+    def _advance(self, job: TrainJob, work: Any, plan: Plan, rows: Tensor, mask: Tensor, ids: Tensor) -> Any:
         """Take the steps of a plan whose clients come by falling number of steps."""
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         active_at = (plan.counts > 0).sum(0).tolist()
@@ -152,6 +160,9 @@ class VectorizedTrainer:
             for members, width in groups:
                 chosen = (members, position, slice(None), slice(0, width))
                 batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
+                if ctx.augmentation is not None:
+                    counts = plan.counts[:active, position][members]
+                    batch = batch._replace(x=_augmented(ctx, batch.x, ids[:active][members], counts, position))
                 parts.append(step(work if len(groups) == 1 else tree.index(work, members), batch))
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
@@ -279,6 +290,14 @@ def one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _is_fixed(layer: nn.Module) -> bool:
+    """Whether a layer at rest is a plain function of each sample."""
+    norms = nn.modules.batchnorm._NormBase
+    return isinstance(layer, nn.modules.dropout._DropoutNd) or (
+        isinstance(layer, norms) and layer.running_mean is not None
+    )
+
+
 def _vmappable(layer: nn.modules.batchnorm._NormBase) -> bool:
     """BatchNorm whose running averages have a fixed momentum: a cumulative one reads its counter as a number."""
     known = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d) and layer.momentum is not None
@@ -293,6 +312,15 @@ def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
     if not exact or int(counts.min()) == int(counts.max()):
         return [(slice(0, len(counts)), int(counts.max()))]
     return [((counts == width).nonzero()[:, 0], width) for width in counts.unique().tolist()]
+
+
+def _augmented(ctx: Context, x: Tensor, client_ids: Tensor, counts: Tensor, step: int) -> Tensor:
+    """Inputs [A, B, ...] or [A, K, B, ...] of a step, those of each client as if it were alone; padding stays."""
+    out = x.clone()
+    for row, (client_id, count) in enumerate(zip(client_ids.tolist(), counts.tolist(), strict=True)):
+        # pictures have three axes: the samples of a batch lie before them
+        out[row, ..., :count, :, :, :] = augmented_inputs(ctx, x[row, ..., :count, :, :, :], client_id, step)
+    return out
 
 
 def _merge(parts: list[Tree], members: list[Any]) -> Tree:

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
+from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
@@ -28,6 +29,7 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.algorithm.surrogate": ("surrogate", Surrogate),
     "--model.algorithm.topology": ("topology", Topology),
     "--model.network": ("model.network", Network),
+    "--model.loss": ("model.loss", Loss),
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }
@@ -35,7 +37,7 @@ CLASSES: dict[str, tuple[str, type]] = {
 
 NO_CLASS = re.compile(
     r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
-    r"Import path (?P<c>\S+) does not correspond|No module named .*Got value: (?P<d>\S+)"
+    r"Import path (?P<c>\S+) does not correspond|(?:No module named|has no attribute) .*Got value: (?P<d>\S+)"
 )
 """What jsonargparse says of a class that cannot be found."""
 
@@ -60,10 +62,14 @@ FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckp
 
 
 def subclasses(base: type) -> list[type]:
-    """All classes below one, without those that are only bases of others."""
+    """All classes below one, without private ones and those that are only bases of others."""
     direct: list[type] = base.__subclasses__()
     found = [one for each in direct for one in (each, *subclasses(each))]
-    return [one for one in dict.fromkeys(found) if not getattr(one, "__abstractmethods__", None)]
+    return [
+        one
+        for one in dict.fromkeys(found)
+        if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))
+    ]
 
 
 def class_names(base: type) -> list[str]:
@@ -98,8 +104,8 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     other = OTHER_KIND.search(message)
     if other:
         return [
-            f"{option} {other[1]} is not derived from lit_fed.Network; write a class of your own, "
-            "`class Net(lit_fed.Network)` with `__init__(self, input_shape, num_outputs)`, and give its path"
+            f"{option} {other[1]} is no nn.Module and no function that says it returns one; give the path of a class "
+            "derived from torch.nn.Module, or by `class_path:` that of a function"
         ]
     found = NO_CLASS.search(message)
     if found is None:

@@ -20,7 +20,7 @@ from lit_fed.core.errors import ConfigError
 
 __all__ = ["completion_script"]
 
-PATHS = {"config", "ckpt_path", "output", "clients", "root", "path", "default_root_dir"}
+PATHS = {"config", "ckpt_path", "init_from", "output", "clients", "root", "path", "default_root_dir"}
 """Options, by the last part of their names, that take a file or folder."""
 
 
@@ -66,6 +66,9 @@ def _of_classes(parser: Any) -> list[argparse.Action]:
 def _add(command: argparse.ArgumentParser, action: argparse.Action) -> None:
     options = [option for option in action.option_strings if not option.endswith("+")]
     if action.help == argparse.SUPPRESS or action.dest == "help":
+        return
+    if not options:  # a file or a folder, by its place
+        command.add_argument(action.dest, nargs=action.nargs, help=action.help).complete = shtab.FILE  # type: ignore[attr-defined]
         return
     known: Any = command._option_string_actions.get(options[0])
     if known is not None:  # of another class; its values may be others

@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lit_fed.command_line.classes import explain_class
 from lit_fed.command_line.help import FederatedHelp, plain_type
 from lit_fed.command_line.moved_classes import with_present_paths
+from lit_fed.command_line.own_networks import as_function, options_of_own_network
 from lit_fed.core.errors import ConfigError
 
 __all__ = ["FederatedParser", "refuse_nulls"]
@@ -25,6 +26,7 @@ UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 MEANT = {
     "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
     "personalise": "personalize", "adapt": "personalize", "save": "export", "split": "partition",
+    "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
 }  # fmt: skip
 """Commands by the names that other programs have for them."""
 
@@ -68,11 +70,16 @@ class FederatedParser(LightningArgumentParser):
 
     def add_class_arguments(self, theclass: type, *args: Any, **kwargs: Any) -> list[str]:
         """Add a class's arguments; where a class alone is explained, say what it is even if it takes none."""
-        added: list[str] = super().add_class_arguments(theclass, *args, **kwargs)
+        added: list[str] = super().add_class_arguments(theclass, *args, **options_of_own_network(theclass, kwargs))
         if self._explains_class:
             said = docstring_parser.parse(inspect.getdoc(theclass) or "")
             self.description = " ".join(filter(None, (said.short_description, said.long_description)))
             self._action_groups[-1].title = "options" if added else None
+        return added
+
+    def add_function_arguments(self, function: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """Add a function's arguments, which makes a network; the data tell the sizes."""
+        added: list[str] = super().add_function_arguments(function, *args, **options_of_own_network(function, kwargs))
         return added
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
@@ -112,15 +119,20 @@ class FederatedParser(LightningArgumentParser):
         near = _near_options(meant, known)
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
 
-    def instantiate(self, *args: Any, **kwargs: Any) -> Namespace:
+    def instantiate(self, namespace: Namespace, *args: Any, **kwargs: Any) -> Namespace:
         """Make the objects. For one that may be null jsonargparse wraps what it refuses; the wrapping is taken off.
 
         Raises:
-            ConfigError: if an object refuses its arguments.
+            ConfigError: if an object refuses its arguments, or needs a package that is not there.
         """
         try:
-            made: Namespace = super().instantiate(*args, **kwargs)
+            made: Namespace = super().instantiate(as_function(namespace), *args, **kwargs)
             return made
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"a package is missing: {error}; the extras of lit_fed bring those of loggers, as in "
+                'pip install -e ".[tensorboard]" or pip install -e ".[mlflow]"'
+            ) from error
         except ValueError as error:
             if isinstance(error.__cause__, ConfigError):
                 raise error.__cause__ from None

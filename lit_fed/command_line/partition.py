@@ -63,8 +63,7 @@ def show_partition(arguments: list[str]) -> None:
     config = parser.parse_args(arguments)
     refuse_nulls(parser, config)
     check_classes(config)
-    folder = Path(config.output)
-    check_new_folder(folder)
+    folder = check_new_folder(config.output)
     data: FederatedDataModule = parser.instantiate(config).data
     data.prepare_data()
     data.setup()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["configs_folder", "find_configs"]
+__all__ = ["configs_folder", "find_configs", "shipped"]
 
 OPTIONS = ("-c", "--config")
 
@@ -26,18 +26,19 @@ def find_configs(given: list[str]) -> list[str]:
     for argument in given:
         option, equals, value = argument.partition("=")
         if before in OPTIONS:
-            found.append(_shipped(argument))
+            found.append(shipped(argument))
         elif equals and option in OPTIONS:
-            found.append(f"{option}={_shipped(value)}")
+            found.append(f"{option}={shipped(value)}")
         else:
             found.append(argument)
         before = argument
     return found
 
 
-def _shipped(file: str) -> str:
+def shipped(file: str) -> str:
+    """The shipped file that `configs/…` names wherever there is no such file here; any other path as it is."""
     parts = Path(file).parts
     if parts[:1] != ("configs",) or Path(file).exists():
         return file
-    shipped = configs_folder().joinpath(*parts[1:])
-    return str(shipped) if shipped.is_file() else file
+    found = configs_folder().joinpath(*parts[1:])
+    return str(found) if found.is_file() else file

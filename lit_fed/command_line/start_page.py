@@ -15,6 +15,8 @@ COMMANDS = {
     "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
+    "compare": "Put finished runs side by side: a table and pictures.",
+    "sweep": "Run many values of a command's arguments, from a sweep file.",
 }
 
 EXAMPLES = (

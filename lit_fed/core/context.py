@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientData
@@ -33,6 +34,7 @@ class Context(NamedTuple):
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
+    augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
 
     @property
     def total_weight(self) -> int:

@@ -5,10 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["check_aggregation", "check_cohort", "check_division", "check_init_seeds", "check_sampling"]
+__all__ = [
+    "check_aggregation",
+    "check_augmented_steps",
+    "check_cohort",
+    "check_division",
+    "check_init_seeds",
+    "check_loss",
+    "check_sampling",
+]
+
+ROUNDS_LOOKED_AT = 100
+"""Rounds of which one at least has local steps, where an algorithm takes some."""
 
 
 def check_aggregation(algorithm: Any, aggregation: str) -> None:
@@ -21,6 +34,24 @@ def check_aggregation(algorithm: Any, aggregation: str) -> None:
         raise ConfigError(
             f"--model.aggregation is stale_fill, and {type(algorithm).__name__} says itself what absent clients count "
             "for; leave it out"
+        )
+
+
+def check_loss(algorithm: Any, name: str, loss: object | None) -> None:
+    """Refuse another loss than the log-loss where an algorithm's own mathematics takes that.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        loss: the loss that was given; None: the log-loss.
+
+    Raises:
+        ConfigError: naming both, with the reason.
+    """
+    if loss is not None and algorithm.refuses_loss:
+        raise ConfigError(
+            f"--model.loss is {type(loss).__name__}, and {name} {algorithm.refuses_loss}; leave it out, or choose "
+            "another --model.algorithm"
         )
 
 
@@ -84,6 +115,30 @@ def check_sampling(algorithm: Any, name: str, sampling: str, aggregation: str, w
             "--data.client_sampling is size, by which large clients are drawn more often, and --model.weighting is "
             "samples, by which they would count for more once again; give uniform, or sample uniformly"
         )
+
+
+def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
+    """Refuse augmentation where clients take no local steps, whose inputs alone are augmented.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        ctx: what every client knows.
+
+    Raises:
+        ConfigError: naming the algorithm.
+    """
+    if ctx.augmentation is None:
+        return
+    everybody = torch.arange(ctx.num_clients)
+    for round_idx in range(min(ctx.num_rounds, ROUNDS_LOOKED_AT)):  # coins may leave some rounds without steps
+        phases = algorithm.phases(ctx._replace(phase="plan", round_idx=round_idx), everybody)
+        if any(phase.work.epochs or phase.work.steps for phase in phases):
+            return
+    raise ConfigError(
+        f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
+        "leave it out"
+    )
 
 
 def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients: int) -> None:

@@ -35,7 +35,8 @@ class LocalSolver:
     """How a client trains, the same for every algorithm.
 
     Args:
-        optimizer: `sgd` or `adam`, with PyTorch's update rules (weight decay is added to the gradient in both).
+        optimizer: `sgd`, `adam` or `adamw`, with PyTorch's update rules: weight decay is added to the gradient of the
+            first two, and shrinks the parameters beside it in `adamw` (https://arxiv.org/abs/1711.05101).
         lr: learning rate of the first round.
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
@@ -45,9 +46,9 @@ class LocalSolver:
             the last rounds they would hardly move.
         momentum: momentum of `sgd`, in [0, 1).
         nesterov: Nesterov's form of momentum.
-        weight_decay: λ of the L2 penalty λ/2·‖θ‖².
-        betas: decay of the two moments of `adam`.
-        eps: added to the root of the second moment of `adam`.
+        weight_decay: λ of the L2 penalty λ/2·‖θ‖²; of `adamw`, the share η·λ of the parameters that a step takes away.
+        betas: decay of the two moments of `adam` and `adamw`.
+        eps: added to the root of the second moment of `adam` and `adamw`.
         local_epochs: passes over the local samples per round; 0: no steps, only what an algorithm does without them.
         local_steps: optimizer steps per round instead of epochs.
         straggler_fraction: share of the clients, drawn anew in every round, that take only a part of their local
@@ -57,7 +58,7 @@ class LocalSolver:
             by default every round starts with a fresh one.
     """
 
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.1
     schedule: Literal["constant", "multi_step", "cosine", "sqrt", "linear"] = "constant"
     schedule_rounds: int | None = None
@@ -77,7 +78,7 @@ class LocalSolver:
         """Refuse values outside their range."""
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
-            "optimizer": (self.optimizer in ("sgd", "adam"), "sgd or adam"),
+            "optimizer": (self.optimizer in ("sgd", "adam", "adamw"), "sgd, adam or adamw"),
             "schedule": (self.schedule in schedules, f"one of {', '.join(schedules)}"),
             "lr": (self.lr >= 0, "a number >= 0"),
             "schedule_rounds": (self.schedule_rounds is None or self.schedule_rounds >= 1, "a number >= 1, or null"),
@@ -135,7 +136,7 @@ class LocalSolver:
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""
         zeros = {name: torch.zeros_like(leaf) for name, leaf in models.parameters.items()}
-        adam = self.optimizer == "adam"
+        adam = self.optimizer != "sgd"
         first = zeros if adam or self.momentum else {}
         step = torch.zeros((), dtype=torch.float64, device=next(iter(zeros.values())).device)
         return OptimizerState(step, first, {name: leaf.clone() for name, leaf in zeros.items()} if adam else {})
@@ -240,9 +241,17 @@ class LocalSolver:
         """The direction of a step, which the learning rate multiplies, and the new optimizer state."""
         if self.clip_norm is not None:
             gradient = self._clip(gradient)
-        if self.weight_decay:
-            gradient = {name: g.add(parameters[name], alpha=self.weight_decay) for name, g in gradient.items()}
+        if self.optimizer == "adamw":
+            direction, optimizer = self._adam(gradient, optimizer)
+            return self._decayed(direction, parameters), optimizer
+        gradient = self._decayed(gradient, parameters)
         return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
+
+    def _decayed(self, direction: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A direction with that of weight decay."""
+        if not self.weight_decay:
+            return direction
+        return {name: leaf.add(parameters[name], alpha=self.weight_decay) for name, leaf in direction.items()}
 
     def _sgd(self, gradient: dict[str, Tensor], optimizer: OptimizerState) -> tuple[dict[str, Tensor], OptimizerState]:
         if not self.momentum:

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from lit_fed.core import tree
+from lit_fed.core.losses import Criterion
 from lit_fed.core.machine.memory import check_network
 from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
-from lit_fed.core.networks.stacked_network import StackedNetwork, num_models_of
+from lit_fed.core.networks.frozen import at_rest, frozen_leaves
+from lit_fed.core.networks.stacked_network import Forward, StackedNetwork, num_models_of
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 
@@ -29,9 +32,11 @@ class Task(StackedNetwork):
 
     Args:
         target: what is predicted.
+        criterion: what gradients are taken of in place of the log-loss; None: the log-loss.
     """
 
     target: Target = field(kw_only=True)
+    criterion: Criterion | None = field(default=None, kw_only=True)
 
     @classmethod
     def create(cls, build: Callable[[], nn.Module], target: Target, seed: int = 0, **fields: object) -> Task:
@@ -51,10 +56,13 @@ class Task(StackedNetwork):
         given: tuple[int, ...] | None = fields.get("init_seeds")  # type: ignore[assignment]
         dtype: torch.dtype = fields.get("dtype", torch.float32)  # type: ignore[assignment]
         check_network(build)
-        network = fresh_network(build, initial_seeds(1, seed, given or None)[0], dtype)
+        first = initial_seeds(1, seed, given or None)[0]
+        network = fresh_network(build, first, dtype)
         check_trained(network)
-        frozen = {name: value.detach() for name, value in network.named_parameters() if not value.requires_grad}
-        return cls(build, network, frozen, target=target, **fields)  # type: ignore[arg-type]
+        return cls(
+            build, network, frozen_leaves(network), at_rest(network), template_seed=first, target=target,
+            **fields,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     # ------------------------------------------------------------------ losses and predictions
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -114,10 +122,15 @@ class Task(StackedNetwork):
         return self.target.score(prediction, y)
 
     # ------------------------------------------------------------------ gradient
+    @property
+    def trained_on(self) -> Criterion | Target:
+        """Whose losses are minimised."""
+        return self.target if self.criterion is None else self.criterion
+
     def value_and_grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m.
+        """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, ℓ being the loss of `trained_on`.
 
         The sum is divided by the number of samples, not of weights: it is the gradient of FedEM's surrogate.
 
@@ -137,9 +150,9 @@ class Task(StackedNetwork):
         share = self._share(models, batch, weight)
         if self.closed_form is not None and not self.target.positions:
             outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
-            return (self.target.losses(outputs, y) * share).sum(0), gradient, models.buffers
-        self._set_mode(training)
-        return self._by_vmap(models, batch, share, batch.index.ndim == 2)
+            return (self.trained_on.losses(outputs, y) * share).sum(0), gradient, models.buffers
+        self.set_mode(training)
+        return self._by_vmap(models, batch, share, training=training)
 
     def grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None
@@ -164,16 +177,17 @@ class Task(StackedNetwork):
         """
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
-        self._set_mode(training)
-        shared_x = None if per_model else self._laid_out(batch.x)
+        self.set_mode(training)
+        begun = None if per_model or known else self._begun(self._laid_out(batch.x), training=training)
         for m in range(num_models_of(models)):
             y = batch.y[m] if per_model else batch.y  # soft labels come along as they are
             if known:
                 one = known.pop(0)
             else:
-                one = self._pass(models, m, self._laid_out(batch.x[m]) if shared_x is None else shared_x)
+                call, x = begun or (self._call, self._laid_out(batch.x[m]))
+                one = self._pass(models, m, x, call)
             with torch.enable_grad():
-                loss = (self.target.losses(one.outputs, y) * share[:, m]).sum()
+                loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers
 
     def full_gradient(
@@ -198,7 +212,7 @@ class Task(StackedNetwork):
         Needs a network that is twice differentiable.
         """
         share, axis = self._share(models, batch, None), 0 if batch.index.ndim == 2 else None
-        self.network.train()
+        self.set_mode(True)
         operands = (models.parameters, models.buffers, vector, batch.x, batch.y, share)
         if self.model_axis == "vmap":
             return vmap(self._curvature, in_dims=(0, 0, 0, axis, axis, 1))(*operands)
@@ -241,24 +255,35 @@ class Task(StackedNetwork):
         per_model = batch.index.ndim == 2
         outputs = self._wide(network.stacked_outputs(self._stacked(models), batch.x, per_model))
         y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
-        residual = self.target.residual(outputs, y) * share.unsqueeze(-1)
+        residual = self.trained_on.residual(outputs, y) * share.unsqueeze(-1)
         gradient = network.stacked_gradient(batch.x, residual, per_model)
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
     def objective(
-        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor
+        self,
+        parameters: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        share: Tensor,
+        call: Forward | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and its buffers afterwards."""
+        """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and its buffers afterwards.
+
+        `call` is what is left to compute, where x [B, ...] are not the inputs of the whole network.
+        """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
-        outputs = self._wide(self._call(parameters, buffers, x))
-        return (self.target.losses(outputs, y) * share).sum(), buffers
+        outputs = self._wide((call or self._call)(parameters, buffers, x))
+        return (self.trained_on.losses(outputs, y) * share).sum(), buffers
 
     def _by_vmap(
-        self, models: ModelState, batch: Batch, share: Tensor, per_model: bool
+        self, models: ModelState, batch: Batch, share: Tensor, *, training: bool
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        per_model = batch.index.ndim == 2
         axis = 0 if per_model else None
-        function = vmap(grad_and_value(self.objective, has_aux=True), in_dims=(0, 0, axis, axis, 1))
-        gradient, (loss, buffers) = function(models.parameters, models.buffers, batch.x, batch.y, share)
+        call, x = (self._call, batch.x) if per_model else self._begun(batch.x, training=training)
+        function = vmap(grad_and_value(partial(self.objective, call=call), has_aux=True), in_dims=(0, 0, axis, axis, 1))
+        gradient, (loss, buffers) = function(models.parameters, models.buffers, x, batch.y, share)
         return loss, gradient, buffers
 
 

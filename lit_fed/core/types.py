@@ -250,6 +250,8 @@ class Population(NamedTuple):
     groups: Tensor | None = None  # [T] int64 true group, where known
     measured: Tensor | None = None  # ascending positions [E] int64 of the clients that evaluation measures; None: all
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
+    normalisation: Any = None  # a `Normalisation` by constants that were learnt from the training samples
+    columns: Any = None  # the `TableColumns` that inputs were made from
 
     @property
     def num_measured(self) -> int:

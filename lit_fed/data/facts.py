@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.data.data_sets.columns import TableColumns
 
 __all__ = ["TrainingFacts"]
 
@@ -31,6 +32,8 @@ class TrainingFacts(NamedTuple):
     num_rounds: int
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
+    columns: TableColumns | None = None  # of the table that inputs were made from
+    augment: str | None = None  # transforms of the inputs of local steps, as `written_out` gives them
 
     @property
     def dtype(self) -> torch.dtype:
@@ -43,16 +46,18 @@ class TrainingFacts(NamedTuple):
         return self._asdict() | {
             "target": (target.kind, target.num_classes, target.positions),
             "normalisation": None if constants is None else (constants.mean, constants.std),
+            "columns": None if self.columns is None else self.columns.plain(),
         }
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> TrainingFacts:
         """The inverse of `plain`."""
-        constants = plain["normalisation"]
+        constants, columns = plain["normalisation"], plain.get("columns")  # older checkpoints know of no columns
         return cls(
             **plain
             | {
                 "target": Target.from_plain(*plain["target"]),
                 "normalisation": None if constants is None else Normalisation(*constants),
+                "columns": None if columns is None else TableColumns.from_plain(columns),
             }
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
-from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.augmentation import check_augmentation, written_out
+from lit_fed.data.data_sets.base import DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.populations.build import build_populations, infer_target
@@ -29,6 +31,9 @@ from lit_fed.data.populations.checks import (
 )
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 
@@ -92,6 +97,8 @@ class FederatedDataModule(LightningDataModule):
         eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
             clients and one of the unseen, drawn from `seed`; null measures all.
         seed: seed of partition, splits and the sample of clients that is measured.
+        augment: torchvision's transforms of pictures in local steps, by name, drawn anew for each of them, such as
+            `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null takes pictures as they are.
     """
 
     def __init__(
@@ -109,6 +116,7 @@ class FederatedDataModule(LightningDataModule):
         clients_per_block: int = 1024,
         eval_clients: int | None = None,
         seed: int = 0,
+        augment: str | list[str] | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 0:
@@ -133,11 +141,50 @@ class FederatedDataModule(LightningDataModule):
         self.val_fraction, self.test_fraction, self.unseen_fraction = val_fraction, test_fraction, unseen_fraction
         self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
-        self.eval_clients = eval_clients
+        self.eval_clients, self.augment = eval_clients, written_out(augment)
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.predicted = Predicted()
         self.planner: RoundPlanner | None = None
+
+    @classmethod
+    def from_clients(
+        cls, clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None, **settings: Any
+    ) -> FederatedDataModule:
+        """Clients whose samples a program holds; `val_fraction` and `test_fraction` divide them.
+
+        Args:
+            clients: inputs [n, ...] and labels [n] or [n, L] of each by name, as in `{"alice": (x, y), "bob": …}`:
+                arrays of NumPy, tensors or lists. Labels of text are classes that keep their names.
+            unseen: likewise clients that take no part in the training.
+            settings: other arguments of the class.
+        """
+        return cls(data_set_of_arrays(clients, unseen), **settings)
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: pd.DataFrame,
+        *,
+        client: str | None,
+        label: str,
+        features: Sequence[str] | None = None,
+        unseen: Sequence[str] = (),
+        table: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> FederatedDataModule:
+        """The rows of a data frame, a sample each, read as `Table` reads a file.
+
+        Args:
+            frame: the frame.
+            client: column that says whose a sample is; None: `partition` divides the rows.
+            label: column with the labels.
+            features: columns that inputs are made from; None: all others.
+            unseen: names of clients that take no part in the training.
+            table: other fields of `Table`, as in `{"split_column": "fold"}`.
+            settings: other arguments of the class.
+        """
+        return cls(data_set_of_frame(frame, client, label, features, unseen, **table or {}), **settings)
 
     def prepare_data(self) -> None:
         """Fetch missing files; Lightning calls this on one rank of each node, before any `setup`."""
@@ -155,6 +202,7 @@ class FederatedDataModule(LightningDataModule):
         self.target: Target = infer_target(seen.train.y, num_classes_of(self.dataset, seen), self.dataset.labels)
         check_missing_classes(self.dataset, self.target, seen, unseen)
         check_labels(self.target, seen, unseen)
+        check_augmentation(self.augment, seen, type(self.dataset).__name__, self.dataset.normalisation)
         if unseen is not None:
             for split in (unseen.train, unseen.val, unseen.test):
                 split.first_id = seen.train.num_clients
@@ -193,8 +241,8 @@ class FederatedDataModule(LightningDataModule):
         return TrainingFacts(
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
-            self.clients_per_block, weighting, seed, num_rounds, self.dataset.normalisation,
-            self.seen.class_names,
+            self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
+            self.seen.class_names, self.seen.columns, self.augment,
         )  # fmt: skip
 
     @property
@@ -202,6 +250,12 @@ class FederatedDataModule(LightningDataModule):
         """Seen and unseen clients."""
         assert self.seen is not None
         return self.seen, self.unseen
+
+    @property
+    def normalisation(self) -> Normalisation | None:
+        """Constants by which inputs were normalised: learnt from the training samples, or those of the data set."""
+        assert self.seen is not None
+        return self.seen.normalisation or self.dataset.normalisation
 
     @property
     def evaluation_split(self) -> Literal["val", "test"]:

@@ -11,13 +11,16 @@ from torchmetrics import Metric
 __all__ = ["ClientTable", "client_statistics", "summarise"]
 
 
-def client_statistics(values: Tensor, num_samples: Tensor, name: str) -> dict[str, float]:
-    """Statistics over clients of a metric that is better the larger it is.
+def client_statistics(
+    values: Tensor, num_samples: Tensor, name: str, *, larger_is_better: bool | None = True
+) -> dict[str, float]:
+    """Statistics over clients of a metric.
 
     Args:
         values: the metric of each client, [T].
         num_samples: samples it was measured on, [T]; clients without any take no part.
         name: `accuracy`, say.
+        larger_is_better: which end is the worse; None: neither, and `_decile` and `_worst` are left out.
 
     Returns:
         The mean weighted by samples under `name`; `_decile`, the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
@@ -31,11 +34,14 @@ def client_statistics(values: Tensor, num_samples: Tensor, name: str) -> dict[st
     if not held.any():
         return {}
     values, weight = values[held].double(), num_samples[held].double()
-    ascending = values.sort().values
+    worst_first = values.sort(descending=larger_is_better is False).values
+    worst = {
+        f"{name}_decile": float(worst_first[max(1, len(values) // 10) - 1]),
+        f"{name}_worst": float(worst_first[0]),
+    }
     return {
         name: float((values * weight).sum() / weight.sum()),
-        f"{name}_decile": float(ascending[max(1, len(values) // 10) - 1]),
-        f"{name}_worst": float(ascending[0]),
+        **({} if larger_is_better is None else worst),
         f"{name}_std": float(values.std(correction=0)),
         f"{name}_unweighted": float(values.mean()),
     }
@@ -47,22 +53,28 @@ class ClientTable(Metric):
     Args:
         num_clients: T.
         num_components: M, where clients are served by mixtures, whose weights are kept beside the sums; else 0.
+        num_metrics: K, metrics of the user's choice, which are kept behind them.
     """
 
     full_state_update = False
     rows: Tensor
 
-    def __init__(self, num_clients: int, num_components: int = 0, **kwargs: Any) -> None:
+    def __init__(self, num_clients: int, num_components: int = 0, num_metrics: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        zeros = torch.zeros(num_clients, 3 + num_components, dtype=torch.float64)
+        zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
         self.add_state("rows", zeros, dist_reduce_fx="sum")
 
     def update(self, positions: Tensor, rows: Tensor) -> None:
-        """Add rows [C, 3 + M] (number of samples, loss, hits, mixture weights) of the clients at `positions` [C]."""
+        """Add rows of the clients at `positions` [C].
+
+        Args:
+            positions: places in the table.
+            rows: number of samples, loss, hits, mixture weights, chosen metrics, [C, 3 + M + K].
+        """
         self.rows[positions] += rows
 
     def compute(self) -> Tensor:
-        """All rows, [T, 3 + M]; the same on every rank."""
+        """All rows, [T, 3 + M + K]; the same on every rank."""
         return self.rows.cpu().clone()
 
 
@@ -78,7 +90,4 @@ def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> 
         return {}
     each = count.clamp(min=1)
     results = {"loss": float(loss.sum() / count.sum())}
-    if metric == "accuracy":
-        return results | client_statistics(hits / each, count, metric)
-    larger_is_better = client_statistics(-hits / each, count, metric)
-    return results | {key: abs(value) for key, value in larger_is_better.items()}
+    return results | client_statistics(hits / each, count, metric, larger_is_better=metric == "accuracy")

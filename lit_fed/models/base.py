@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from abc import ABCMeta
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.models.sizes import call_with_sizes, maker_of
 
-__all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape"]
+__all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape", "zero_outputs"]
 
 OTHER = "choose another --model.network, or correct the data"
 
 
-class Network(nn.Module):
-    """A plain module built from the sizes of the data.
+class Network(nn.Module, metaclass=ABCMeta):
+    """A plain module built from the sizes of the data; any other `nn.Module` counts as one, see `call_with_sizes`.
 
     Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options of their own; these appear on
     the command line as `--model.network.<option>`. Parameters with `requires_grad` False are neither trained nor sent;
     all models and all clients have those of the first initial model. Lazy layers get their sizes from the samples.
+
+    Attributes:
+        vmappable: whether `torch.func.vmap` can run it; if not, clients are trained one after another.
+        head_names: parameters of the classifier; empty: those of the last layer.
     """
+
+    vmappable: bool = True
+    head_names: frozenset[str] = frozenset()
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """A class of one's own stands wherever a network is wanted, without deriving from this one."""
+        return issubclass(other, nn.Module) if cls is Network else NotImplemented
 
 
 def image_shape(
@@ -72,47 +85,43 @@ def check_dropout(dropout: float) -> None:
 
 
 def build_network(
-    network: Callable[[tuple[int, ...], int], nn.Module],
+    network: Callable[..., nn.Module],
     input_shape: tuple[int, ...],
     input_type: torch.dtype,
     num_outputs: int,
 ) -> nn.Module:
-    """A network from its class; lazy layers get their sizes and weights from a pass over zeros in evaluation mode.
+    """A network from its class or function; lazy layers get their sizes from a pass over zeros in evaluation mode.
 
     Args:
-        network: makes it from the shape of a sample and the number of outputs.
+        network: makes it from the sizes of the data, as `call_with_sizes` says.
         input_shape: shape of one sample.
         input_type: type of the samples.
         num_outputs: K.
 
     Raises:
-        ConfigError: if it cannot be built, or a lazy layer takes no part in the pass.
+        ConfigError: if it cannot be built or is no module, or a lazy layer takes no part in the pass.
     """
+    name = getattr(maker_of(network)[0], "__name__", "as it is given")
     try:
-        module = network(input_shape, num_outputs)
+        module = call_with_sizes(network, input_shape, num_outputs, base=Network)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(
-            f"--model.network {_name(network)} cannot be built for samples {list(input_shape)} and {num_outputs} "
+            f"--model.network {name} cannot be built for samples {list(input_shape)} and {num_outputs} "
             f"outputs ({_reason(error)}); correct the class or its options, or choose another --model.network"
         ) from error
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"--model.network {name} gives {type(module).__name__}, and an nn.Module is wanted")
     if not _lazy_leaves(module):
         return module
-    _zero_outputs(module, input_shape, input_type)
+    zero_outputs(module, input_shape, input_type)
     if left := _lazy_leaves(module):
         raise ConfigError(
             f"{type(module).__name__} has lazy layers that its forward pass does not use ({', '.join(left)}); give "
             "them their sizes in the class, or leave them out"
         )
     return module
-
-
-def _name(network: object) -> str:
-    """Name of a network's class; the command line hands the class over with options bound to it."""
-    while isinstance(network, partial):
-        network = next((one for one in (*network.args, network.func) if isinstance(one, type)), network.func)
-    return network.__name__ if isinstance(network, type) else "as it is given"
 
 
 def _lazy_leaves(network: nn.Module) -> list[str]:
@@ -135,7 +144,7 @@ def check_outputs(
         ConfigError: naming the network, the samples, and the outputs that the labels need.
     """
     with torch.random.fork_rng(devices=[]):
-        found = tuple(_zero_outputs(network, input_shape, input_type).shape[1:])
+        found = tuple(zero_outputs(network, input_shape, input_type).shape[1:])
     if found != output_shape:
         # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
         flat = (
@@ -151,7 +160,7 @@ def check_outputs(
         )
 
 
-def _zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
     """Outputs [2, ...] of two samples of zeros in evaluation mode; BatchNorm refuses a single one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Trained weights for torchvision's networks, from torchvision or from a file."""
+"""Trained weights for networks, from torchvision or from a file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torchvision.models import WeightsEnum
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
 
-__all__ = ["load_weights"]
+__all__ = ["SUFFIXES", "fit_weights", "load_weights", "read_weights"]
 
 SUFFIXES = (".pt", ".pth")
+"""What files of PyTorch with state dicts end with."""
 
 
 def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], classifier: str) -> None:
-    """Give a network trained weights; its classifier stays as it is where it has another number of classes.
+    """Give a network of torchvision trained weights; a classifier for another number of classes stays as it is.
 
     Args:
         network: a network of torchvision.
@@ -30,7 +31,25 @@ def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], 
     Raises:
         ConfigError: if the weights are not found or do not fit.
     """
-    given = _read(weights) if weights.endswith(SUFFIXES) else _download(weights, versions)  # type: ignore[arg-type]
+    given = read_weights(weights) if weights.endswith(SUFFIXES) else _download(weights, versions)  # type: ignore[arg-type]
+    fit_weights(network, given, weights, f"torchvision's {versions.__name__.removesuffix('_Weights')}", (classifier,))
+
+
+def fit_weights(
+    network: nn.Module, given: dict[str, Tensor], weights: str, name: str, classifier: tuple[str, ...]
+) -> None:
+    """Give a network the weights of a state dict; a classifier for another number of classes stays as it is.
+
+    Args:
+        network: the network.
+        given: the state dict.
+        weights: where it is from, for the message.
+        name: what it has to be the state dict of.
+        classifier: what the names of the classifier's parameters begin with.
+
+    Raises:
+        ConfigError: naming what is missing, too much, or of another shape.
+    """
     own = network.state_dict()
     unlike = {name for name, leaf in given.items() if name in own and own[name].shape != leaf.shape}
     # a plain dict without versions: files written before BatchNorm counted its batches are taken too
@@ -42,10 +61,8 @@ def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], 
     }
     if any(faults.values()):
         what = "; ".join(f"{fault}: {_some(names)}" for fault, names in faults.items() if names)
-        name = versions.__name__.removesuffix("_Weights")
         raise ConfigError(
-            f"--model.network.weights {weights} does not fit torchvision's {name} ({what}); give a state dict of that "
-            "network"
+            f"--model.network.weights {weights} does not fit {name} ({what}); give a state dict of that network"
         )
 
 
@@ -54,7 +71,15 @@ def _some(names: Collection[str], most: int = 3) -> str:
     return ", ".join(list(names)[:most]) + more
 
 
-def _read(weights: str) -> dict[str, Tensor]:
+def read_weights(weights: str) -> dict[str, Tensor]:
+    """The state dict in a file.
+
+    Args:
+        weights: its path, as it was given.
+
+    Raises:
+        ConfigError: if there is none.
+    """
     path = given_path(weights, "--model.network.weights")
     if not path.is_file():
         raise ConfigError(f"--model.network.weights {weights} does not exist; give a file with a state dict")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,17 @@ from lit_fed.pictures.style import (
     frame,
     legend_above,
     look,
+    name_clients,
+    short_name,
 )
 
 __all__ = ["draw_graph", "weight_figures"]
 
 PANELS = 4
 """Most rounds that are shown side by side."""
+
+MOST_NODES = 40
+"""Most clients of a graph that have room for names and groups."""
 
 MOST_CURVES = 12
 """Most clients whose weights are drawn as curves, a panel for each; of more, means over clients are drawn."""
@@ -55,43 +61,75 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
             figures.append(("collaboration_over_rounds.png", _curves(weights, new_figure)))
         if weights["on_graph"]:
             groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
-            figures.append(("graph.png", draw_graph(weights["collaboration"][-1], groups, new_figure)))
+            graph = draw_graph(weights["collaboration"][-1], groups, new_figure, weights.get("names"))
+            figures.append(("graph.png", graph))
     return figures
 
 
-def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
-    """Who takes in whose model: clients on a circle, those of one group side by side, darker edges for larger weights.
+def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: Sequence[Any] | None = None) -> Any:
+    """Who takes in whose model: clients on a circle, darker edges for larger weights.
 
-    A client bears the number of its group.
+    Neighbours of a ring or a chain stand side by side, on another graph the clients of a group. A client bears the
+    number of its group; its name stands beside it while there is room.
 
     Args:
         matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
         groups: the group of each client, [T].
         new_figure: makes a figure of a size.
+        names: of the clients, [T]; None: their numbers.
     """
     import matplotlib as mpl
     import networkx as nx
 
     weights = (matrix + matrix.T) / 2 * (1 - np.eye(len(matrix)))
-    order = np.argsort(groups, kind="stable")
-    graph = nx.empty_graph(order.tolist())
-    graph.add_weighted_edges_from((a, b, weights[a, b]) for a, b in np.argwhere(np.triu(weights)).tolist())
-    _, colours = np.unique(groups, return_inverse=True)
+    graph = nx.from_numpy_array(weights)
+    order = _around(graph, groups)
     edges = sorted(graph.edges(data="weight"), key=lambda edge: edge[2])  # the darkest on top
-    scale = mpl.colors.Normalize(0, max((edge[2] for edge in edges), default=1.0))
+    values = np.array([edge[2] for edge in edges])
+    scale = mpl.colors.Normalize(0, values.max(initial=0.0) or 1.0)
     figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
     axes = figure.subplots()
-    positions = nx.circular_layout(graph)
+    positions = nx.circular_layout(order)
+    few = len(order) <= MOST_NODES
+    _, colours = np.unique(groups, return_inverse=True)
     nx.draw(
-        graph, positions, ax=axes, nodelist=order.tolist(), node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
-        edgecolors="black", linewidths=0.6, node_size=80, edgelist=[edge[:2] for edge in edges],
-        edge_color=[edge[2] for edge in edges], edge_cmap=mpl.colormaps["Greys"], edge_vmin=0, edge_vmax=scale.vmax,
+        graph, positions, ax=axes, nodelist=order, node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
+        edgecolors="black", linewidths=0.6 if few else 0.2, node_size=80 if few else max(6, 2400 / len(order)),
+        edgelist=[edge[:2] for edge in edges], edge_color=values.tolist(), edge_cmap=mpl.colormaps["Greys"],
+        edge_vmin=0, edge_vmax=scale.vmax, width=float(np.clip(200 / max(len(edges), 1), 0.08, 1.0)),
     )  # fmt: skip
-    if len(np.unique(groups)) > 1:
-        names = {client: str(int(groups[client])) for client in order.tolist()}
-        nx.draw_networkx_labels(graph, positions, names, ax=axes, font_size=6)
-    figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight")
+    if few:
+        _write_beside(axes, positions, range(len(order)) if names is None else names)
+        if colours.any():
+            groups_of = {client: str(int(groups[client])) for client in order}
+            nx.draw_networkx_labels(graph, positions, groups_of, ax=axes, font_size=6)
+    axes.set_aspect("equal")
+    axes.margins(0.22 if few else 0.05)
+    if len(values) and np.ptp(values) > 1e-6 * values.max():
+        figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight", shrink=0.8)
+    elif len(values):
+        axes.set_title(f"every mixing weight is {values[0]:.3g}", y=-0.04)
     return figure
+
+
+def _around(graph: Any, groups: np.ndarray) -> list[int]:
+    """Clients in the order of the circle: along a ring or chain, else by group."""
+    import networkx as nx
+
+    by_group: list[int] = np.argsort(groups, kind="stable").tolist()
+    degrees = dict(graph.degree())
+    if len(graph) < 3 or max(degrees.values()) > 2 or not nx.is_connected(graph):
+        return by_group
+    ends = [client for client in by_group if degrees[client] == 1]
+    return list(nx.dfs_preorder_nodes(graph, (ends or by_group)[0]))
+
+
+def _write_beside(axes: Any, positions: dict[int, np.ndarray], names: Sequence[Any]) -> None:
+    """Names outside the circle, each as far from the middle as its letters need."""
+    for client, (x, y) in positions.items():
+        side = "left" if x > 0.1 else "right" if x < -0.1 else "center"
+        level = "bottom" if y > 0.9 else "top" if y < -0.9 else "center"
+        axes.annotate(short_name(names[client]), (1.1 * x, 1.1 * y), ha=side, va=level, fontsize=6)
 
 
 def _panels(num_rounds: int) -> list[int]:
@@ -102,13 +140,15 @@ def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
     """Heat maps of all clients' mixture weights in a few rounds; the last one decides on the order of the clients."""
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
+    names = weights["names"][order] if len(weights.get("names", ())) == len(order) else None
     shown = _panels(len(mixture))
-    figure = new_figure(figsize=(0.7 + 1.55 * len(shown), 0.8 + 0.26 * mixture.shape[2]))
+    figure = new_figure(figsize=(0.7 + 1.55 * len(shown), 0.95 + 0.26 * mixture.shape[2]))
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for one, idx in zip(axes, shown, strict=True):
         image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
-        one.set(title=_round(weights, idx), xlabel="clients")
+        one.set(title=_round(weights, idx), xlabel=f"{len(order):,} clients")
         frame(one)
+        name_clients(one, names, len(order), most=16)
     axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
     figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
     return figure
@@ -130,6 +170,7 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
     """Heat maps of the weights between clients in a few rounds; clients are ordered by true group."""
     between = weights["collaboration"]
     order, bounds = _group_order(weights)
+    names = weights["names"][order] if "names" in weights else order
     shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
     figure = new_figure(figsize=(0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (COLUMN_WIDTH, 2.7))
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
@@ -141,8 +182,8 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
             one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
         one.set(title=_round(weights, idx), xlabel="whose model")
         frame(one)
-        if len(order) <= MOST_CURVES:
-            one.set(xticks=range(len(order)), xticklabels=order, yticks=range(len(order)), yticklabels=order)
+        name_clients(one, names, len(order), most=18 if len(shown) > 1 else 30)
+    axes[0].set_yticks(axes[0].get_xticks(), [label.get_text() for label in axes[0].get_xticklabels()], fontsize=6)
     by_group = ",\nby true group" if "groups" in weights else ""
     axes[0].set_ylabel(f"client served{by_group}")
     figure.colorbar(image, ax=axes.tolist(), label="weight")
@@ -156,6 +197,7 @@ def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))
     if num_clients > MOST_CURVES:
         return _share_in_group(between, rounds, groups, new_figure)
+    names = weights.get("names", [f"client {number}" for number in range(num_clients)])
     columns = min(4, num_clients)
     rows = -(-num_clients // columns)
     figure = new_figure(figsize=(1.65 * columns + 0.4, 1.3 * rows + 0.6))
@@ -169,7 +211,7 @@ def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
                 linestyle=DASHES[group % len(DASHES)], linewidth=2.2 if other == served else 0.9,
             )  # fmt: skip
         if served < num_clients:
-            one.set_title(f"client {served}, group {int(groups[served])}", fontsize=7)
+            one.set_title(f"{short_name(names[served])}, group {int(groups[served])}", fontsize=7)
             one.xaxis.set_major_locator(few_ticks(whole=True, most=4))
     figure.supxlabel("round")
     figure.supylabel("weight (thick: its own model)")

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_fed.core.machine.files import whole_file
-from lit_fed.pictures.style import STYLE
+from lit_fed.pictures.style import STYLE, save, short_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,8 +19,6 @@ MOST_NAMES = 60
 
 MOST_LABELS = 40
 """Most labels that are all numbered at the axis; of more than these, some are."""
-
-LONGEST_NAME = 14
 
 FILLS = {"num_train": ("#1b4f8a", "training"), "num_val": ("#d1701f", "validation"), "num_test": ("#c8c8c8", "test")}
 
@@ -36,8 +33,8 @@ def draw_partition(table: pd.DataFrame, path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(STYLE), whole_file(path) as file:
-        _figure(table, Figure).savefig(file, format="png")
+    with mpl.rc_context(STYLE):
+        save(_figure(table, Figure), path)
 
 
 def _figure(table: pd.DataFrame, new_figure: Any) -> Any:
@@ -113,5 +110,4 @@ def _name_clients(axes: Any, ordered: pd.DataFrame, keys: dict[str, str]) -> Non
     if len(ordered) > MOST_NAMES:
         axes.set_xticks([])
         return
-    names = [name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…" for name in ordered["client_id"]]
-    axes.set_xticks(range(len(ordered)), names, fontsize=7, rotation=90)
+    axes.set_xticks(range(len(ordered)), map(short_name, ordered["client_id"]), fontsize=7, rotation=90)

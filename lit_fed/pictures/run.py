@@ -18,6 +18,7 @@ from lit_fed.pictures.style import (
     few_ticks,
     frame,
     legend_above,
+    name_clients,
     percent,
     save,
     scale_of,
@@ -34,6 +35,8 @@ LINES = {
     ("unseen", ""): {"color": "#d1701f", "linestyle": "--", "marker": "s"},
     ("unseen", "_decile"): {"color": "#d1701f", "linestyle": "-.", "marker": "s", "markerfacecolor": "white"},
 }
+
+POPULATIONS = {"seen": "#7694bb", "unseen": "#d1701f"}
 
 MOST_GROUPS = 12
 """Most true groups that are marked below the mixture weights; there is no room for more."""
@@ -58,7 +61,7 @@ def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",))
     with mpl.rc_context(COLUMN):
         for name, figure in _figures(folder, clients, Figure):
             for suffix in formats:
-                save(figure, (plots / name).with_suffix(f".{suffix}"), mpl.rcParams["savefig.dpi"])
+                save(figure, (plots / name).with_suffix(f".{suffix}"))
 
 
 def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple[str, Any]]:
@@ -132,31 +135,29 @@ def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str, new_f
 
 
 def _histogram(clients: pd.DataFrame, metric: str, new_figure: Any) -> Any:
-    """A histogram of the clients' results: the worst decile of the seen ones is hatched, infinite ones are counted."""
-    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
-    axes = figure.subplots()
+    """Histograms of the clients' results, unseen ones below: the worst decile is hatched, infinite ones are counted."""
     factor, unit = percent(metric)
     found = {
         population: factor * clients.loc[clients["population"] == population, metric].dropna()
         for population in ("seen", "unseen")
     }
     values = {population: held[np.isfinite(held)] for population, held in found.items()}
-    infinite = {population: len(found[population]) - len(held) for population, held in values.items()}
+    shown = [population for population in values if len(found[population])] or ["seen"]
     scale = scale_of(clients[metric]) if metric == "mse" else "linear"
     edges = _bins(np.concatenate(list(values.values())), scale)
-    look = {
-        "seen": {"color": "#1b4f8a", "histtype": "stepfilled", "alpha": 0.6},
-        "unseen": {"color": "#d1701f", "histtype": "step", "linestyle": "--", "linewidth": 1.6},
-    }
-    for population, held in values.items():
-        if len(held):
-            beside = f", and {infinite[population]} infinite" if infinite[population] else ""
-            axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look[population])
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5 if len(shown) == 1 else 2.9))
+    panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=[1.7, 1][: len(shown)])[:, 0]
+    for axes, population in zip(panels, shown, strict=True):
+        held, infinite = values[population], len(found[population]) - len(values[population])
+        beside = f", and {infinite} infinite" if infinite else ""
+        look_of = {"color": POPULATIONS[population], "edgecolor": "white", "linewidth": 0.8}
+        axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look_of) if len(held) else None
+        axes.set(ylabel="clients", xscale=scale)
+        axes.yaxis.set_major_locator(few_ticks(whole=True, most=5 if axes is panels[0] else 3))
+        axes.grid(visible=False, axis="x")
     if len(values["seen"]):
-        _mark_worst_decile(axes, values["seen"], metric, edges, unit)
-    axes.set(xlabel=f"test {metric} of a client{unit}", ylabel="clients", xscale=scale)
-    axes.yaxis.set_major_locator(few_ticks(whole=True))
-    axes.grid(visible=False, axis="x")
+        _mark_worst_decile(panels[0], values["seen"], metric, edges, unit)
+    panels[-1].set_xlabel(f"test {metric} of a client{unit}")
     legend_above(figure)
     return figure
 
@@ -173,7 +174,7 @@ def _mark_worst_decile(axes: Any, values: pd.Series, metric: str, edges: np.ndar
     worst = values.sort_values(ascending=larger_is_better)[: max(1, len(values) // 10)]
     sign, sign_of_unit = "≤" if larger_is_better else "≥", "%" if unit else ""
     label = f"worst decile of the seen: {sign} {worst.iloc[-1]:.3g}{sign_of_unit}"
-    axes.hist(worst, bins=edges, histtype="stepfilled", facecolor="0.25", edgecolor="white", hatch="////", label=label)
+    axes.hist(worst, bins=edges, facecolor="0.25", edgecolor="white", linewidth=0.8, hatch="////", label=label)
 
 
 def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
@@ -181,16 +182,18 @@ def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
     seen = clients[clients["population"] == "seen"]
     weights = seen[[column for column in clients if str(column).startswith("pi_")]].to_numpy()
     order = np.lexsort((-weights.max(1), weights.argmax(1)))
+    names = seen["client_id"].to_numpy()[order] if "client_id" in seen else None
     groups = seen["group"].to_numpy()[order] if "group" in clients else np.zeros(len(seen))
     known = np.unique(groups)
     marked = len(known) if "group" in clients and len(known) <= MOST_GROUPS else 0
     heights = [0.26 * weights.shape[1], 0.16 * marked]
-    figure = new_figure(figsize=(COLUMN_WIDTH, 0.75 + sum(heights)))
+    figure = new_figure(figsize=(COLUMN_WIDTH, 0.9 + sum(heights)))
     panels = figure.subplots(1 + bool(marked), 1, sharex=True, squeeze=False, height_ratios=heights if marked else None)
     image = _cells(panels[0, 0], weights[order].T, "component", range(weights.shape[1]))
     if marked:
         _cells(panels[1, 0], groups == known[:, None], "true\ngroup", known.astype(int))
-    panels[-1, 0].set_xlabel("seen clients, ordered by their largest component")
+    name_clients(panels[-1, 0], names, len(seen))
+    panels[-1, 0].set_xlabel(f"{len(seen):,} seen clients, ordered by their largest component")
     figure.colorbar(image, ax=panels.ravel().tolist(), label="mixture weight")
     return figure
 

@@ -15,6 +15,7 @@ __all__ = [
     "COLUMN",
     "COLUMN_WIDTH",
     "DASHES",
+    "DPI",
     "FULL_WIDTH",
     "MARKERS",
     "STYLE",
@@ -24,10 +25,15 @@ __all__ = [
     "frame",
     "legend_above",
     "look",
+    "name_clients",
     "percent",
     "save",
     "scale_of",
+    "short_name",
 ]
+
+DPI = 200
+"""Pixels in an inch of every picture."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -36,7 +42,7 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.3,
     "figure.constrained_layout.use": True,
-    "savefig.dpi": 150,
+    "savefig.dpi": DPI,
 }
 
 COLUMN: dict[Any, Any] = STYLE | {
@@ -47,7 +53,6 @@ COLUMN: dict[Any, Any] = STYLE | {
     "legend.handlelength": 2.8,  # room for a dash
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "savefig.dpi": 220,
     "pdf.fonttype": 42,  # text stays text, which publishers ask for
     "svg.hashsalt": "lit_fed",  # the same picture is the same file
 }
@@ -61,6 +66,9 @@ DASHES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0,
 COLOURS = ["#1b4f8a", "#d1701f", "#4f9d69", "#7a4f9d", "#8a8a8a", "#b03a48", "#c9a227", "#2a9d9d"]
 
 MOST_MARKERS = 8
+
+LONGEST_NAME = 14
+"""Letters of a client's name in a picture."""
 
 UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 """Metadata without which the same figure is the same file."""
@@ -137,12 +145,41 @@ def frame(axes: Any) -> None:
 
 def legend_above(figure: Any, columns: int = 2) -> None:
     """Add a legend of all that has a label, above the figure's axes, where it covers no data."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
+    found = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles, labels = ([one for part in parts for one in part] for parts in zip(*found, strict=True))
     if handles:
         figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(handles)))
 
 
-def save(figure: Any, path: Path, dpi: float | str = "figure") -> None:
+def short_name(name: Any) -> str:
+    """The name of a client as it stands in a picture: cut where it is long.
+
+    Example:
+        >>> short_name("anna"), short_name("hospital_of_the_north_4")
+        ('anna', 'hospital_of_t…')
+    """
+    text = str(name)
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
+
+
+def name_clients(axes: Any, names: Any, num_clients: int, most: int = 30) -> None:
+    """Write the names of clients below an axis on which they stand at 0, 1, …; no ticks where they have no room.
+
+    Args:
+        axes: where they stand.
+        names: a sequence, in the order of the axis; None: not known.
+        num_clients: how many there are.
+        most: names for which there is room.
+    """
+    if names is None or num_clients > most:
+        axes.set_xticks([])
+        return
+    turned = {"rotation": 90} if sum(len(short_name(name)) for name in names) > most else {}
+    axes.set_xticks(range(num_clients), [short_name(name) for name in names], fontsize=6, **turned)
+    axes.tick_params(axis="x", length=2, pad=1.5)
+
+
+def save(figure: Any, path: Path) -> None:
     """Write a figure; the suffix of its path is the format. A file is there whole or not at all."""
     with whole_file(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=dpi, metadata=UNDATED[path.suffix])
+        figure.savefig(file, format=path.suffix[1:], dpi=DPI, metadata=UNDATED[path.suffix])

@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
+from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_aggregation, check_division, check_init_seeds, check_sampling
+from lit_fed.core.demands import (
+    check_aggregation,
+    check_augmented_steps,
+    check_division,
+    check_init_seeds,
+    check_loss,
+    check_sampling,
+)
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.losses import Criterion, Loss
+from lit_fed.core.networks.frozen import HEAD, choose_trained
+from lit_fed.core.networks.start import copies_of, start_of
 from lit_fed.core.task import Task
+from lit_fed.data.augmentation import make_augmentation
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.models.base import Network, build_network, check_outputs
+from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
+from lit_fed.models.adapters import LowRankAdapters
+from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
 from lit_fed.rounds import Federation
+from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
+from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -41,6 +58,12 @@ class ModelSettings(NamedTuple):
     client_memory_gb: float
     memory_format: MemoryFormat
     batch_norm: Literal["average", "local"]
+    trainable: list[str] | str | None
+    lora_rank: int | None
+    lora_targets: list[str] | None
+    lora_alpha: float | None
+    metrics: MetricsGiven
+    loss: Loss | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -50,7 +73,15 @@ class ModelSettings(NamedTuple):
         """
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
+        self.adapters.check()
         check_aggregation(self.algorithm, self.aggregation)
+        wanted_metrics(self.metrics)
+        check_loss(self.algorithm, self.name, self.loss)
+
+    @property
+    def adapters(self) -> LowRankAdapters:
+        """What the frozen layers get."""
+        return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
 
     @property
     def wrapped(self) -> Any:
@@ -90,13 +121,16 @@ class ModelSettings(NamedTuple):
         return max(min(limits, default=1), 1)
 
 
-def build_federation(module: LightningModule, settings: ModelSettings, facts: TrainingFacts) -> Federation:
+def build_federation(
+    module: LightningModule, settings: ModelSettings, facts: TrainingFacts, warm: WarmStart | None = None
+) -> Federation:
     """A federation without seen clients whose server keeps its state in a module.
 
     Args:
         module: the module; leaves of the shared state are registered in it.
         settings: of the module.
         facts: sizes of the training.
+        warm: models of another run to start from; None: fresh ones, or those of a network that was given as such.
 
     Raises:
         ConfigError: if network, data, client trainer and algorithm do not go together.
@@ -104,13 +138,18 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
     shape, outputs = facts.input_shape, facts.target.num_outputs
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        lambda: build_network(settings.network, shape, facts.dtype, outputs), facts.target, facts.seed,
-        init_seeds=init_seeds,
+        lambda: _build(settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
     )  # fmt: skip
+    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
+        task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
+    if warm is not None:
+        task = warm.into(task)
     check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
+    task = task.with_end(_example(shape, facts.dtype))
     if settings.batch_norm == "local" and not task.norm_names:
         raise ConfigError(
-            f"--model.batch_norm is local, and {type(task.network).__name__} has no BatchNorm; leave it out"
+            f"--model.batch_norm is local, and {type(task.network).__name__} has no BatchNorm to train; leave it out"
         )
     choose = partial(_choose, settings, task.network)
     if settings.client_trainer != "auto":
@@ -122,8 +161,29 @@ def build_federation(module: LightningModule, settings: ModelSettings, facts: Tr
         task, settings.solver, settings.solver.lr_in("init", 0, facts.num_rounds), 0, "init", facts.num_clients,
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
+        augmentation=make_augmentation(facts.augment, facts.normalisation),
     )  # fmt: skip
-    return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms)), choose)
+    check_augmented_steps(algorithm, settings.name, terms)
+    source = source_of(settings.network, task.template_seed)
+    return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms), source), choose)
+
+
+def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
+    """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
+    given = settings.network
+    maker = copies_of(given) if isinstance(given, nn.Module) else given
+    network = build_network(maker, shape, input_type, outputs)
+    trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
+    if trainable is not None:
+        choose_trained(network, trainable)
+    return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+
+
+def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+    """Two samples that differ wherever their type allows it; tokens, whose range a network knows alone, are 0."""
+    if not input_type.is_floating_point:
+        return torch.zeros(2, *shape, dtype=input_type)
+    return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)
 
 
 def _choose(settings: ModelSettings, network: nn.Module, device: torch.device) -> ClientTrainer:

@@ -21,6 +21,7 @@ from lit_fed.core.machine.files import whole_file
 
 __all__ = [
     "CHECKPOINT_KEY",
+    "WITHOUT_DATA",
     "AtomicCheckpointIO",
     "Difference",
     "clients_folder",
@@ -30,14 +31,23 @@ __all__ = [
     "refuse_differences",
     "refuse_other_run",
     "schedule_rounds",
+    "with_atomic_checkpoints",
 ]
 
 CHECKPOINT_KEY = "lit_fed"
 """Where a checkpoint keeps what Lightning does not."""
 
+WITHOUT_DATA = (
+    "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
+    "trainer.test(module, datamodule=..., ckpt_path=...)"
+)
+"""What is said where a module without data is given a checkpoint."""
+
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings with which a run may be told to go on: how far clients step, not what they compute."""
 
+MEASURED = {"model.metrics"}
+"""Settings that say what is measured of a run, not what is computed in it."""
 
 OWN_ENTRIES = ("identity", "arguments", "num_rounds", "results")
 """What every checkpoint of lit_fed has under this key."""
@@ -68,6 +78,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return load_checkpoint(Path(path))
 
 
+def with_atomic_checkpoints(plugins: Any) -> list[Any]:
+    """The plugins of a trainer, with one that writes checkpoints whole where none is among them."""
+    chosen = [] if plugins is None else list(plugins) if isinstance(plugins, list | tuple) else [plugins]
+    if any(isinstance(plugin, TorchCheckpointIO) for plugin in chosen):
+        return chosen
+    return [*chosen, AtomicCheckpointIO()]
+
+
 def clients_folder(checkpoints: Sequence[Checkpoint]) -> Path | None:
     """Where a run keeps its client files: beside the folder of its `last.ckpt`; None for a run without checkpoints.
 
@@ -79,12 +97,13 @@ def clients_folder(checkpoints: Sequence[Checkpoint]) -> Path | None:
     return folder_beside(folders[0]).absolute() if folders else None
 
 
-def load_checkpoint(path: Path, *, resumable: bool = False) -> dict[str, Any]:
+def load_checkpoint(path: Path, *, resumable: bool = False, option: str = "--ckpt_path") -> dict[str, Any]:
     """A checkpoint's content, on the CPU; plain types only, so nothing in it is ever executed.
 
     Args:
         path: the file.
         resumable: training shall go on from it, which takes more than serving from it.
+        option: the argument that named it.
 
     Raises:
         ConfigError: if it cannot be read, was not written by lit_fed, or lacks something.
@@ -95,14 +114,14 @@ def load_checkpoint(path: Path, *, resumable: bool = False) -> dict[str, Any]:
             warnings.simplefilter("ignore", UserWarning)  # torch's about a file that is none of its own
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise ConfigError(f"--ckpt_path {path} cannot be read ({type(error).__name__}); {fix}") from error
+        raise ConfigError(f"{option} {path} cannot be read ({type(error).__name__}); {fix}") from error
     if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):
         found = "a checkpoint of another program" if isinstance(content, dict) else f"a {type(content).__name__}"
-        raise ConfigError(f"--ckpt_path {path} holds {found}; {fix}")
+        raise ConfigError(f"{option} {path} holds {found}; {fix}")
     lacks = [f"{CHECKPOINT_KEY}.{key}" for key in OWN_ENTRIES if key not in content[CHECKPOINT_KEY]]
     lacks += [key for key in ENTRIES if key not in content]
     if lacks:
-        raise ConfigError(f"--ckpt_path {path} lacks {', '.join(lacks)}; {fix}")
+        raise ConfigError(f"{option} {path} lacks {', '.join(lacks)}; {fix}")
     if resumable and any(key not in content for key in TRAINING_ENTRIES):
         raise ConfigError(f"--ckpt_path {path} holds models alone, from which no run can go on; give its last.ckpt")
     return content
@@ -202,6 +221,8 @@ def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str
     found = []
     for key, before in stored.items():  # what is only given came later; identities tell whether it matters
         now = given.get(key)
+        if f"{prefix}{key}" in MEASURED:
+            continue
         if isinstance(before, dict) and isinstance(now, dict):
             found += compare_arguments(before, now, f"{prefix}{key}.")
         elif before != now and not (key == "class_path" and _same_class(before, now)):

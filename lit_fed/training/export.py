@@ -27,6 +27,7 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.models.adapters import merge_adapters
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import check_writable
 
@@ -188,28 +189,29 @@ def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> li
 
 def _network(task: Task, model: ModelState) -> nn.Module:
     """A copy of the network with the parameters and buffers of one model, and with those that are frozen."""
-    network = copy.deepcopy(task.network).cpu().eval()
+    network = copy.deepcopy(task.network).cpu().to(memory_format=torch.contiguous_format).eval()
     given = task.frozen | model.parameters | model.buffers
     with torch.no_grad():
         for name, leaf in (*network.named_parameters(), *network.named_buffers()):
             leaf.copy_(given[name])
-    return network
+    return merge_adapters(network)
 
 
 def _about(
     module: FederatedModule, client: str, example: Tensor, normalisation: Normalisation | None
 ) -> dict[str, Any]:
     """What a file says of its model."""
-    target = module.target
+    target, facts = module.target, module.facts
     return {
         "client": client,
         "algorithm": module.algorithm_name,
         "network": type(module.federation.terms.task.network).__name__,
         "input_shape": ["N", *example.shape[1:]],
         "input_type": str(example.dtype).removeprefix("torch."),
+        "input_names": None if facts.columns is None else facts.columns.input_names,
         "normalisation": None if normalisation is None else normalisation._asdict(),
         "output": "value" if target.continuous else "probabilities",
-        "classes": None if target.continuous else list(range(target.num_classes)),
+        "classes": None if target.continuous else list(facts.class_names or range(target.num_classes)),
     }
 
 
@@ -269,13 +271,14 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 
 # ------------------------------------------------------------------ files
-def check_program_file(path: Path, format: str) -> None:
-    """Refuse a file that no program can be written to.
+def check_program_file(output: str | Path, format: str) -> Path:
+    """The file of a program, with `~` written out; one that cannot be written is refused.
 
     Raises:
         ConfigError: if the format or the file's ending is unknown, the file exists, its folder cannot be written or a
             package is missing.
     """
+    path = given_path(str(output), "--output")
     if format not in ENDINGS:
         raise ConfigError(f"--format is {format}; choose pt or onnx")
     if path.suffix != ENDINGS[format]:
@@ -283,7 +286,6 @@ def check_program_file(path: Path, format: str) -> None:
             f"--output {path}: a program of --format {format} is written as {ENDINGS[format]}; end the file's name in "
             "it, or choose the other format"
         )
-    given_path(str(path), "--output")
     if path.exists():
         raise ConfigError(f"--output {path} exists; choose a new file, or delete it first")
     for package in ("onnx", "onnxscript") if format == "onnx" else ():
@@ -294,6 +296,7 @@ def check_program_file(path: Path, format: str) -> None:
                 f'--format onnx needs the package {package}; pip install "onnx>=1.17" "onnxscript>=0.5", or choose pt'
             ) from error
     check_writable(path.parent, "--output")
+    return path
 
 
 def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"] = "pt") -> None:

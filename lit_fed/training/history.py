@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import Trainer
+
+from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.rounds import Federation
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedule_rounds
 from lit_fed.training.resume import changes_on_resume, note_after_schedule
+from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["RunHistory"]
 
@@ -23,15 +28,59 @@ class RunHistory:
         fingerprint: of the data.
         changes: settings that were changed when the run went on, oldest first, see `changes_on_resume`.
         resume_with_changes: whether a fit may go on with some other settings.
+        warm_start: models of another run that this one started from.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
     fingerprint: str = ""
     changes: list[dict[str, Any]] = field(default_factory=list)
     resume_with_changes: bool = False
+    warm_start: WarmStart | None = None
+
+    def begin(
+        self,
+        ckpt_path: str | Path | None,
+        init_from: str | None,
+        *,
+        resume_with_changes: bool,
+        num_models: int,
+        is_built: bool,
+    ) -> str:
+        """Take the arguments of a fit that say what it goes on from; returns what is to be said of them.
+
+        Args:
+            ckpt_path: checkpoint of the run itself.
+            init_from: checkpoint of another run.
+            resume_with_changes: whether it may go on with some other settings.
+            num_models: M of the algorithm.
+            is_built: whether the module has a state already.
+
+        Raises:
+            ConfigError: if they do not go together, or another run's checkpoint cannot be read.
+        """
+        if resume_with_changes and ckpt_path is None:
+            raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
+        self.resume_with_changes = resume_with_changes
+        if init_from is None:
+            return ""
+        if ckpt_path is not None:
+            raise ConfigError(
+                "--init_from begins a new run, and --ckpt_path goes on with one; leave one of them out: a run that "
+                "began from another's models goes on from its own checkpoint alone"
+            )
+        if is_built:
+            raise ConfigError("--init_from begins a new run, and this FederatedModule has been trained; pass a new one")
+        self.warm_start = WarmStart.read(init_from)
+        if not self.warm_start.num_models == 1 < num_models:
+            return ""
+        return (
+            f"lit_fed: --init_from {init_from} has one model, from which all {num_models} start; the last layer of "
+            "each is fresh, since equal models would stay equal\n"
+        )
 
     def identity(self, federation: Federation) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, where no command line says more."""
+        criterion = federation.terms.task.criterion
         return {
             "algorithm": repr(federation.algorithm),
             "solver": repr(federation.terms.solver),
@@ -39,6 +88,8 @@ class RunHistory:
             "client states in files": federation.store.in_files,
             "data (fingerprint)": self.fingerprint,
             "seed": federation.terms.seed,
+            "loss": repr(None if criterion is None else criterion.loss),
+            "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         }
 
     def entry(self, federation: Federation, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
@@ -52,7 +103,8 @@ class RunHistory:
         terms, store = federation.terms, federation.store
         horizon = terms.solver.schedule_rounds or federation.schedule_rounds or terms.num_rounds
         per_block = min(facts.clients_per_block, store.clients_per_block or facts.clients_per_block)
-        return {
+        frozen = federation.server.frozen_part.entry()  # type: ignore[attr-defined] # of a `ModuleServer`
+        return ({} if frozen is None else {"frozen": frozen}) | {
             "identity": self.identity(federation),
             "arguments": self.arguments,
             "num_rounds": terms.num_rounds,
@@ -60,8 +112,19 @@ class RunHistory:
             "changes": self.changes,
             "results": dict(results),
             "client_files": store.location,
+            "init_from": None if self.warm_start is None else self.warm_start.plain(),
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
         }
+
+    def restore(self, checkpoint: dict[str, Any], federation: Federation, trainer: Trainer | None) -> dict[str, float]:
+        """Take over the history of a checkpoint, as `load`, and say what there is to be said; returns the metrics."""
+        goes_on = trainer is not None and bool(trainer.training)
+        results, note = self.load(
+            checkpoint, federation, None if trainer is None else trainer.ckpt_path, goes_on=goes_on
+        )
+        if note and (trainer is None or trainer.is_global_zero):
+            sys.stderr.write(note)
+        return results
 
     def load(
         self, checkpoint: dict[str, Any], federation: Federation, path: str | Path | None, *, goes_on: bool
@@ -78,8 +141,8 @@ class RunHistory:
             The latest metrics, and what to say of rounds that come after the end of the schedule.
 
         Raises:
-            ConfigError: if the checkpoint is of another run, files are missing, or no round is left to be trained with
-                the changes.
+            ConfigError: if the checkpoint is of another run or another frozen part, files are missing, or no round is
+                left to be trained with the changes.
         """
         stored, terms = checkpoint.get(CHECKPOINT_KEY), federation.terms
         settings = {"algorithm": federation.algorithm, "solver": terms.solver}
@@ -88,7 +151,11 @@ class RunHistory:
             with_changes=self.resume_with_changes,
         )  # fmt: skip
         assert stored is not None
+        federation.server.frozen_part.load(stored.get("frozen"), checkpoint["state_dict"])  # type: ignore[attr-defined]
         federation.store.find(checkpoint["state_dict"], path, stored.get("client_files"))
+        self.warm_start = WarmStart.found_in(stored)
+        if self.warm_start is not None:
+            self.warm_start.restart(federation)
         self.changes, federation.schedule_rounds = list(stored.get("changes", [])), schedule_rounds(stored)
         note = ""
         if goes_on:

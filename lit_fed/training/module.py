@@ -2,60 +2,67 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lit_fed import serving
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.store import ClientStore
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Tree
+from lit_fed.core.losses import Loss
+from lit_fed.core.types import ClientBlock, Population, RoundRecord, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.metrics import ClientTable
+from lit_fed.metrics.selection import MetricsGiven, choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
-from lit_fed.rounds import Federation
 from lit_fed.training.building import ModelSettings, build_federation
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
 from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
+from lit_fed.training.serving_steps import ServingSteps
 
 __all__ = ["FederatedModule"]
 
 
-class FederatedModule(LightningModule):
+class FederatedModule(ServingSteps):
     """A federated algorithm with its state: what the server knows and what each client keeps.
 
     Args:
         algorithm: the algorithm, with its hyper-parameters.
         solver: how clients train.
-        network: makes the network from the shape of a sample and the number of outputs.
+        network: makes the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
+            weights all models start from; those of a mixture then have a fresh last layer each, to be different.
         client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `debug` slowly and
             with every result checked; `auto` chooses by device and network.
         aggregation: what clients that were not sampled count for in an average of models: nothing (`renormalised`), or
             the model that they were last sent (`stale_fill`, as the official FedEM code does).
         weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
             `samples`), and `uniform` where clients are sampled in proportion to their samples.
-        init_seeds: seeds of the initial models, one each, for `torch.manual_seed`; null derives them from the training
-            seed.
+        init_seeds: seeds of the initial models, for `torch.manual_seed`; null derives them from the training seed.
         client_memory_gb: memory in GB (10⁹ bytes) that the states of all clients may take together; beyond it, their
             largest parts lie in files beside the run's checkpoints.
-        memory_format: layout of images and of the weights of 2-D convolutions; `auto` puts the channels last wherever
-            clients are run one after another, which pays on every device that was measured.
+        memory_format: layout of images and of weights of 2-D convolutions; `auto` puts the channels last, which pays,
+            wherever clients are run one after another.
         batch_norm: parameters and running statistics of BatchNorm layers: treated like all weights (`average`), or kept
             by each client (`local`, FedBN).
+        trainable: patterns of names of parameters that are trained, such as `[layer4.*, fc]`, or `head` for the last
+            layer; the others are frozen, and held once for all models and clients. Null trains what the network says.
+        lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default.
+        lora_targets: patterns of names of the layers that get one, such as `*query`; null: all that are frozen.
+        lora_alpha: adapters are scaled by this divided by their rank; null: not at all.
+        metrics: what clients are measured by beside accuracy and loss: names of torchmetrics classes, such as
+            `[AUROC, F1Score]`; null measures nothing else.
+        loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
 
     Attributes:
         algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
@@ -64,12 +71,8 @@ class FederatedModule(LightningModule):
         record: what the last committed round produced.
         history: what tells the run from others, and what was changed on resume.
         results: the latest metrics, by key.
-        client_rows: sums over each client's samples, [T, 3 + M] by population: their number, loss, hits, then the
-            mixture weights that it was served with.
     """
 
-    federation: Federation
-    facts: TrainingFacts
     record: RoundRecord
 
     def __init__(
@@ -84,18 +87,24 @@ class FederatedModule(LightningModule):
         client_memory_gb: float = 4.0,
         memory_format: MemoryFormat = "auto",
         batch_norm: Literal["average", "local"] = "average",
+        trainable: list[str] | str | None = None,
+        lora_rank: int | None = None,
+        lora_targets: list[str] | None = None,
+        lora_alpha: float | None = None,
+        metrics: MetricsGiven = None,
+        loss: Loss | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self.results: dict[str, float] = {}
-        self.client_rows: dict[str, Tensor] = {}
+        self.client_rows, self.client_metrics = {}, {}
 
     # ------------------------------------------------------------------ set-up
     def setup(self, stage: str) -> None:
@@ -120,15 +129,16 @@ class FederatedModule(LightningModule):
         initial = partial(self.federation.initial_state, seen.train)
         memory_bytes = self.settings.client_memory_gb * 1e9
         self.store = self.federation.store = ClientStore(initial, facts.num_clients, memory_bytes)
-        components = self.algorithm.num_models if self.store.has_mixtures else 0
-        self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, components)})
+        each = self.algorithm.num_models if self.store.has_mixtures else 0, len(self.chosen_metrics)
+        self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
         if unseen is not None:
-            self.tables["unseen"] = ClientTable(unseen.num_measured, components)
+            self.tables["unseen"] = ClientTable(unseen.num_measured, *each)
 
     def build_shared(self, facts: TrainingFacts) -> None:
         """Make the federation without any seen client, which is enough to serve unseen ones."""
         self.facts, self.target = facts, facts.target
-        self.federation = build_federation(self, self.settings, facts)
+        self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
+        self.federation = build_federation(self, self.settings, facts, self.history.warm_start)
 
     @property
     def is_built(self) -> bool:
@@ -155,7 +165,6 @@ class FederatedModule(LightningModule):
         """Rounds of the fit, those done before a resume included."""
         return self.federation.terms.num_rounds
 
-    # ------------------------------------------------------------------ rounds
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         """Run a block of clients."""
         for num_clients in self.federation.train_block(batch):
@@ -199,32 +208,6 @@ class FederatedModule(LightningModule):
         """The optimizer that writes the server's new state."""
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
-    def measure(
-        self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None
-    ) -> None:
-        """Serve some clients, predict their samples and add the results to a table, None: that of their population."""
-        results: Any = self.tables[population] if table is None else table
-        for positions, rows in serving.measure(self.federation, block, seen=population == "seen"):
-            results.update(positions, rows[:, : results.rows.shape[1]])
-            self._tell("on_clients_served", len(positions))
-
-    def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
-        self.measure(batch, "seen")
-
-    def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
-        self.measure(batch, "seen")
-
-    def predict_step(self, batch: ServingBlock, batch_idx: int) -> serving.BlockPredictions | tuple[()]:
-        """Serve a block of clients, all seen or all unseen; () for a block without clients."""
-        if not len(batch.client_ids):
-            return ()
-        seen = int(batch.client_ids[0]) < self.facts.num_clients
-        predictions = serving.predict_block(self.federation, batch, seen=seen)
-        self._tell("on_clients_served", len(batch.client_ids))
-        return predictions
-
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what tells this run from another, and what serving it takes."""
@@ -237,13 +220,5 @@ class FederatedModule(LightningModule):
             ConfigError: naming what differs, or if the module has no data to build its state from.
         """
         if not self.is_built:
-            raise ConfigError(
-                "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
-                "trainer.test(module, datamodule=..., ckpt_path=...)"
-            )
-        trainer = self._trainer
-        goes_on = trainer is not None and bool(trainer.training)
-        path = None if trainer is None else trainer.ckpt_path
-        self.results, note = self.history.load(checkpoint, self.federation, path, goes_on=goes_on)
-        if note and (trainer is None or trainer.is_global_zero):
-            sys.stderr.write(note)
+            raise ConfigError(WITHOUT_DATA)
+        self.results = self.history.restore(checkpoint, self.federation, self._trainer)

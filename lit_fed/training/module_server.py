@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
+from lit_fed.training.frozen_part import FrozenPart
 
 __all__ = ["Assign", "ModuleServer", "register_leaves"]
 
@@ -21,29 +22,30 @@ __all__ = ["Assign", "ModuleServer", "register_leaves"]
 class ModuleServer:
     """A server whose state a LightningModule holds, so that checkpoints restore it and devices are Lightning's affair.
 
-    Leaves of models become parameters of the module; all other leaves, what is frozen and the number of rounds become
-    buffers.
+    Leaves of models become parameters of the module; all other leaves and the number of rounds become buffers, as does
+    what is frozen, which no checkpoint holds.
 
     Args:
         module: the module.
         task: the task.
         shared: the initial shared state.
+        source: where the network came from, for messages.
     """
 
-    def __init__(self, module: LightningModule, task: Task, shared: Tree) -> None:
+    def __init__(self, module: LightningModule, task: Task, shared: Tree, source: str = "") -> None:
         self._module, self._task, self.initial_shared = module, task, shared
-        # no build has to repeat the same numbers: what is frozen is restored from the checkpoint, too
-        self._frozen_names = register_leaves(module, {"frozen": task.frozen})
+        self.frozen_part = FrozenPart(module, task.frozen, source)
         self._names = register_leaves(module, shared)
         module.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
 
+    def start_from(self, task: Task, shared: Tree) -> None:
+        """Take another task, whose models start elsewhere, and what clients without a state of their own start from."""
+        self._task, self.initial_shared = task, shared
+
     @property
     def task(self) -> Task:
-        """The task with what is frozen on the module's device, and as a checkpoint restored it."""
-        if not self._frozen_names:
-            return self._task
-        frozen = dict(zip(self._task.frozen, (getattr(self._module, name) for name in self._frozen_names), strict=True))
-        return replace(self._task, frozen=frozen)
+        """The task with what is frozen on the module's device."""
+        return replace(self._task, frozen=self.frozen_part.leaves) if self._task.frozen else self._task
 
     @property
     def leaves(self) -> list[Tensor]:

@@ -100,21 +100,22 @@ def check_run_name(name: str | None) -> None:
         )
 
 
-def check_table_file(path: Path) -> None:
-    """Refuse a file that no table can be written to.
+def check_table_file(output: str | Path) -> Path:
+    """The file of a table, with `~` written out; one that cannot be written is refused.
 
     Raises:
         ConfigError: if its ending is neither .csv nor .parquet, a package is missing or its folder cannot be written.
     """
+    path = given_path(str(output), "--output")
     if path.suffix not in (".csv", ".parquet"):
         raise ConfigError(
             f"--output {path}: a table is written as .csv or .parquet; end the file's name in one of them"
         )
-    given_path(str(path), "--output")
     if path.is_dir():
         raise ConfigError(f"--output {path} is a folder; give a file in it")
     check_table_format(path.suffix[1:])
     check_writable(path.parent, "--output")
+    return path
 
 
 def check_table_format(name: str) -> None:
@@ -141,16 +142,17 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
             table.to_csv(file, index=False)
 
 
-def check_new_folder(path: Path) -> None:
-    """Refuse a folder of results that holds something already.
+def check_new_folder(output: str | Path) -> Path:
+    """A folder of results, with `~` written out; one that holds something already is refused.
 
     Raises:
         ConfigError: naming the folder and the fix.
     """
-    given_path(str(path), "--output")
+    path = given_path(str(output), "--output")
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ConfigError(f"--output {path} exists and is not empty; choose a new folder")
     check_writable(path.absolute().parent, "--output")
+    return path
 
 
 @contextmanager

@@ -49,7 +49,7 @@ REFUSED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
     BatchSizeFinder: "the batch size is part of an experiment; choose --data.batch_size",
-    LearningRateFinder: "local rates belong to clients; try some values of --model.solver.lr, as scripts/sweep.py does",
+    LearningRateFinder: "local rates belong to clients; try some values of --model.solver.lr, as `lit-fed sweep` does",
     GradientAccumulationScheduler: "clients take whole batches; use --data.batch_size",
     StochasticWeightAveraging: "it averages the models of one optimizer; here a server writes the models",
     WeightAveraging: "client states belong to the models of their round, not to an average over rounds",

@@ -17,10 +17,18 @@ from lit_fed.core.reduce import all_reduce
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["StopRequests", "Terminated", "end_with_parent"]
+__all__ = ["CutShort", "StopRequests", "Terminated", "end_with_parent"]
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """How often a rank looks whether its parent lives."""
+
+
+class CutShort(SystemExit):
+    """A command was ended from outside; the message says how to go on."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(status)
+        self.message = message
 
 
 class Terminated(SIGTERMException):

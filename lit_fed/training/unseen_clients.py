@@ -14,6 +14,7 @@ from lit_fed.training.checkpoint import (
     schedule_rounds,
 )
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["restore_for_unseen_clients"]
 
@@ -44,8 +45,11 @@ def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, An
         compare_arguments(stored["arguments"], module.history.arguments) or compare_identities(kept, own, settings)
     )
     facts = TrainingFacts.from_plain(stored["serving"])
+    module.history.warm_start = WarmStart.found_in(stored)
     module.build_shared(facts)
     module.federation.schedule_rounds = schedule_rounds(stored)
+    server: Any = module.federation.server
+    server.frozen_part.load(stored.get("frozen"), checkpoint["state_dict"])
     state = {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
     module.load_state_dict(state)
     return facts

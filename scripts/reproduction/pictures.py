@@ -115,4 +115,4 @@ def shares(groups: Mapping[str, Shares], label: str, path: Path, columns: int = 
 
 def save(figure: Any, path: Path) -> None:
     """Write a figure of a page; it is there whole or not at all."""
-    style.save(figure, path, dpi=110)
+    style.save(figure, path)

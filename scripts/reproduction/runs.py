@@ -128,7 +128,8 @@ def make(run: Run, extra: Sequence[str]) -> Record:
     """Fit, test and measure; the run's folder is thrown away."""
     import torch
 
-    from lit_fed.cli import FederatedCLI, keep_notices_out
+    from lit_fed.cli import FederatedCLI
+    from lit_fed.training.notices import keep_notices_out
     from reproduction.data_only import DataCLI
     from reproduction.measures import MEASURES
 

@@ -18,7 +18,7 @@ from network_cases import (
     images,
     num_rounds,
 )
-from test_algorithms import everything, finite
+from test_algorithms import all_algorithms, everything, finite
 from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
@@ -60,18 +60,33 @@ class Head(Frozen):
         return self.head(x)
 
 
-class FrozenNorm(Network):
-    """BatchNorm whose scale and shift are frozen, and whose running statistics are not."""
+class FrozenScale(Network):
+    """BatchNorm whose scale is frozen, and whose shift and running statistics are not."""
 
     def __init__(self, input_shape, num_outputs):
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3, num_outputs)
         )
-        self.layers[:2].requires_grad_(False)
+        self.layers[0].requires_grad_(False)
+        self.layers[1].weight.requires_grad_(False)
 
     def forward(self, x):
         return self.layers(x)
+
+
+class Resting(Network):
+    """A frozen body with BatchNorm and dropout, which rest, below a trained layer."""
+
+    def __init__(self, input_shape, num_outputs):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Dropout(0.5), nn.Tanh(), nn.Flatten())
+        self.body[1].running_var.fill_(0.1)
+        self.body.requires_grad_(False)
+        self.head = nn.Linear(8, num_outputs)
+
+    def forward(self, x):
+        return self.head(self.body(x))
 
 
 class FrozenBias(Linear):
@@ -152,7 +167,7 @@ def test_frozen_scales_of_batch_norm(algorithm, local):
     if local and isinstance(algorithm, FedPer):
         return
     algorithm = LocalNorm(algorithm) if local else algorithm
-    runs = [federation(algorithm, FrozenNorm, one()) for one in TRAINERS]
+    runs = [federation(algorithm, FrozenScale, one()) for one in TRAINERS]
     start = tree.models((runs[0].shared, runs[0].states))
     shown = [after_rounds(run, images(UNSEEN, first_id=len(SIZES))) for run in runs]
     assert distance(*shown) < 1e-8
@@ -163,6 +178,40 @@ def test_frozen_scales_of_batch_norm(algorithm, local):
     ]
     assert local or any(moved)
     assert not any("layers.1.weight" in one.parameters for one in start)
+
+
+@pytest.mark.parametrize("cls", all_algorithms(), ids=lambda cls: cls.__name__)
+def test_a_body_at_rest_in_blocks_and_after_a_resume(cls):
+    """The body is the same function in training, whoever shares the clients out, and nobody keeps or sends it."""
+    if refuses(cls.__name__, Resting):
+        return
+    algorithm, options = CASES[cls.__name__], {"batch_size": 0}
+    whole, cut = (
+        federation(algorithm, Resting, SequentialTrainer(), clients_per_block=one, **options) for one in (None, 2)
+    )
+    frozen = {name: leaf.clone() for name, leaf in whole.task.frozen.items()}
+    assert whole.task.network.body[0].weight.data_ptr() == whole.task.frozen["body.0.weight"].data_ptr()
+    whole.round()
+    cut.round()
+    kept = (whole.shared, whole.states)
+    assert same_bits((cut.shared, cut.states), kept)
+    assert not [path for path, _ in tree.items(kept) if "body" in path]
+    assert not any(one.buffers for one in tree.models(kept))
+    resumed = federation(
+        algorithm, Resting, SequentialTrainer(), clients_per_block=2, shared=kept[0], round_idx=1, **options
+    )
+    resumed.states = kept[1]
+    whole.round()
+    resumed.round()
+    assert same_bits((resumed.shared, resumed.states), (whole.shared, whole.states))
+    assert same_bits((resumed.task.frozen, whole.task.frozen), (frozen, frozen))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2), FedPer(private_layers=1)], ids=str)
+def test_a_body_at_rest_in_clients_at_once(algorithm):
+    one, other = (federation(algorithm, Resting, trainer()) for trainer in TRAINERS)
+    unseen = images(UNSEEN, first_id=len(SIZES))
+    assert distance(after_rounds(one, unseen), after_rounds(other, unseen)) < 1e-9
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda one: one.name)

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from lit_fed.cli import FederatedCLI
+from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -131,7 +131,7 @@ def test_every_module_is_in_the_reference(documents, room):
 
 def test_every_command_is_described(site):
     page = Document(site[0] / "reference/command_line/index.html")
-    assert {*FederatedCLI.subcommands(), "partition"} <= set(page.text)
+    assert {*FederatedCLI.subcommands(), *WITHOUT_TRAINER} <= set(page.text)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

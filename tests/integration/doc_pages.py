@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import re
@@ -14,6 +15,8 @@ from typing import Any, NamedTuple
 
 from prepared import do_not_render
 from running import command_line, ended, forked, run_script
+from running import run as start
+from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
@@ -107,14 +110,28 @@ def _command(line: str, folder: Path, rendered: bool) -> Done:
 
     What a script starts is forked from it too, for the same reason.
     """
-    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py)) ([^$|<>;&]+)", line)
+    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py)) ([^$|<>;&]+?)(?: > (\S+))?", line)
     if found:
-        return _forked(_program, [found[1], *shlex.split(found[2])], folder, rendered)
+        done = _forked(_program, [found[1], *shlex.split(found[2])], folder, rendered)
+        if found[3]:
+            Path(found[3].replace("~", str(folder))).write_text(done.output, encoding="utf-8")
+        return done
+    if line.startswith("torchrun "):
+        return _ranks(shlex.split(line)[1:], folder)
     environment = os.environ | _environment(folder) | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "-e", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     return Done(done.returncode, done.stdout + done.stderr)
+
+
+def _ranks(arguments: list[str], folder: Path) -> Done:
+    """What torchrun would start on one machine, after it has read its own arguments."""
+    given = parse_args(arguments)
+    assert (given.module, given.training_script, given.nnodes) == (True, "lit_fed", "1:1"), arguments
+    with contextlib.chdir(folder):
+        ended = start(given.training_script_args, 600, int(given.nproc_per_node), **_environment(folder))
+    return Done(ended.returncode, ended.stdout + ended.stderr)
 
 
 def _environment(folder: Path) -> dict[str, str]:

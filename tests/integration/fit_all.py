@@ -44,6 +44,9 @@ OPTIONS = {
 }
 """Hyper-parameters with which few rounds show all that an algorithm does, and soon."""
 
+METRICS = {"FedEM": "AUROC,CalibrationError"}
+"""What is measured beside accuracy and loss."""
+
 FRESH = ["FedNova"]
 """Algorithms that refuse optimizers which are kept from round to round."""
 
@@ -69,8 +72,9 @@ def fit(
         client_fraction=1.0 if algorithm.needs_all_clients else 0.7, clients_per_block=2, batch_size=32,
     )  # fmt: skip
     module = FederatedModule(
-        algorithm, solver_of(name), client_trainer="sequential", client_memory_gb=client_memory_gb, **(model or {})
-    )
+        algorithm, solver_of(name), client_trainer="sequential", client_memory_gb=client_memory_gb,
+        **{"metrics": METRICS.get(name)} | (model or {}),
+    )  # fmt: skip
     trainer = FederatedTrainer(
         **{"accelerator": "cpu"} | trainer_arguments, max_epochs=rounds,
         logger=RoundLogger(str(out), name, version, keep_rounds),

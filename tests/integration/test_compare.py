@@ -2,14 +2,15 @@
 
 import json
 
-import compare
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from comparison.naming import differences
-from comparison.pictures import _curves
-from comparison.runs import without_seeds
+
+from lit_fed.cli import main
+from lit_fed.command_line.comparison.naming import differences, named
+from lit_fed.command_line.comparison.pictures import _curves
+from lit_fed.command_line.comparison.runs import find_run, grouped, read_run, without_seeds
 
 BASE = {
     "seed_everything": 0,
@@ -50,7 +51,7 @@ def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_
 
 def refused(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
-        compare.main([str(one) for one in arguments])
+        main(["compare", *map(str, arguments)])
     assert stopped.value.code == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -70,7 +71,7 @@ def runs(tmp_path):
 
 @pytest.mark.usefixtures("rendered")
 def test_seeds_are_one_row_with_mean_and_deviation(runs, tmp_path, capsys):
-    compare.main([*map(str, runs), "--output", str(tmp_path / "out"), "--formats", "png", "pdf"])
+    main(["compare", *map(str, runs), "--output", str(tmp_path / "out"), "--formats", "png", "pdf"])
     said = capsys.readouterr().out
     assert "75.00 ± 7.07" in said
     table = pd.read_csv(tmp_path / "out/comparison.csv").set_index("name")
@@ -90,7 +91,7 @@ def test_seeds_are_one_row_with_mean_and_deviation(runs, tmp_path, capsys):
 
 
 def drawn(runs, *, bytes_sent):
-    groups = compare.named(compare.grouped([compare.read_run(folder) for folder in runs]))
+    groups = named(grouped([read_run(folder) for folder in runs]))
     return _curves(groups, "accuracy", bytes_sent=bytes_sent).axes[0]
 
 
@@ -117,14 +118,14 @@ def test_a_run_that_was_never_evaluated_has_no_curve(runs, tmp_path):
     history = pd.read_csv(runs[2] / "metrics.csv").drop(columns="test/seen/accuracy")
     history.to_csv(runs[2] / "metrics.csv", index=False)
     assert [line.get_label() for line in drawn(runs, bytes_sent=False).lines] == ["FedEM"]
-    compare.main([str(runs[2]), "--output", str(tmp_path / "out")])
+    main(["compare", str(runs[2]), "--output", str(tmp_path / "out")])
     assert (tmp_path / "out/accuracy_vs_bytes.png").is_file()
 
 
 def test_a_name_stands_for_its_newest_version(runs, tmp_path):
     for number in (2, 10):
         write_run(tmp_path / f"runs/em/version_{number}", config(seed=number))
-    assert compare.find_run(tmp_path / "runs/em").name == "version_10"
+    assert find_run(tmp_path / "runs/em").name == "version_10"
 
 
 @pytest.mark.parametrize(
@@ -147,14 +148,14 @@ def test_too_many_differences_leave_the_names_of_the_runs(tmp_path, capsys):
     other["data"] = {"dataset": {"class_path": "lit_fed.Sine"}, "batch_size": 7, "num_clients": 3}
     other["trainer"] = other["trainer"] | {"max_epochs": 9}
     second = write_run(tmp_path / "runs/two/version_0", other)
-    compare.main([str(first), str(second), "--output", str(tmp_path / "out")])
+    main(["compare", str(first), str(second), "--output", str(tmp_path / "out")])
     assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["one", "two"]
 
 
 def test_runs_of_python_programs_bear_their_own_names(runs, tmp_path, capsys):
     for run in runs[1:]:
         (run / "config.yaml").unlink()
-    compare.main([*map(str, runs[1:]), "--output", str(tmp_path / "out")])
+    main(["compare", *map(str, runs[1:]), "--output", str(tmp_path / "out")])
     assert pd.read_csv(tmp_path / "out/comparison.csv")["name"].tolist() == ["em", "avg"]
     capsys.readouterr()
     (runs[2] / "summary.json").unlink()
@@ -181,7 +182,7 @@ def test_different_metrics_are_refused_unless_one_is_shared(runs, tmp_path, caps
     assert "has accuracy and loss" in said
     assert "has mse and loss; compare them apart, or with --metric loss" in said
     assert "has accuracy and loss; give one of these" in refused(capsys, runs[0], "--metric", "mse")
-    compare.main([str(runs[0]), str(squared), "--metric", "loss", "--output", str(tmp_path / "out")])
+    main(["compare", str(runs[0]), str(squared), "--metric", "loss", "--output", str(tmp_path / "out")])
     assert (tmp_path / "out/loss_vs_rounds.png").is_file()
     assert pd.read_csv(tmp_path / "out/comparison.csv")["test/seen/loss"].tolist() == [1.0, 1.0]
 
@@ -193,7 +194,7 @@ def test_the_same_run_twice_is_refused(runs, tmp_path, capsys):
 
 def test_an_earlier_comparison_is_not_overwritten(runs, tmp_path, capsys):
     output = tmp_path / "out"
-    compare.main([str(runs[0]), "--output", str(output)])
+    main(["compare", str(runs[0]), "--output", str(output)])
     before = {path.name: path.read_bytes() for path in output.iterdir()}
     capsys.readouterr()
     assert f"--output {output} exists and is not empty; choose a new folder" in refused(

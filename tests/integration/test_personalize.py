@@ -62,7 +62,9 @@ def clients(tmp_path_factory):
 @pytest.mark.parametrize("client_trainer", ["sequential", "vectorized"])
 @pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "Local", "FedAvg"])
 def test_results_are_those_of_the_runs_unseen_clients(tmp_path, clients, name, client_trainer):
-    checkpoint = fit(tmp_path / "runs", name, "--model.client_trainer", client_trainer)
+    checkpoint = fit(
+        tmp_path / "runs", name, "--model.client_trainer", client_trainer, "--model.metrics", "AUROC,CalibrationError"
+    )
     found = personalize(checkpoint, clients, tmp_path / "served")
     expected = pd.read_csv(folder(tmp_path / "runs", name) / "clients.csv").query("population == 'unseen'")
     expected = expected.drop(columns=["client_id", "population"]).reset_index(drop=True)
@@ -70,6 +72,7 @@ def test_results_are_those_of_the_runs_unseen_clients(tmp_path, clients, name, c
         expected = expected.dropna(axis=1)  # seen clients have no mixture weights either
     assert found.pop("client").tolist() == ["client_0", "client_1"]
     pd.testing.assert_frame_equal(found, expected, rtol=1e-6)
+    assert {"auroc", "calibration_error"} < set(found)
     assert sorted(path.name for path in (tmp_path / "served").iterdir()) == ["clients.csv", "predictions.csv", "states"]
     predictions = pd.read_csv(tmp_path / "served/predictions.csv")
     hits = (predictions["label"] == predictions["prediction"]).groupby(predictions["client_id"]).mean()

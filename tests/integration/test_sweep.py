@@ -10,23 +10,23 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-import sweep as script
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from running import fork_what_is_spawned, start
-from sweeping.picture import draw
-from sweeping.results import Result
-from sweeping.search import Search
-from sweeping.sweep_file import read_sweep
-from sweeping.validation import check_arguments
-from sweeping.workers import cores
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
-from lit_fed.cli import main
+from lit_fed.cli import arguments_of, main
+from lit_fed.command_line.sweep import number_of_points
+from lit_fed.command_line.sweeping.folder import SweepFolder
+from lit_fed.command_line.sweeping.picture import draw_sweep
+from lit_fed.command_line.sweeping.results import Result
+from lit_fed.command_line.sweeping.search import Search
+from lit_fed.command_line.sweeping.sweep_file import read_sweep
+from lit_fed.command_line.sweeping.validation import check_arguments
+from lit_fed.command_line.sweeping.workers import cores
 from lit_fed.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts/sweep.py"
 SHIPPED = sorted((ROOT / "configs/sweep").glob("*.yaml"))
 COMMAND = [
     "${env}", "python", "-m", "lit_fed", "fit", "--config", "configs/logger/wandb.yaml", "--config",
@@ -60,9 +60,9 @@ def written(path, content=GRID, **changes):
 
 
 def swept(path, out, *arguments):
-    """Run the script here; its exit status."""
+    """Run the command here; its exit status."""
     with pytest.raises(SystemExit) as ended:
-        script.main([str(path), "--output", str(out), *arguments])
+        main(["sweep", str(path), "--output", str(out), *arguments])
     return ended.value.code
 
 
@@ -78,8 +78,8 @@ def identities(paths):
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on(tmp_path):
     path, out = written(tmp_path / "grid.yaml"), tmp_path / "out"
-    command = [str(path), "--output", str(out), "--jobs", "2"]
-    process, deadline = start(command, SCRIPT), time.monotonic() + 120
+    command = ["sweep", str(path), "--output", str(out), "--jobs", "2"]
+    process, deadline = start(command), time.monotonic() + 120
     while time.monotonic() < deadline and not is_half_way(out):
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)  # the children too
@@ -90,7 +90,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
     rounds_before = {one.parents[1]: rows(one.parents[1]) for one in begun}
     assert begun
 
-    second = start(command, SCRIPT)
+    second = start(command)
     said, err = second.communicate(timeout=300)
     assert second.returncode == 0, err
     assert len(summaries(out)) == 9
@@ -118,7 +118,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
 def test_ctrl_c_stops_all_runs_in_order(tmp_path):
     long = GRID["parameters"] | {"trainer.max_epochs": {"value": 500}}
     path, out = written(tmp_path / "long.yaml", parameters=long), tmp_path / "out"
-    process, deadline = start([str(path), "--output", str(out), "--jobs", "2"], SCRIPT), time.monotonic() + 120
+    process, deadline = start(["sweep", str(path), "--output", str(out), "--jobs", "2"]), time.monotonic() + 120
     while time.monotonic() < deadline and len(list(out.glob("runs/*/version_0/checkpoints/last.ckpt"))) < 2:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
@@ -198,8 +198,8 @@ def test_distributions(tmp_path):
         "model.solver.clip_norm": CategoricalDistribution(["null", "1.0"]),
         "model.solver.momentum": FloatDistribution(0.0, 0.9, step=0.3),
     }
-    assert script.number_of_points(sweep, None) == 3
-    assert script.number_of_points(sweep, 7) == 7
+    assert number_of_points(sweep, None) == 3
+    assert number_of_points(sweep, 7) == 7
 
 
 @pytest.mark.parametrize("method", ["random", "bayes"])
@@ -255,7 +255,7 @@ def test_pictures(tmp_path, keys):
         number, point = search.ask()
         values = np.random.default_rng(seed).uniform(0.4, 0.9, 3)
         results.append(Result(number, point, tuple(values), (), 1.0))
-    draw(sweep, results, tmp_path / "sweep.png")
+    draw_sweep(sweep, results, tmp_path / "sweep.png")
     assert np.ptp(matplotlib.image.imread(tmp_path / "sweep.png")[..., :3]) > 0.9
 
 
@@ -271,7 +271,7 @@ def test_shipped_files_are_what_wandb_passes(path):
     assert ours[-len(flags) :] == flags
     assert "configs/logger/wandb.yaml" in content["command"]
     assert "configs/logger/wandb.yaml" not in ours
-    check_arguments(sweep)
+    check_arguments(sweep, arguments_of)
 
 
 def test_a_point_runs_offline_as_wandb_starts_it(tmp_path):
@@ -351,10 +351,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path, capsys):
     assert swept(path, tmp_path) == 2
     assert "holds something that is no sweep" in capsys.readouterr().err
     with (
-        script.SweepFolder(tmp_path / "out").opened(read_sweep(path), None),
+        SweepFolder(tmp_path / "out").opened(read_sweep(path), None),
         pytest.raises(ConfigError, match="at work"),
     ):
-        script.SweepFolder(tmp_path / "out").opened(read_sweep(path), None).__enter__()
+        SweepFolder(tmp_path / "out").opened(read_sweep(path), None).__enter__()
 
 
 def test_cores_are_those_of_this_process():

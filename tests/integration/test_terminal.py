@@ -16,7 +16,7 @@ import pytest
 from running import command_line, forked, run
 
 import lit_fed.callbacks
-from lit_fed.cli import FederatedCLI, main
+from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
 from lit_fed.command_line.classes import CLASSES, subclasses
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, start_page
@@ -54,7 +54,7 @@ def test_version_and_start_page_need_no_torch():
 
 
 def test_start_page_lists_all_commands_in_80_columns():
-    assert set(COMMANDS) == {*FederatedCLI.subcommands(), "partition"}
+    assert set(COMMANDS) == {*FederatedCLI.subcommands(), *WITHOUT_TRAINER}
     assert all(len(line) <= 80 for line in start_page().splitlines())
     assert all(f"\n  {name} " in start_page() for name in COMMANDS)
 
@@ -63,7 +63,8 @@ def test_start_page_lists_all_commands_in_80_columns():
 def test_help_of_commands(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = said([command, "--help"])
-    assert page.startswith(f"usage: python -m lit_fed {command} [options]\n\n{COMMANDS[command][:40]}")
+    assert page.startswith(f"usage: python -m lit_fed {command} [options]")
+    assert f"\n\n{COMMANDS[command][:40]}" in page
     assert all(len(line) <= 120 for line in page.splitlines())
     for spelling in ("<class", "class_path", ":class:", ":paramref:", "Optional[", "limit_train_batches"):
         assert spelling not in page
@@ -109,6 +110,8 @@ def bash_completion(tmp_path_factory):
         ("fit --model.algorithm.local_solve ", {"exact", "inexact", "sgd", "gradient"}),
         ("fit --trainer.max_e", {"--trainer.max_epochs"}),
         ("partition --model", set()),
+        ("compare --f", {"--formats"}),
+        ("sweep --tr", {"--trials"}),
     ],
 )
 def test_bash_completes(bash_completion, typed, offered):

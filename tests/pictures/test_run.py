@@ -109,15 +109,35 @@ def test_the_worst_decile_is_hatched(tmp_path, hit, marked, sign):
     """Of 25 clients the ⌊25/10⌋ = 2 worst ones."""
     clients = clients_of(np.arange(25) / 10, hit)
     axes = drawn(tmp_path, clients)[f"client_{hit}.png"].axes[0]
-    hatched = [patch for patch in axes.patches if patch.get_hatch()]
-    assert len(hatched) == 1
+    hatched = [patch for patch in axes.patches if patch.get_hatch() and patch.get_height() > 0]
     factor = 100 if hit == "accuracy" else 1
-    corners = hatched[0].get_xy()
-    full = corners[corners[:, 1] > 0]
-    assert full[:, 0].min() <= factor * marked[0] + 1e-9
-    assert full[:, 0].max() >= factor * marked[1] - 1e-9
-    assert np.ptp(full[:, 0]) < factor * 0.4
-    assert hatched[0].get_label() == f"worst decile of the seen: {sign}"
+    left, right = min(one.get_x() for one in hatched), max(one.get_x() + one.get_width() for one in hatched)
+    assert sum(one.get_height() for one in hatched) == 2
+    assert left <= factor * marked[0] + 1e-9
+    assert right >= factor * marked[1] - 1e-9
+    assert right - left < factor * 0.4
+    assert axes.get_legend_handles_labels()[1][-1] == f"worst decile of the seen: {sign}"
+
+
+def test_unseen_clients_stand_below_in_bins_of_the_same_edges(tmp_path):
+    clients = clients_of(np.arange(25) / 25)
+    clients.loc[20:, "population"] = "unseen"
+    figure = drawn(tmp_path, clients)["client_accuracy.png"]
+    seen, unseen = figure.axes
+    plain = [[patch.get_x() for patch in axes.patches if not patch.get_hatch()] for axes in (seen, unseen)]
+    assert plain[0] == pytest.approx(plain[1])
+    assert [sum(one.get_height() for one in axes.patches if not one.get_hatch()) for axes in (seen, unseen)] == [20, 5]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "unseen clients"
+
+
+@pytest.mark.parametrize("num_clients", [4, 60])
+def test_clients_have_names_while_there_is_room(tmp_path, num_clients):
+    weights = np.linspace(1, 0.6, num_clients)
+    names = [f"c{number}" for number in range(num_clients)]
+    clients = clients_of([0.5] * num_clients, pi_0=weights, pi_1=1 - weights).assign(client_id=names)
+    axes = drawn(tmp_path, clients)["mixture_weights.png"].axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == (names if num_clients == 4 else [])
+    assert axes.get_xlabel().startswith(f"{num_clients} seen clients")
 
 
 def test_true_groups_stand_below_the_mixture_weights(tmp_path):

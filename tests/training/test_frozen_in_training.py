@@ -1,4 +1,4 @@
-"""A frozen body of random weights, whole runs: checkpoints hold it once, and give it back exactly."""
+"""A frozen body of random weights, whole runs: the module holds it once, and checkpoints its digest and its source."""
 
 import numpy as np
 import pandas as pd
@@ -11,9 +11,10 @@ from torch import nn
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedEM
-from lit_fed.callbacks import FederatedCallback
+from lit_fed.callbacks import FederatedCallback, NetworkSummary
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.networks.frozen import digest_of
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import Network
@@ -29,6 +30,14 @@ class RandomFeatures(Network):
 
     def forward(self, x):
         return self.head(self.body(x))
+
+
+class Whole(RandomFeatures):
+    """The same, all of it trained."""
+
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(input_shape, num_outputs)
+        self.requires_grad_(True)
 
 
 class Lazy(Network):
@@ -58,6 +67,7 @@ class KeepHalf(FederatedCallback):
 BODY = 3 * (16 + 1)
 HEAD = 10 * (75 + 1)
 MODEL = {"network": RandomFeatures, "init_seeds": [4, 5, 6]}
+SOLVER = LocalSolver(momentum=0.9, persist_optimizer=True)
 FROZEN = {"frozen__body_0_weight", "frozen__body_0_bias"}
 
 
@@ -82,17 +92,32 @@ def run(tmp_path_factory):
     return module, folder(out, "FedEM"), out / "half.ckpt"
 
 
-def test_a_checkpoint_holds_one_copy_and_messages_none(run):
-    _, out, _ = run
+def test_a_checkpoint_holds_the_digest_and_messages_nothing(run):
+    module, out, _ = run
     content = torch.load(out / "checkpoints/last.ckpt", weights_only=True)
-    leaves = {name: leaf for name, leaf in content["state_dict"].items() if "body" in name}
-    assert set(leaves) == FROZEN
-    assert sum(leaf.numel() for leaf in leaves.values()) == BODY
+    assert not [name for name in content["state_dict"] if "body" in name]
     torch.manual_seed(4)
     first = RandomFeatures((1, 8, 8), 10)
-    assert torch.equal(leaves["frozen__body_0_weight"], first.body[0].weight)
+    assert torch.equal(module.frozen__body_0_weight, first.body[0].weight)
+    leaves = {f"body.{name}": leaf for name, leaf in first.body.named_parameters()}
+    source = "RandomFeatures() from seed 4"
+    assert content["lit_fed"]["frozen"] == {
+        "digest": digest_of(leaves), "source": source, "tensors": 2, "numbers": BODY,
+    }  # fmt: skip
     table = pd.read_csv(out / "metrics.csv")
     assert (table["comm/bytes_down"].dropna() == 4 * 3 * 4 * HEAD).all()  # four clients, three models, four bytes each
+
+
+def test_one_copy_in_the_process(run):
+    """Module, task and template share it, whatever its layout has become."""
+    module, _, _ = run
+    task = module.federation.server.task
+    places = {
+        leaf.data_ptr()
+        for leaf in (module.frozen__body_0_weight, task.frozen["body.0.weight"], task.network.body[0].weight)
+    }
+    assert len(places) == 1
+    assert task.end.name == "head"
 
 
 def test_resume_equals_uninterrupted(run, tmp_path):
@@ -103,14 +128,84 @@ def test_resume_equals_uninterrupted(run, tmp_path):
     assert history(out)[-1] == history(folder(tmp_path, "FedEM"))[-1]
 
 
-def test_what_serves_clients_is_restored_whatever_the_build_draws(run, tmp_path):
-    """Test, predict, export and personalize in a process whose random weights would be others."""
+def test_a_checkpoint_that_holds_the_values(run, tmp_path):
+    """Those of earlier versions do; their values count, whatever this process has drawn."""
+    module, out, _ = run
+    content = torch.load(out / "checkpoints/last.ckpt", weights_only=True)
+    held = {name: torch.full_like(getattr(module, name), 0.5) for name in FROZEN}
+    content["state_dict"] |= held
+    del content["lit_fed"]["frozen"]
+    torch.save(content, tmp_path / "old.ckpt")
+    seed_everything(3, verbose=False)
+    one = FederatedModule(FedEM(), SOLVER, **MODEL)
+    trainer(tmp_path).test(one, datamodule=digits(), ckpt_path=str(tmp_path / "old.ckpt"), verbose=False)
+    assert all(torch.equal(getattr(one, name), leaf) for name, leaf in held.items())
+    assert one.federation.server.frozen_part.entry()["digest"] != module.federation.server.frozen_part.digest
+    content["state_dict"] |= held
+    del content["state_dict"]["frozen__body_0_bias"]
+    torch.save(content, tmp_path / "other.ckpt")
+    with pytest.raises(ConfigError, match="the checkpoint holds other frozen parameters than this run has"):
+        trainer(tmp_path).test(one, datamodule=digits(), ckpt_path=str(tmp_path / "other.ckpt"), verbose=False)
+
+
+FOUR = r"part is RandomFeatures\(\) from seed 4 \(51 numbers, digest \w{12}\), and that of this run "
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            {"init_seeds": [7, 8, 9]},
+            FOUR + r"RandomFeatures\(\) from seed 7 \(51 numbers, digest \w{12}\); give the same --model\.network wit",
+        ),
+        (
+            {"trainable": "*"},
+            r"run froze a part of its network \(RandomFeatures\(\) from seed 4\), and this run trains all of it; give ",
+        ),
+        (
+            {"trainable": ["head.weight"]},
+            FOUR + r"R.* from seed 4 \(61 numbers, digest \w{12}\); give the same --model\.network and the same --mod",
+        ),
+    ],
+    ids=["seed", "all", "less"],
+)
+def test_another_frozen_part_is_refused(run, tmp_path, model, message):
+    _, out, _ = run
+    ckpt_path = str(out / "checkpoints/last.ckpt")
+    seed_everything(3, verbose=False)
+    other = FederatedModule(FedEM(), SOLVER, **MODEL | model)
+    with pytest.raises(ConfigError, match=message):
+        trainer(tmp_path).test(other, datamodule=digits(), ckpt_path=ckpt_path, verbose=False)
+
+
+def test_other_numbers_from_the_same_source(run, tmp_path):
+    """A file that has changed, or another processor."""
+    _, out, _ = run
+    content = torch.load(out / "checkpoints/last.ckpt", weights_only=True)
+    content["lit_fed"]["frozen"]["digest"] = "0" * 64
+    torch.save(content, tmp_path / "other.ckpt")
+    seed_everything(3, verbose=False)
+    with pytest.raises(ConfigError, match=FOUR + r".*the same source gave other numbers: a weights file that has cha"):
+        trainer(tmp_path).test(
+            FederatedModule(FedEM(), SOLVER, **MODEL), datamodule=digits(), ckpt_path=str(tmp_path / "other.ckpt")
+        )
+
+
+def test_a_run_that_trained_all_is_not_gone_on_with_frozen(tmp_path):
+    fit("FedEM", tmp_path, rounds=1, model={"network": Whole})
+    ckpt_path = str(folder(tmp_path, "FedEM") / "checkpoints/last.ckpt")
+    seed_everything(3, verbose=False)
+    other = FederatedModule(FedEM(), SOLVER, network=Whole, trainable="head")
+    with pytest.raises(ConfigError, match=r"trained its whole network, and this run froze a part of it: Whole\(\)"):
+        trainer(tmp_path).test(other, datamodule=digits(), ckpt_path=ckpt_path, verbose=False)
+
+
+def test_what_serves_clients(run, tmp_path):
+    """Test, predict, export and personalize in a process of their own."""
     module, out, _ = run
     ckpt_path = str(out / "checkpoints/last.ckpt")
     seed_everything(3, verbose=False)
-    other = MODEL | {"init_seeds": [7, 8, 9]}
-    solver = LocalSolver(momentum=0.9, persist_optimizer=True)
-    one, data, serving = FederatedModule(FedEM(), solver, **other), digits(), trainer(tmp_path)
+    one, data, serving = FederatedModule(FedEM(), SOLVER, **MODEL), digits(), trainer(tmp_path)
     (found,) = serving.test(one, datamodule=data, ckpt_path=ckpt_path, verbose=False)
     assert found["test/seen/loss"] == np.float32(module.results["test/seen/loss"])
     table = serving.predict(one, datamodule=data, population="unseen", output=str(tmp_path / "p.csv"))
@@ -126,11 +221,30 @@ def test_what_serves_clients_is_restored_whatever_the_build_draws(run, tmp_path)
         train, test = (split.client(6 + position) for split in (data.unseen.train, data.unseen.test))
         arrays = {"x_train": train.x, "y_train": train.y, "x_test": test.x, "y_test": test.y}
         np.savez(tmp_path / f"new/client_{position}.npz", **{key: leaf.numpy() for key, leaf in arrays.items()})
-    unseen_clients = FederatedModule(FedEM(), solver, **other)
+    unseen_clients = FederatedModule(FedEM(), SOLVER, **MODEL)
     served = trainer(tmp_path).personalize(unseen_clients, ckpt_path, str(tmp_path / "new"), str(tmp_path / "served"))
     hits = (rows["label"] == rows["prediction"]).mean()
     np.testing.assert_allclose(served["accuracy"].iloc[1], hits, rtol=1e-12)
-    assert torch.equal(unseen_clients.frozen__body_0_weight, module.frozen__body_0_weight)
+    another = FederatedModule(FedEM(), SOLVER, **MODEL | {"init_seeds": [7, 8, 9]})
+    with pytest.raises(ConfigError, match="and that of this run"):
+        trainer(tmp_path).personalize(another, ckpt_path, str(tmp_path / "new"), str(tmp_path / "never"))
+    assert not (tmp_path / "never").exists()
+
+
+def test_parameters_chosen_by_name_are_those_that_the_network_leaves_to_be_trained(run, tmp_path, capsys):
+    _, _, half = run
+    model = MODEL | {"network": Whole, "trainable": "head"}
+    chosen, _ = fit("FedEM", tmp_path, rounds=2, model=model, callbacks=[NetworkSummary()])
+    state = chosen.state_dict()
+    for key, leaf in torch.load(half, weights_only=True)["state_dict"].items():
+        assert key.startswith("tables.") or torch.equal(leaf, state[key]), key
+    said = capsys.readouterr()
+    assert (
+        "lit_fed: each model trains 760 numbers (head.weight, head.bias); 51 are frozen, held once and never sent; what"
+        " comes before head is computed once for all models\n"
+    ) in said.err
+    (row,) = [line.split("│") for line in said.out.splitlines() if "network.body" in line]
+    assert [cell.strip() for cell in row[4:6]] == ["51", "frozen"]
 
 
 def test_bf16_and_algorithms_for_linear_models(tmp_path):

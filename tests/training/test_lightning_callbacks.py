@@ -2,7 +2,9 @@
 
 import csv
 import logging
+import re
 from datetime import timedelta
+from pathlib import Path
 
 import lightning.pytorch.callbacks as stock
 import lightning.pytorch.profilers as profilers
@@ -11,12 +13,13 @@ import pytest
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
 from lit_fed.callbacks.report import RunReport
-from lit_fed.cli import keep_notices_out
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.training.notices import keep_notices_out
 
 ROUNDS = 3
+GUIDE = Path(__file__).parents[2] / "docs/guides/lightning.md"
 
 
 class Run:
@@ -192,6 +195,13 @@ def test_no_callback_and_no_profiler_is_forgotten():
     assert {kind.__name__ for kind in CANNOT} | WORK | ABSTRACT == set(stock.__all__)
     known = {"SimpleProfiler", "AdvancedProfiler", "PyTorchProfiler", "PassThroughProfiler", "XLAProfiler", "Profiler"}
     assert known == set(profilers.__all__)
+
+
+def test_the_guide_says_of_each_whether_it_works():
+    rows = GUIDE.read_text().partition("## Callbacks\n")[2].partition("## Profilers")[0].splitlines()
+    cells = [row.split("|") for row in rows if row.startswith("| `")]
+    said = {name: cell[2].strip() for cell in cells for name in re.findall(r"`(\w+)`", cell[1])}
+    assert said == dict.fromkeys(WORK, "yes") | {kind.__name__: "no" for kind in CANNOT}
 
 
 @pytest.mark.parametrize("kind", CANNOT)

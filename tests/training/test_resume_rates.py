@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 import yaml
-from comparison.runs import read_run
 from running import folder, history, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvg, Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
+from lit_fed.command_line.comparison.runs import read_run
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic

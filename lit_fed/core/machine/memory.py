@@ -46,12 +46,12 @@ def check_models(num_models: int, network: nn.Module) -> None:
 
     Args:
         num_models: M.
-        network: one of them.
+        network: one of them; what is not trained is not stacked.
 
     Raises:
         ConfigError: naming their number and size.
     """
-    each = _bytes_of(network)
+    each = _bytes_of(network) - sum(leaf.nbytes for leaf in network.parameters() if not leaf.requires_grad)
     require_memory(
         2 * num_models * each,  # one by one, and stacked
         f"{num_models} initial models of {each} bytes each",

@@ -5,18 +5,25 @@ from __future__ import annotations
 from torch import nn
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.networks.frozen import at_rest
 
 __all__ = ["check_sample_losses", "drops_units", "last_layers", "normalises_batches"]
 
 
 def normalises_batches(network: nn.Module) -> bool:
-    """Whether there is BatchNorm, with which the samples of a batch have no outputs of their own in training."""
-    return any(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in network.modules())
+    """Whether there is BatchNorm, with which the samples of a batch have no outputs of their own in training.
+
+    One at rest counts only if it has no running statistics to normalise by.
+    """
+    resting = {id(one) for one in at_rest(network)}
+    norms = [one for one in network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+    return any(id(one) not in resting or one.running_mean is None for one in norms)
 
 
 def drops_units(network: nn.Module) -> bool:
-    """Whether there is dropout, with which two passes over a sample differ in training."""
-    layers = list(network.modules())
+    """Whether there is dropout, with which two passes over a sample differ in training; one at rest drops nothing."""
+    resting = {id(one) for one in at_rest(network)}
+    layers = [one for one in network.modules() if id(one) not in resting]
     drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
     return drops or any(isinstance(one, nn.RNNBase) and one.dropout > 0 for one in layers)
 

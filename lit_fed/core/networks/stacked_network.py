@@ -7,9 +7,9 @@ takes the very same arithmetic.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,16 @@ from lit_fed.core.machine.memory import check_models
 from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
 from lit_fed.core.networks.fresh import fresh_network, initial_seeds
+from lit_fed.core.networks.frozen import train_mode
 from lit_fed.core.networks.layers import drops_units, normalises_batches
+from lit_fed.core.networks.start import Start
+from lit_fed.core.networks.trained_end import TrainedEnd
 from lit_fed.core.types import ModelState
 
 __all__ = ["StackedNetwork", "num_models_of"]
+
+Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
+"""Outputs of one model from its parameters, its buffers and inputs [B, ...], without a model axis."""
 
 
 @dataclass(frozen=True)
@@ -32,49 +38,68 @@ class StackedNetwork:
 
     Args:
         build: makes a network with fresh weights from torch's global generator; called once per model by `init`.
-        network: the template whose forward is used; its own weights are not.
-        frozen: parameters that are not trained (`requires_grad` is False), one copy for all models and all clients; no
-            `ModelState` holds them, so nobody sends or keeps them.
+        network: the template whose forward is used; of its own weights only the frozen ones are, and those that the
+            first model starts from.
+        frozen: parameters that are not trained (`requires_grad` is False) and buffers of modules at rest, one copy for
+            all models and all clients, in the memory of the template; no `ModelState` holds them, so nobody sends or
+            keeps them.
+        resting: modules that are the same function in training as in evaluation, see `at_rest`.
+        end: the part that holds all leaves of models, None if there is none or nobody looked for it.
+        template_seed: seed of the template's weights, which are therefore those of the model with this seed.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
         model_axis: `loop` takes the M models one after another, `vmap` at once.
         dtype: floating type of the models.
         channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
             are taken one after another; the numbers are the same up to rounding.
         memory: the forward pass of one client that is worth keeping.
+        start: models that take the place of fresh ones; None: fresh ones.
     """
 
     build: Callable[[], nn.Module]
     network: nn.Module
     frozen: dict[str, Tensor] = field(default_factory=dict, compare=False)
+    resting: list[nn.Module] = field(default_factory=list, compare=False)
+    end: TrainedEnd | None = field(default=None, compare=False)
+    template_seed: int | None = None
     init_seeds: tuple[int, ...] | None = None
     model_axis: Literal["loop", "vmap"] = "loop"
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     memory: ForwardMemory | None = None
+    start: Start | None = field(default=None, compare=False)
 
     def init(self, num_models: int, seed: int) -> ModelState:
         """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
 
         Raises:
-            ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
+            ConfigError: if `init_seeds` names fewer seeds than there are models, memory has no room for them, or those
+                to start from do not fit.
         """
         check_models(num_models, self.network)
-        return tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])  # type: ignore[no-any-return]
+        fresh: ModelState = tree.stack([self._fresh(one) for one in initial_seeds(num_models, seed, self.init_seeds)])
+        return fresh if self.start is None else self.start.into(fresh, self.network)
 
     def _fresh(self, seed: int) -> ModelState:
-        network = fresh_network(self.build, seed, self.dtype)
-        parameters = {name: value.detach() for name, value in network.named_parameters() if name not in self.frozen}
-        return ModelState(parameters, {name: value.detach() for name, value in network.named_buffers()})
+        network = self.network if seed == self.template_seed else fresh_network(self.build, seed, self.dtype)
+        own = (network.named_parameters(), network.named_buffers())
+        return ModelState(*({name: leaf.detach() for name, leaf in part if name not in self.frozen} for part in own))
+
+    def with_end(self, example: Tensor) -> Self:
+        """The same, with what comes before the trained end computed once for all models, where there is such an end."""
+        if not self.frozen:
+            return self
+        return replace(self, end=TrainedEnd.find(self.network, self.resting, self.frozen, example))
 
     @cached_property
     def norm_names(self) -> frozenset[str]:
-        """Names of the parameters and buffers of BatchNorm layers."""
-        return frozenset(
+        """Names of the parameters and buffers of BatchNorm layers, but for frozen ones."""
+        names = {
             f"{path}.{name}" if path else name
             for path, layer in self.network.named_modules()
             if isinstance(layer, nn.modules.batchnorm._BatchNorm)
             for name in layer.state_dict()
-        )
+        }
+        return frozenset(names - self.frozen.keys())
 
     @cached_property
     def smallest_batch(self) -> int:
@@ -84,10 +109,11 @@ class StackedNetwork:
     @cached_property
     def same_in_training(self) -> bool:
         """Whether training and evaluation are the same function: no BatchNorm, no running statistics, no dropout."""
+        resting = {id(one) for one in self.resting}
         norms = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
         return (
             self.smallest_batch == 1
-            and not any(one.track_running_stats for one in norms)
+            and not any(one.track_running_stats for one in norms if id(one) not in resting)
             and not drops_units(self.network)
         )
 
@@ -98,7 +124,9 @@ class StackedNetwork:
         """
         if len(x) < self.smallest_batch or not models.buffers:
             return models.buffers
-        layers = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        resting = {id(one) for one in self.resting}
+        norms = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
+        layers = [one for one in norms if id(one) not in resting]
         momenta = [layer.momentum for layer in layers]
         self.network.eval()
         try:
@@ -108,12 +136,20 @@ class StackedNetwork:
             each = []
             for m in range(num_models_of(models)):
                 model = tree.map_leaves(lambda leaf: leaf.clone(), tree.index(models, m))
-                self._forward(model, self._laid_out(x))
+                self._forward(model, self._laid_out(x), self._call)
                 each.append(model.buffers)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
         return tree.stack(each)  # type: ignore[no-any-return]
+
+    def laid_out(self, channels_last: bool) -> Self:
+        """The same in this layout; what is frozen changes its layout where it is, and the template goes along."""
+        task = replace(self, channels_last=channels_last)
+        own = dict(self.network.named_parameters()) | dict(self.network.named_buffers()) if self.frozen else {}
+        for name, leaf in self.frozen.items():
+            leaf.data = own[name].data = task._laid_out(leaf).data
+        return task
 
     # ------------------------------------------------------------------ forward
     @cached_property
@@ -127,45 +163,59 @@ class StackedNetwork:
             return self._wide(self.closed_form.stacked_outputs(self._stacked(models), x, False))
         self.network.eval()
         if self.model_axis == "vmap":
-            forward = vmap(lambda model: self._call(model.parameters, model.buffers, x))
+            call, x = self._begun(x)
+            forward = vmap(lambda model: call(model.parameters, model.buffers, x))
             return self._wide(forward(models).transpose(0, 1))
         if self.memory is not None and x is self.memory.x:
             return self._remembered(self.memory, models)
-        x = self._laid_out(x)
-        each = [self._forward(tree.index(models, m), x) for m in range(num_models_of(models))]
+        call, x = self._begun(self._laid_out(x))
+        each = [self._forward(tree.index(models, m), x, call) for m in range(num_models_of(models))]
         return self._wide(torch.stack(each, dim=1))
 
     def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
         """Outputs of a pass that a gradient can be taken of later."""
-        self.network.train()  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
-        x = self._laid_out(memory.x)
-        memory.models, memory.passes = models, [self._pass(models, m, x) for m in range(num_models_of(models))]
+        self.set_mode(True)  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
+        call, x = self._begun(self._laid_out(memory.x), training=True)
+        memory.models, memory.passes = models, [self._pass(models, m, x, call) for m in range(num_models_of(models))]
         return torch.stack([one.outputs.detach() for one in memory.passes], dim=1)
 
-    def _pass(self, models: ModelState, m: int, x: Tensor) -> Pass:
-        """Forward pass of model m with a graph, in the mode that the network is in."""
+    def _pass(self, models: ModelState, m: int, x: Tensor, call: Forward) -> Pass:
+        """Forward pass of model m with a graph, in the mode that the network is in, of what is left to compute."""
         parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
         parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
         with torch.enable_grad():
-            outputs = self._wide(self._call(parameters, buffers, x))
+            outputs = self._wide(call(parameters, buffers, x))
         return Pass(parameters, outputs, buffers)
 
-    def _forward(self, model: ModelState, x: Tensor) -> Tensor:
+    def _forward(self, model: ModelState, x: Tensor, call: Forward) -> Tensor:
         parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
-        return self._call(parameters, model.buffers, x)
+        return call(parameters, model.buffers, x)
+
+    def _begun(self, x: Tensor, *, training: bool = False) -> tuple[Forward, Tensor]:
+        """What is left to compute for each model, and of which inputs: those of the trained end, or of the network.
+
+        Args:
+            x: inputs [B, ...], the same for all models.
+            training: the network is in the mode of local steps.
+        """
+        if self.end is None or (training and not self.end.same_in_training):
+            return self._call, x
+        with torch.no_grad():
+            return self._call_end, self.end.inputs(self.frozen, x)
 
     def _call(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Tensor:
         """Outputs of one model, without a model axis, in the network's mode."""
-        return functional_call(self.network, (parameters, buffers, self._frozen_laid_out), (x,))  # type: ignore[no-any-return]
+        return functional_call(self.network, (parameters, buffers, self.frozen), (x,))  # type: ignore[no-any-return]
 
-    @cached_property
-    def _frozen_laid_out(self) -> dict[str, Tensor]:
-        return {name: self._laid_out(leaf) for name, leaf in self.frozen.items()}
+    def _call_end(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], z: Tensor) -> Tensor:
+        """The same from what the trained end is given."""
+        assert self.end is not None
+        return self.end.outputs(parameters | buffers | self.frozen, z)
 
-    def _set_mode(self, training: bool) -> None:
+    def set_mode(self, training: bool) -> None:
         """Training mode, or that of `value_and_grad` without: an LSTM stays in training mode, for cuDNN's sake."""
-        self.network.train()
+        train_mode(self.network, self.resting)
         for layer in () if training else self.network.modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 layer.eval()

@@ -94,7 +94,7 @@ def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, it
     """`minimise` in the models' own type: in a narrower one, rounding would hide the slope near the minimum."""
     mask = batch.mask.to(task.dtype)
     share = mask / mask.sum().clamp(min=1)
-    task.network.train()
+    task.set_mode(True)
 
     def objective(flat: Tensor) -> Tensor:
         parameters = _shaped(flat, models.parameters)

@@ -6,6 +6,7 @@ is missing.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from lit_fed.core.types import Population, Split
 __all__ = [
     "ClientDataSet",
     "DataSet",
+    "Encode",
     "Normalisation",
     "PooledDataSet",
     "Samples",
@@ -28,15 +30,21 @@ __all__ = [
 ]
 
 
+Encode = Callable[[Population, Population | None], tuple[Population, Population | None]]
+"""The seen and the unseen clients with other inputs, which may depend on the training samples of the seen."""
+
+
 class Samples(NamedTuple):
     """All samples of a pooled data set, in no particular order."""
 
-    x: np.ndarray  # [n, ...]
+    x: np.ndarray  # [n, ...]; pixels as uint8 are scaled to 0..1, and then normalised by the data set's constants
     y: np.ndarray  # [n] or [n, L]
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
     class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, where the data name them
-    split: np.ndarray | None = None  # [n] int, official split: 0 training, 1 validation, 2 test; None: there are none
+    split: np.ndarray | None = None  # [n] 0 for training, 1 validation, 2 test, where the data say so
+    unseen: tuple[str, ...] = ()  # names of the natural clients that take no part in the training
+    encode: Encode | None = None  # makes inputs of `x`, once it is known which samples are for training
 
 
 class Normalisation(NamedTuple):
@@ -80,7 +88,8 @@ class DataSet(ABC):
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
         normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
-            clients can be treated alike; None: there are none.
+            clients can be treated alike; None: there are none, or they are learnt from the samples and stand in
+            `Population`.
     """
 
     num_classes: ClassVar[int | None] = None

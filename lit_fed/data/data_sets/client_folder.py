@@ -20,7 +20,7 @@ from lit_fed.data.data_sets.base import ClientDataSet, input_array, label_array,
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
 
-__all__ = ["ClientArrays", "ClientFolder", "check_types", "checked", "read_files", "to_population"]
+__all__ = ["ClientArrays", "ClientFolder", "check_alike", "check_types", "checked", "read_files", "to_population"]
 
 SPLITS = ("train", "val", "test")
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -78,7 +78,7 @@ class ClientFolder(ClientDataSet):
         )
         seen = _read_folder(root / "seen")
         unseen = _read_folder(root / "unseen") if (root / "unseen").is_dir() else []
-        _check_alike(seen + unseen)
+        check_alike(seen + unseen)
         return to_population(seen), to_population(unseen) if unseen else None
 
 
@@ -120,7 +120,7 @@ def _read_leaf(root: Path) -> list[ClientArrays]:
     # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
     floating = any(user.x.size and user.x.dtype.kind == "f" for user in (*train.values(), *test.values()))
     clients = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
-    _check_alike(clients)
+    check_alike(clients)
     return clients
 
 
@@ -201,8 +201,12 @@ def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
         raise ConfigError(f"{what} (first in sample {sample}); {fix}")
 
 
-def _check_alike(clients: list[ClientArrays]) -> None:
-    """Refuse clients whose samples differ in type or shape from those of the first."""
+def check_alike(clients: list[ClientArrays]) -> None:
+    """Refuse clients whose samples differ in type or shape from those of the first.
+
+    Raises:
+        ConfigError: naming where the client was read, and the array.
+    """
     first = clients[0]
     types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
     check_types(clients, types, {name: f"{name}_train in {first.sources['train']}" for name in types})

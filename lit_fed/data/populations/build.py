@@ -17,12 +17,12 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import ClientDataSet, DataSet, PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Encode, PooledDataSet, Samples, require
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
 from lit_fed.data.populations.checks import check_finite_samples, check_training
-from lit_fed.data.populations.splits import official_rows, split_of, split_rows, with_validation
+from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS",
@@ -63,16 +63,21 @@ def build_populations(
     _check_fractions(val_fraction, test_fraction, unseen_fraction)
     _check_parties(dataset, val_fraction, unseen_fraction)
     unseen: Population | None = None
+    encode: Encode | None = None
     if isinstance(dataset, ClientDataSet):
         _refuse_partition(dataset, partition, num_clients)
         seen, unseen = with_validation(*dataset.load(), val_fraction, seed)
     elif isinstance(dataset, PooledDataSet):
-        seen = _divide_pool(dataset, partition, num_clients, val_fraction, test_fraction, seed)
+        samples = dataset.load()
+        seen = _divide_pool(dataset, samples, partition, num_clients, val_fraction, test_fraction, seed)
+        seen, unseen = _set_aside(seen, samples)
+        encode = samples.encode
     else:
         raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
     check_finite_samples(seen, unseen)
-    return _hold_out(seen, unseen, unseen_fraction, seed)
+    seen, unseen = _hold_out(seen, unseen, unseen_fraction, seed)
+    return (seen, unseen) if encode is None else encode(seen, unseen)
 
 
 def select_clients(population: Population, client_ids: np.ndarray) -> Population:
@@ -185,6 +190,7 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
 
 def _divide_pool(
     dataset: PooledDataSet,
+    samples: Samples,
     partition: Partition | None,
     num_clients: int | None,
     val_fraction: float,
@@ -192,22 +198,21 @@ def _divide_pool(
     seed: int,
 ) -> Population:
     """Partition the pool and split every client's samples."""
-    samples = dataset.load()
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
     if dataset.natural or isinstance(partition, Natural):
         _refuse_partition(dataset, partition, num_clients)
+    require(
+        not samples.unseen or isinstance(partition, Natural),
+        f"partition {type(partition).__name__} makes clients of its own, and {type(dataset).__name__} is told which of "
+        "its clients stay unseen; leave one of them out",
+    )
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
     groups = partition.groups(len(parts), seed)
     x, y = partition.altered(samples.x, samples.y, parts, seed)
-    official = samples.split
-    rows = (
-        [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
-        if official is None
-        else official_rows(parts, official, val_fraction, test_fraction, seed)
-    )
-    train, val, test = (split_of(x, y, list(column)) for column in zip(*rows, strict=True))
+    rows = divided_rows(parts, samples.split, val_fraction, test_fraction, seed)
+    train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
     return Population(
         train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names
@@ -215,7 +220,7 @@ def _divide_pool(
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:
-    """Refuse a pool without samples, or with more or fewer labels or owners than samples."""
+    """Refuse a pool without samples, arrays of other lengths than it has samples, and a name of two classes."""
     num_samples = len(samples.x)
     require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
     for name, array in (("y", samples.y), ("owner", samples.owner), ("split", samples.split)):
@@ -224,6 +229,11 @@ def _check_samples(samples: Samples, dataset_name: str) -> None:
             count == num_samples,
             f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal",
         )
+    names = samples.class_names
+    require(
+        names is None or len({*names}) == len(names) > 1,
+        f"{dataset_name}: the classes are called {names}; it takes two at least, and each its own name",
+    )
 
 
 def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray]) -> list[str]:
@@ -232,6 +242,15 @@ def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray
         return [str(client_id) for client_id in range(len(parts))]
     owners = [int(samples.owner[part[0]]) for part in parts]
     return [str(owner) if samples.names is None else samples.names[owner] for owner in owners]
+
+
+def _set_aside(clients: Population, samples: Samples) -> tuple[Population, Population | None]:
+    """Keep the clients that the data set names unseen out of the training."""
+    if not samples.unseen:
+        return clients, None
+    chosen = np.array([name in samples.unseen for name in clients.names])
+    require(not chosen.all(), "all clients are named as unseen ones; leave one at least to be trained")
+    return select_clients(clients, np.flatnonzero(~chosen)), select_clients(clients, np.flatnonzero(chosen))
 
 
 def _hold_out(

@@ -14,10 +14,11 @@ import torch
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import input_array, label_array, make_split
+from lit_fed.data.data_sets.base import Normalisation, label_array, make_split
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.stored_pictures import numbers_of, stored_split
 
-__all__ = ["SplitRows", "official_rows", "split_counts", "split_of", "split_rows", "with_validation"]
+__all__ = ["SplitRows", "divided_rows", "split_counts", "split_of", "split_rows", "with_validation"]
 
 
 class SplitRows(NamedTuple):
@@ -59,44 +60,49 @@ def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed
     return SplitRows(*np.split(shuffled, [num_train, num_train + num_val]))
 
 
-def official_rows(
-    parts: list[np.ndarray], official: np.ndarray, val_fraction: float, test_fraction: float, seed: int
+def divided_rows(
+    parts: list[np.ndarray], split: np.ndarray | None, val_fraction: float, test_fraction: float, seed: int
 ) -> list[SplitRows]:
-    """Each client's samples by the official splits; a split that the data set lacks is cut from the training samples.
+    """The splits of all clients: those that the data set says, and by fractions what it says nothing of.
 
     Args:
         parts: sample indices of each client.
-        official: split of each sample, [n]: 0 training, 1 validation, 2 test.
-        val_fraction: part of a client's training samples for validation, where there are no official ones.
-        test_fraction: the same for testing.
+        split: [n] 0 for training, 1 validation, 2 test, of each sample; None: the data set does not say.
+        val_fraction: part of each client's samples for validation, where the data set names no such sample.
+        test_fraction: likewise for testing.
         seed: seed of the splits.
-
-    Example:
-        >>> rows = official_rows([np.array([0, 1]), np.array([2, 3])], np.array([0, 2, 0, 0]), 0.5, 0.5, seed=0)
-        >>> [[len(split) for split in client] for client in rows]
-        [[1, 0, 1], [1, 1, 0]]
     """
-    val_fraction, test_fraction = (
-        0.0 if (official == number).any() else fraction for number, fraction in ((1, val_fraction), (2, test_fraction))
-    )
-    found = []
+    if split is None:
+        return [split_rows(part, val_fraction, test_fraction, seed, client_id) for client_id, part in enumerate(parts)]
+    val, test = (0.0 if (split == one).any() else part for one, part in ((1, val_fraction), (2, test_fraction)))
+    divided = []
     for client_id, part in enumerate(parts):
-        train, val, test = (part[official[part] == number] for number in range(3))
-        cut = split_rows(train, val_fraction, test_fraction, seed, client_id)
-        found.append(SplitRows(cut.train, np.concatenate([cut.val, val]), np.concatenate([cut.test, test])))
-    return found
+        own = [part[split[part] == one] for one in range(3)]
+        cut = (
+            split_rows(own[0], val, test, seed, client_id) if val or test else SplitRows(own[0], own[1][:0], own[2][:0])
+        )
+        divided.append(SplitRows(cut.train, np.concatenate([own[1], cut.val]), np.concatenate([own[2], cut.test])))
+    return divided
 
 
-def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray]) -> Split:
+def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None = None) -> Split:
     """The split in which each client owns some of the samples.
 
     Args:
         x: inputs [n, ...].
         y: labels [n] or [n, L].
         rows: sample indices of each client, T arrays.
+        normalisation: constants by which uint8 pixels are normalised.
+
+    Returns:
+        The split, which holds its samples, or for pixels in a memory-mapped file reads those of a client when needed.
     """
+    if isinstance(x, np.memmap) and x.dtype == np.uint8:
+        return stored_split(x, y, rows, normalisation)
     order = np.concatenate(rows)
-    return make_split(input_array(x[order]), label_array(y[order]), np.array([len(part) for part in rows]))
+    return make_split(
+        numbers_of(x[order], normalisation), label_array(y[order]), np.array([len(part) for part in rows])
+    )
 
 
 def with_validation(

@@ -1,6 +1,8 @@
-"""Unseen clients that are served from a checkpoint alone: one .npz file for each, read as its training read inputs.
+"""Unseen clients that are served from a checkpoint alone, read as its training read inputs.
 
-FOLDER/<client>.npz      x_train, y_train; optionally x_test, and with it y_test
+FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test
+FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
+FILE.csv, FILE.parquet          the rows of all of them, where the training was on a table
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import ClientArrays, check_types, checked, read_files, to_population
+from lit_fed.data.data_sets.picture_clients import read_picture_clients
+from lit_fed.data.data_sets.table_clients import read_table_clients
+from lit_fed.data.data_sets.table_rows import is_table_file
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client_name
@@ -30,7 +35,7 @@ class UnseenFolder(LightningDataModule):
     data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
 
     Args:
-        folder: folder with a .npz file for each client.
+        folder: folder with a .npz file for each client, or of pictures; or a table, see `read_table_clients`.
         facts: what a checkpoint says of its training.
         only: name of the one to be served; None: all.
 
@@ -44,12 +49,7 @@ class UnseenFolder(LightningDataModule):
     def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
-        root = given_path(folder, "--clients")
-        require(root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client")
-        clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
-        require(
-            bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder"
-        )
+        clients = _read_clients(folder, facts)
         for client in clients:
             _check_test_arrays(client)
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
@@ -79,6 +79,27 @@ class UnseenFolder(LightningDataModule):
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip
+
+
+def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
+    """The clients of a folder or a table, as they were stored."""
+    root = given_path(folder, "--clients")
+    if is_table_file(root) and not root.is_dir():
+        require(
+            facts.columns is not None,
+            f"--clients {folder}: the checkpoint was not trained on a table; pass a folder with a .npz file for each "
+            "unseen client",
+        )
+        assert facts.columns is not None
+        return read_table_clients(root, facts.columns, facts.class_names)
+    more = "" if facts.columns is None else ", or a table with the columns of the training's"
+    require(
+        root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client{more}"
+    )
+    clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
+    clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
+    require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
+    return clients
 
 
 def _check_test_arrays(client: ClientArrays) -> None:

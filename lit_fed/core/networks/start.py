@@ -1,0 +1,110 @@
+"""Models that a training starts from in place of fresh ones: those of another run, or a network that was given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.networks.layers import last_layers
+from lit_fed.core.types import ModelState
+
+__all__ = ["Start", "copies_of", "start_of"]
+
+
+class Start(NamedTuple):
+    """Models that a training starts from."""
+
+    models: ModelState  # leaves [S, ...]
+    source: str  # where they come from, for messages
+    only: str  # what to give where several different models are wanted, for messages
+
+    def into(self, fresh: ModelState, network: nn.Module) -> ModelState:
+        """These models in the place of fresh ones.
+
+        As many models take each other's place. One model is the start of several, which share all but the last layer
+        with trained parameters: this stays fresh, since equal components of a mixture, and equal clusters, would stay
+        equal for ever.
+
+        Args:
+            fresh: fresh models, leaves [M, ...].
+            network: the network.
+
+        Raises:
+            ConfigError: naming leaves that do not fit, or the numbers of models.
+        """
+        wanted, given = _together(fresh), _together(self.models)
+        self._check_leaves(wanted, given, type(network).__name__)
+        num_models, num_given = (len(next(iter(one.parameters.values()))) for one in (fresh, self.models))
+        if num_given not in (1, num_models):
+            raise ConfigError(
+                f"{self.source} has {num_given} models, and {num_models} are trained here; give as many, or one"
+            )
+        kept: frozenset[str] = frozenset()
+        if num_given < num_models:
+            kept = last_layers(network, 1)
+            shares = not kept >= fresh.parameters.keys() or any(not leaf.requires_grad for leaf in network.parameters())
+            if not shares or not _differ(fresh, kept):
+                raise ConfigError(
+                    f"{self.source} has one model, from which {num_models} shall start that differ in their last "
+                    f"layer alone; {type(network).__name__} has no other layer, or its last one cannot be drawn anew; "
+                    f"{self.only}"
+                )
+
+        def taken(name: str, new: Tensor, old: Tensor) -> Tensor:
+            return new if name in kept else old.to(new).expand_as(new).clone()
+
+        return ModelState(
+            {name: taken(name, leaf, self.models.parameters[name]) for name, leaf in fresh.parameters.items()},
+            {name: taken(name, leaf, self.models.buffers[name]) for name, leaf in fresh.buffers.items()},
+        )
+
+    def _check_leaves(self, wanted: dict[str, Tensor], given: dict[str, Tensor], network: str) -> None:
+        faults = [f"{name} is missing" for name in wanted if name not in given]
+        faults += [f"{name} is not in the network" for name in given if name not in wanted]
+        both = ((name, given[name].shape[1:], wanted[name].shape[1:]) for name in wanted if name in given)
+        faults += [f"{name} is {list(there)}, and {list(here)} here" for name, there, here in both if there != here]
+        if faults:
+            more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
+            raise ConfigError(
+                f"{self.source} does not fit {network}: {'; '.join(faults[:4])}{more}. Give the network and labels of "
+                "those models, or leave it out"
+            )
+
+
+def _together(models: ModelState) -> dict[str, Tensor]:
+    return {**models.parameters, **models.buffers}
+
+
+def _differ(models: ModelState, names: frozenset[str]) -> bool:
+    leaves = [models.parameters[name] for name in names if name in models.parameters]
+    return any(not torch.equal(leaf[0], leaf[1]) for leaf in leaves)
+
+
+def start_of(network: nn.Module, frozen: frozenset[str]) -> Start:
+    """The weights of a network, but for those that are frozen, as the start of a training."""
+    both = (network.named_parameters(), network.named_buffers())
+    one = ModelState(
+        *({name: leaf.detach().clone().unsqueeze(0) for name, leaf in part if name not in frozen} for part in both)
+    )
+    only = "give its class, or a function that makes one, which is called for each model"
+    return Start(one, f"the {type(network).__name__} that was given as network", only)
+
+
+def copies_of(network: nn.Module) -> Callable[..., nn.Module]:
+    """A function that makes copies of a network, with weights of their own in the last layer where it can draw some."""
+
+    def build(*_: Any) -> nn.Module:
+        made = copy.deepcopy(network)
+        names = last_layers(made, 1) if any(leaf.requires_grad for leaf in made.parameters()) else ()
+        for path in {name.rpartition(".")[0] for name in names}:
+            reset = getattr(made.get_submodule(path), "reset_parameters", None)
+            if callable(reset):
+                reset()
+        return made
+
+    return build

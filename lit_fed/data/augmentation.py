@@ -1,0 +1,179 @@
+"""Augmentation as people write it: torchvision's transforms by name, with their arguments.
+
+RandomHorizontalFlip, RandomCrop(32, padding=4)
+RandomApply([ColorJitter(brightness=0.4)], p=0.8)
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lit_fed.core.augmentation import Augmentation
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.seeds import seed_of
+from lit_fed.core.types import Population
+from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.data.populations.checks import looked_at
+
+__all__ = ["check_augmentation", "make_augmentation", "written_out"]
+
+EXAMPLE = "RandomHorizontalFlip, RandomCrop(32, padding=4)"
+FIX = f"give names of torchvision's transforms with their arguments, such as {EXAMPLE!r}"
+
+REFUSED = {
+    **dict.fromkeys(["CutMix", "MixUp"], "mixes the labels of a batch as well"),
+    **dict.fromkeys(["Normalize", "LinearTransformation"], "is for every use of a picture, not for training alone"),
+}
+"""Transforms that are no augmentation of a picture by itself, with the reason."""
+
+OF_COLOURS = {
+    "AugMix", "AutoAugment", "ColorJitter", "GaussianNoise", "RandAugment", "RandomAdjustSharpness",
+    "RandomAutocontrast", "RandomEqualize", "RandomInvert", "RandomPhotometricDistort", "RandomPosterize",
+    "RandomSolarize", "TrivialAugmentWide",
+}  # fmt: skip
+"""Transforms that take pixels to lie in 0..1, and cut off what does not."""
+
+TRIALS = 8
+"""Draws with which transforms are tried before the training."""
+
+
+def written_out(augment: str | Sequence[str] | None) -> str | None:
+    """The transforms in one form, in which settings are compared and kept: names with arguments, between commas.
+
+    Args:
+        augment: transforms between commas, or a list of them, which may be cut at any comma; None or nothing: no
+            augmentation.
+
+    Raises:
+        ConfigError: if that is no list of names, with arguments where they take some.
+
+    Example:
+        >>> written_out(["RandomHorizontalFlip", "v2.RandomCrop(8, padding = 1)"])
+        'RandomHorizontalFlip, RandomCrop(8, padding=1)'
+    """
+    texts = [augment] if isinstance(augment, str) else list(augment or ())
+    for text in texts:
+        if not isinstance(text, str):
+            raise ConfigError(f"--data.augment holds a {type(text).__name__}; {FIX}")
+    # YAML cuts [A, B(1, c=2)] into A and B(1 and c=2)
+    joined = ", ".join(texts)
+    return ", ".join(map(ast.unparse, _calls(joined))) if joined.strip() else None
+
+
+def make_augmentation(augment: str | None, normalisation: Normalisation | None = None) -> Augmentation | None:
+    """Transforms that can be applied.
+
+    Args:
+        augment: as `written_out` gives them.
+        normalisation: constants by which the inputs were normalised.
+
+    Raises:
+        ConfigError: naming a transform that there is not, or its wrong argument.
+    """
+    if augment is None:
+        return None
+    transforms = [_value(call, augment) for call in _calls(augment)]
+    mean, std = ((), ()) if normalisation is None else (normalisation.mean, normalisation.std)
+    return Augmentation(transforms, mean, std, said=repr(augment))
+
+
+def check_augmentation(
+    augment: str | None, seen: Population, dataset: str, normalisation: Normalisation | None
+) -> None:
+    """Try transforms on a picture of the training.
+
+    Args:
+        augment: as `written_out` gives them.
+        seen: clients that take part in the training.
+        dataset: name of the data set.
+        normalisation: constants by which the inputs were normalised.
+
+    Raises:
+        ConfigError: if inputs are no pictures, or transforms cannot be applied to them.
+    """
+    augmentation = make_augmentation(augment, normalisation)
+    if augment is None or augmentation is None:
+        return
+    shape, dtype = list(seen.train.x.shape[1:]), str(seen.train.x.dtype).removeprefix("torch.")
+    if len(shape) != 3 or not seen.train.x.is_floating_point():
+        raise ConfigError(
+            f"--data.augment {augment!r} is for pictures, inputs of shape [channels, height, width], and those of "
+            f"{dataset} are {dtype} of shape {shape}; leave it out"
+        )
+    x = looked_at(seen.train).x
+    lowest, highest = (float(one) for one in x.aminmax())
+    named = {node.id for call in _calls(augment) for node in ast.walk(call) if isinstance(node, ast.Name)}
+    coloured = sorted(named & OF_COLOURS)
+    if coloured and normalisation is None and (lowest < 0 or highest > 1):
+        raise ConfigError(
+            f"--data.augment {coloured[0]}: changes colours in 0..1, and the inputs of {dataset} lie in "
+            f"{lowest:.3g}..{highest:.3g}; store pictures as uint8 or in 0..1, or leave it out"
+        )
+    for step in range(TRIALS):
+        augmentation(x[:1], seed_of(0, 0, 0, f"trial/{step}"))
+
+
+def _calls(text: str) -> list[ast.expr]:
+    """The transforms in a text, each a name or a call; a list of them may stand in brackets."""
+    try:
+        body = ast.parse(text.strip(), mode="eval").body
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError(f"--data.augment {text!r} cannot be read ({error.args[0]}); {FIX}") from error
+    given = [body] if not isinstance(body, ast.Tuple) else body.elts
+    listed = [call for one in given for call in (one.elts if isinstance(one, ast.List) else [one])]
+    calls: list[ast.expr] = [_Names().visit(one) for one in listed]
+    for call in calls:
+        if not isinstance(call.func if isinstance(call, ast.Call) else call, ast.Name):
+            raise ConfigError(f"--data.augment {text!r}: {ast.unparse(call)} is no transform; {FIX}")
+    return calls
+
+
+class _Names(ast.NodeTransformer):
+    """Takes `torchvision.transforms.v2.` off the names of transforms."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if ast.unparse(node.value) in ("v2", "transforms.v2", "torchvision.transforms.v2"):
+            return ast.Name(node.attr)
+        return node
+
+
+def _value(node: ast.expr, augment: str) -> Any:
+    """A transform, a list of transforms, or a plain value."""
+    if isinstance(node, ast.Name):
+        return _made(node.id, node, [], {}, augment)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        positional = [_value(one, augment) for one in node.args]
+        named = {one.arg: _value(one.value, augment) for one in node.keywords if one.arg is not None}
+        return _made(node.func.id, node, positional, named, augment)
+    if isinstance(node, ast.List):
+        return [_value(one, augment) for one in node.elts]
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise ConfigError(
+            f"--data.augment {augment!r}: {ast.unparse(node)} is no number, text, list or transform"
+        ) from error
+
+
+def _made(name: str, node: ast.expr, positional: list[Any], named: dict[str, Any], augment: str) -> Any:
+    """A transform of torchvision with these arguments."""
+    from torchvision.transforms import v2
+
+    known = {key: one for key, one in vars(v2).items() if isinstance(one, type) and issubclass(one, torch.nn.Module)}
+    if name not in known or name in REFUSED or name == "Transform":
+        close = difflib.get_close_matches(name, known, 1, 0.6)
+        meant = [one for one in known if one.lower() == f"random{name.lower()}"] or close
+        fix = f"did you mean {meant[0]}?" if meant else f"give some of torchvision.transforms.v2, such as {EXAMPLE!r}"
+        why = f"{name} {REFUSED[name]}; leave it out" if name in REFUSED else f"there is no transform {name}; {fix}"
+        raise ConfigError(f"--data.augment {augment!r}: {why}")
+    try:
+        return known[name](*positional, **named)
+    except Exception as error:
+        raise ConfigError(
+            f"--data.augment {augment!r}: {ast.unparse(node)} cannot be made ({error}); correct it"
+        ) from error

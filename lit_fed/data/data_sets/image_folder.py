@@ -1,0 +1,329 @@
+"""Your own pictures: folders of PNG and JPEG files, by client and class or by class alone.
+
+layout clients    ROOT/<client>/<class>/*.png, or ROOT/seen/<client>/<class>/*.png beside ROOT/unseen/<client>/…
+layout classes    ROOT/<class>/*.png, which a partition divides among clients
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal, NamedTuple
+
+import numpy as np
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.files import whole_file
+from lit_fed.core.machine.given_paths import given_path, require_file
+from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
+
+__all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+OF_THE_SYSTEM = {"thumbs.db", "desktop.ini"}
+"""Files that systems leave in folders of pictures; so are those whose names begin with a dot."""
+
+MODES = {1: "L", 3: "RGB"}
+"""What Pillow calls pictures of so many channels."""
+
+DEEP = ("I", "F")
+"""How its names of pictures begin whose pixels have more than 8 bits."""
+
+READ_AT_ONCE = 512
+"""Pictures that are decoded before the first of them is put away."""
+
+CLIENTS, CLASSES = "ROOT/<client>/<class>/*.png", "ROOT/<class>/*.png"
+
+
+class _Found(NamedTuple):
+    """The files of a folder, and what their places say."""
+
+    paths: list[Path]
+    labels: np.ndarray  # [n] int64
+    class_names: tuple[str, ...]
+    owner: np.ndarray | None = None  # [n] int64
+    names: list[str] | None = None  # of the owners
+    unseen: tuple[str, ...] = ()  # owners that take no part in the training
+
+
+@dataclass(frozen=True)
+class ImageFolder(PooledDataSet):
+    """Pictures from a folder: x [n, channels, image_size, image_size], y [n], classes named by their folders.
+
+    A picture is turned as its EXIF tag says, scaled until its shorter side is `image_size` and cut to its central
+    square; one of that size is taken as it is. Transparency is dropped. Pixels are numbers in 0..1, normalised where
+    `mean` and `std` say how. Files are decoded once: up to `memory_gb` pictures are held as float32, beyond it as bytes
+    in a file, of which the clients of a block are read when they are needed.
+
+    Args:
+        root: the folder.
+        layout: `clients`: ROOT/<client>/<class>/ (or ROOT/seen/<client>/<class>/ and ROOT/unseen/<client>/<class>/,
+            whose clients take no part in the training); `classes`: ROOT/<class>/, which a partition divides.
+        image_size: height and width of the inputs in pixels.
+        channels: 3 for colours, 1 for grey.
+        mean: of each channel in 0..1, subtracted; null leaves pixels in 0..1.
+        std: of each channel, by which the difference is divided.
+        classes: the folders that are classes, in the order of their numbers; null takes all that there are, by name,
+            or by number where all are numbers.
+        memory_gb: GB (10⁹ bytes) that all pictures may take as float32, before they are kept in a file instead.
+        cache_dir: folder in which decoded pictures are kept for further runs; null keeps none, and a file beyond
+            `memory_gb` stands in the system's folder for temporary files (TMPDIR) and goes with the process.
+    """
+
+    root: str = ""
+    layout: Literal["clients", "classes"] = "clients"
+    image_size: int = 32
+    channels: Literal[1, 3] = 3
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    classes: tuple[str, ...] | None = None
+    memory_gb: float = 4.0
+    cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        option = "--data.dataset"
+        require(self.layout in ("clients", "classes"), f"{option}.layout is {self.layout!r}; give clients or classes")
+        require(
+            1 <= self.image_size <= 2**14,
+            f"{option}.image_size is {self.image_size}; give a whole number from 1 to {2**14}",
+        )
+        require(self.channels in MODES, f"{option}.channels is {self.channels}; give 1 (grey) or 3 (colours)")
+        require(self.memory_gb >= 0, f"{option}.memory_gb is {self.memory_gb}; give a number >= 0")
+        for name, values, other in (("mean", self.mean, self.std), ("std", self.std, self.mean)):
+            require(
+                (values is None) == (other is None) and (values is None or len(values) == self.channels),
+                f"{option}.{name} is {values}; give mean and std with a number for each of {self.channels} channels, "
+                "or neither",
+            )
+        require(self.std is None or min(self.std) > 0, f"{option}.std is {self.std}; give numbers above 0")
+        twice = len(set(self.classes or ())) < len(self.classes or ())
+        require(self.classes != () and not twice, f"{option}.classes is {self.classes}; give each folder once, or null")
+
+    @property
+    def normalisation(self) -> Normalisation | None:  # type: ignore[override]
+        """Constants by which pixels in 0..1 are normalised; None: they are not."""
+        return None if self.mean is None or self.std is None else Normalisation(self.mean, self.std)
+
+    def prepare(self) -> None:
+        """Decode the files into `cache_dir`, where one is given."""
+        if self.cache_dir is not None:
+            self._pixels(self._find().paths)
+
+    def load(self) -> Samples:
+        """All pictures as bytes, client after client and class after class; splits turn them into numbers."""
+        found = self._find()
+        x = self._pixels(found.paths)
+        return Samples(x, found.labels, found.owner, found.names, found.class_names, unseen=found.unseen)
+
+    # ------------------------------------------------------------------ finding files
+    def _find(self) -> _Found:
+        """The files, without opening any."""
+        require(bool(self.root), "ImageFolder: root is not set; pass --data.dataset.root FOLDER")
+        root = given_path(self.root, "--data.dataset.root")
+        require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
+        if self.layout == "classes":
+            classes = {one.name: pictures_in(one) for one in _folders(root, CLASSES, self.layout)}
+            class_names = self._class_names([classes], root)
+            return _Found(*_listed([classes], class_names)[:2], class_names)
+        parts = [root / "seen", root / "unseen"] if (root / "seen").is_dir() else [root]
+        each = [_folders(part, CLIENTS, self.layout) if part.is_dir() else [] for part in parts]
+        require(bool(each[0]), f"{parts[0]}: no folder of a client in it; pictures are expected as {CLIENTS}")
+        clients = [one for part in each for one in part]
+        names = [one.name for one in clients]
+        for name in names:
+            require(names.count(name) == 1, f"{root}: client {name!r} is both seen and unseen; remove one of them")
+        found = [{one.name: pictures_in(one) for one in _folders(client, CLIENTS, self.layout)} for client in clients]
+        class_names = self._class_names(found, root)
+        paths, labels, owner = _listed(found, class_names)
+        for client, pictures in zip(clients, found, strict=True):
+            require(any(pictures.values()), f"{client}: no picture of this client; add some, or remove the folder")
+        return _Found(paths, labels, class_names, owner, names, tuple(names[len(each[0]) :]))
+
+    def _class_names(self, found: list[dict[str, list[Path]]], root: Path) -> tuple[str, ...]:
+        """Classes by number; folders that are none of them, and classes of which there is no picture, are refused."""
+        held = {name for client in found for name, pictures in client.items() if pictures}
+        there = {name for client in found for name in client}
+        require(bool(held), f"{root}: no picture ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}")
+        if self.classes is not None:
+            unknown = sorted(there - set(self.classes))
+            require(
+                not unknown, f"{root}: {unknown[:1]} is none of --data.dataset.classes; add it, or remove the folder"
+            )
+            return self.classes
+        empty = sorted(there - held)
+        require(not empty, f"{root}: no picture of class {empty[:1]}; add some, or remove the folder")
+        alike: dict[str, str] = {}
+        for name in sorted(held):
+            other = alike.setdefault(name.strip().casefold(), name)
+            require(
+                other == name,
+                f"{root}: the classes {other!r} and {name!r} differ by capitals or spaces alone; rename one, or list "
+                "them in --data.dataset.classes",
+            )
+        numbers = all(name.isascii() and name.isdecimal() for name in held)
+        class_names = tuple(sorted(held, key=int) if numbers else sorted(held))
+        require(
+            len(class_names) > 1,
+            f"{root}: one class only, {class_names[0]!r}; there is nothing to tell apart. Add a second, check "
+            f"--data.dataset.layout ({self.layout}), or list the classes in --data.dataset.classes",
+        )
+        return class_names
+
+    # ------------------------------------------------------------------ decoding
+    def _pixels(self, paths: list[Path]) -> np.ndarray:
+        """Pixels [n, channels, height, width] uint8: an array, or a memory-mapped file."""
+        shape = (len(paths), self.channels, self.image_size, self.image_size)
+        num_pixels = int(np.prod(shape))
+        beyond = 4 * num_pixels > self.memory_gb * 1e9
+        if self.cache_dir is not None:
+            kept = self._kept(paths, num_pixels)
+            return np.memmap(kept, np.uint8, "r", shape=shape) if beyond else np.fromfile(kept, np.uint8).reshape(shape)
+        if beyond:
+            try:
+                with tempfile.TemporaryFile() as file:
+                    self._write(paths, file)
+                    return np.memmap(file, np.uint8, "r", shape=shape)
+            except OSError as error:
+                raise ConfigError(
+                    f"{num_pixels / 1e9:.3g} GB of decoded pictures cannot be kept in {tempfile.gettempdir()} "
+                    f"({error.strerror or error}); free space, or give another folder by TMPDIR or "
+                    "--data.dataset.cache_dir, a smaller --data.dataset.image_size or a larger memory_gb"
+                ) from error
+        x = np.empty(shape, np.uint8)
+        for row, picture in enumerate(decoded(paths, self.image_size, self.channels)):
+            x[row] = picture
+        return x
+
+    def _kept(self, paths: list[Path], num_pixels: int) -> Path:
+        """The file of these pictures in `cache_dir`, written if it is not there; others may write it meanwhile."""
+        folder = given_path(str(self.cache_dir), "--data.dataset.cache_dir")
+        digest = hashlib.blake2b(f"{self.channels} {self.image_size}".encode(), digest_size=16)
+        for path in paths:
+            about = path.stat()
+            digest.update(f"\n{path.absolute()} {about.st_size} {about.st_mtime_ns}".encode())
+        target = folder / f"pictures-{digest.hexdigest()}.uint8"
+        if not target.is_file() or target.stat().st_size != num_pixels:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(
+                    f"--data.dataset.cache_dir {folder} cannot be made ({error.strerror}); give another folder"
+                ) from error
+            own = target.with_suffix(f".{socket.gethostname()}-{os.getpid()}")
+            with whole_file(own) as file:
+                self._write(paths, file)
+            own.replace(target)
+        return target
+
+    def _write(self, paths: list[Path], file: IO[bytes]) -> None:
+        for picture in decoded(paths, self.image_size, self.channels):
+            file.write(picture.tobytes())
+        file.flush()
+
+
+def decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[np.ndarray]:
+    """Pictures [channels, image_size, image_size] uint8 in the order of their files; decoders run beside each other.
+
+    Args:
+        paths: the files.
+        image_size: height and width, see `ImageFolder`.
+        channels: 3 for colours, 1 for grey.
+
+    Raises:
+        ConfigError: naming a file that cannot be read as a picture of 8 bits.
+    """
+    with ThreadPoolExecutor() as pool:
+        for lo in range(0, len(paths), READ_AT_ONCE):
+            yield from pool.map(
+                partial(_decode, image_size=image_size, mode=MODES[channels]), paths[lo : lo + READ_AT_ONCE]
+            )
+
+
+def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
+    from PIL import Image, ImageOps
+
+    require_file(path, "remove it, or put the picture there")
+    try:
+        with Image.open(path) as file:
+            stored = file.mode
+            picture = ImageOps.exif_transpose(file)
+            if not stored.startswith(DEEP):
+                if stored == "P":  # a palette may hold transparency, which only this form keeps apart
+                    picture = picture.convert("RGBA")
+                picture = ImageOps.fit(picture.convert(mode), (image_size, image_size), Image.Resampling.BILINEAR)
+    except Exception as error:  # whatever a damaged file makes Pillow and its decoders raise
+        raise ConfigError(
+            f"{path}: cannot be read as a picture ({error or type(error).__name__}); replace or remove it"
+        ) from error
+    require(
+        not stored.startswith(DEEP),
+        f"{path}: its pixels have more than 8 bits (mode {stored}); store it with 8, scaled as you want it seen",
+    )
+    pixels = np.asarray(picture)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def visible_entries(folder: Path) -> list[Path]:
+    """What people put into a folder, by name, without what their systems leave there."""
+    entries = (one for one in folder.iterdir() if not one.name.startswith("."))
+    return sorted(one for one in entries if one.name.lower() not in OF_THE_SYSTEM)
+
+
+def _folders(folder: Path, layout: str, name: str) -> list[Path]:
+    """The folders in a folder that holds nothing else."""
+    entries = visible_entries(folder)
+    for entry in entries:
+        picture = entry.suffix.lower() in SUFFIXES
+        other = f"; {CLASSES} is --data.dataset.layout classes" if picture and name == "clients" else ""
+        require(
+            entry.is_dir(),
+            f"{entry}: {'a picture' if picture else 'a file'} where a folder is expected; --data.dataset.layout {name} "
+            f"reads {layout}{other or '; move it away'}",
+        )
+    return entries
+
+
+def pictures_in(folder: Path, *, beside_classes: bool = False) -> list[Path]:
+    """The pictures in a folder that holds nothing else, by name.
+
+    Args:
+        folder: the folder.
+        beside_classes: folders may stand beside them.
+
+    Raises:
+        ConfigError: naming what else it holds.
+    """
+    entries = [one for one in visible_entries(folder) if not (beside_classes and one.is_dir())]
+    for entry in entries:
+        require(
+            not entry.is_dir(),
+            f"{entry}: a folder where pictures are expected; --data.dataset.layout classes reads {CLASSES}, layout "
+            f"clients reads {CLIENTS}",
+        )
+        require(
+            entry.suffix.lower() in SUFFIXES,
+            f"{entry}: no picture by its name; expected are {', '.join(SUFFIXES)}: convert it, or move it away",
+        )
+    return entries
+
+
+def _listed(
+    clients: Sequence[dict[str, list[Path]]], class_names: tuple[str, ...]
+) -> tuple[list[Path], np.ndarray, np.ndarray]:
+    """Files of all clients end to end, with their labels and owners, both [n] int64."""
+    number = {name: label for label, name in enumerate(class_names)}
+    rows = [
+        (path, number[name], owner)
+        for owner, client in enumerate(clients)
+        for name, pictures in client.items()
+        for path in pictures
+    ]
+    labels, owner = (np.array([row[place] for row in rows], dtype=np.int64) for place in (1, 2))
+    return [path for path, _, _ in rows], labels, owner

@@ -1,0 +1,139 @@
+"""Data that a program holds already: arrays of each client, or a data frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked
+from lit_fed.data.data_sets.table import Table
+from lit_fed.data.data_sets.table_rows import TableRows, rows_of_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["data_set_of_arrays", "data_set_of_frame"]
+
+
+@dataclass(frozen=True)
+class _Arrays(PooledDataSet):
+    """Samples that are there already."""
+
+    samples: Samples = field(repr=False, compare=False)
+
+    def load(self) -> Samples:
+        """These samples."""
+        return self.samples
+
+
+@dataclass(frozen=True)
+class _FrameTable(Table):
+    """A table that is there already."""
+
+    frame: Any = field(default=None, repr=False, compare=False)
+
+    def _read(self) -> tuple[TableRows, int]:
+        return rows_of_frame(self.frame), len(self.frame)
+
+
+def data_set_of_arrays(clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None) -> PooledDataSet:
+    """Clients whose samples a program holds.
+
+    Args:
+        clients: for each name inputs [n, ...] and labels [n] or [n, L], as arrays of NumPy, tensors or lists. uint8 is
+            scaled to 0..1, labels of text are classes that keep their names.
+        unseen: likewise clients that take no part in the training.
+
+    Raises:
+        ConfigError: naming the client whose arrays will not do.
+    """
+    unseen = unseen or {}
+    for given in (clients, unseen):
+        require(isinstance(given, Mapping), f"clients are a {type(given).__name__}; give a dict of (x, y) by name")
+    both = sorted({str(one) for one in clients} & {str(one) for one in unseen})
+    require(not both, f"client {both[0] if both else ''!r} is among clients and among unseen; leave one of them out")
+    require(bool(clients), "there are no clients; give a dict of (x, y) by name, with one client at least")
+    pairs = {str(name): _pair(str(name), given) for name, given in (*clients.items(), *unseen.items())}
+    class_names = _class_names(pairs)
+    if class_names is not None:
+        number = {name: position for position, name in enumerate(class_names)}
+        pairs = {name: (x, np.array([number[one] for one in y.tolist()])) for name, (x, y) in pairs.items()}
+    arrays = [
+        checked(ClientArrays(name, {"x_train": x, "y_train": y}, dict.fromkeys(SPLITS, f"client {name!r}")))
+        for name, (x, y) in pairs.items()
+    ]
+    check_alike(arrays)
+    x, y = (np.concatenate([one.arrays[key] for one in arrays]) for key in ("x_train", "y_train"))
+    owner = np.repeat(np.arange(len(arrays)), [len(one.arrays["y_train"]) for one in arrays])
+    return _Arrays(Samples(x, y, owner, list(pairs), class_names, unseen=tuple(map(str, unseen))))
+
+
+def data_set_of_frame(
+    frame: pd.DataFrame,
+    client: str | None,
+    label: str,
+    features: Sequence[str] | None = None,
+    unseen: Sequence[str] = (),
+    **table: Any,
+) -> PooledDataSet:
+    """The rows of a data frame.
+
+    Args:
+        frame: a row for each sample.
+        client: column that says whose it is; None: a partition divides the rows.
+        label: column with the labels.
+        features: columns that inputs are made from; None: all others.
+        unseen: names of clients that take no part in the training.
+        table: other fields of `Table`.
+
+    Raises:
+        ConfigError: if there is no such field.
+    """
+    given = {name for name in Table.__dataclass_fields__ if name not in ("path", "unseen_path", "separator")}
+    for name in table:
+        require(name in given, f"a table from a frame takes no {name}; choose from {', '.join(sorted(given))}")
+    chosen = None if features is None else tuple(features)
+    return _FrameTable(
+        client_column=client, label_column=label, feature_columns=chosen, unseen_clients=tuple(map(str, unseen)),
+        frame=frame, **table,
+    )  # fmt: skip
+
+
+def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of a client as arrays."""
+    require(
+        isinstance(given, tuple | list) and len(given) == 2,
+        f"client {name!r} is a {type(given).__name__}; give a pair of inputs and labels, (x, y)",
+    )
+    x, y = (_array(name, one) for one in given)
+    return x, y
+
+
+def _array(name: str, given: Any) -> np.ndarray:
+    if isinstance(given, torch.Tensor):
+        given = given.detach().cpu()
+        given = given.float() if given.dtype in (torch.bfloat16, torch.float16) else given
+        array: np.ndarray = given.numpy()
+        return array
+    try:
+        return np.asarray(given)
+    except ValueError as error:  # lists of several lengths
+        raise ConfigError(
+            f"client {name!r}: its samples make no array ({error}); give all of them one shape"
+        ) from error
+
+
+def _class_names(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[str, ...] | None:
+    """The classes in alphabetical order, where labels are texts."""
+    text = {name: all(isinstance(one, str) for one in y.flat) for name, (_, y) in pairs.items()}
+    if not any(text.values()):
+        return None
+    other = next((name for name, is_text in text.items() if not is_text), None)
+    require(other is None, f"client {other!r}: its labels are no texts, and those of others are; give all alike")
+    return tuple(sorted({str(one) for _, y in pairs.values() for one in y.tolist()}))

@@ -1,0 +1,253 @@
+"""Which metrics a user asks for: names and arguments read, filled in from the labels, and refused before training."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torchmetrics
+import torchmetrics.classification
+import torchmetrics.regression
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.targets import Target
+from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
+from lit_fed.metrics.client_table import summarise
+
+__all__ = ["MetricsGiven", "WantedMetric", "choose_metrics", "wanted_metrics"]
+
+MetricsGiven = str | list[Any] | dict[str, Any] | None
+"""Names of classes, alone, listed or divided by commas; classes with arguments; names of one's own for both."""
+
+OPTION = "--model.metrics"
+
+PLACES = (torchmetrics, torchmetrics.classification, torchmetrics.regression)
+"""Where a class is looked for that is given by its name alone."""
+
+TASKS = {"binary": ("Binary", "Multiclass"), "multiclass": ("Multiclass",), "multilabel": ("Multilabel",)}
+"""For each kind of class labels how the names of the metrics begin that take them."""
+
+EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
+"""Metrics of numbers, and of classes."""
+
+COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group"}
+"""Columns of clients.csv beside results and mixture weights."""
+
+
+class WantedMetric(NamedTuple):
+    """A metric that a user asks for."""
+
+    name: str  # its key in the results
+    given: type[Metric] | Metric
+    arguments: dict[str, Any]
+
+    @property
+    def shown(self) -> str:
+        """What messages call it."""
+        return self.given.__name__ if isinstance(self.given, type) else type(self.given).__name__
+
+
+def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
+    """What a user asks for; what these metrics make of the labels is not known yet.
+
+    Args:
+        given: `AUROC`; several in a list, or divided by commas; `{F1Score: {average: macro}}` for a class with its
+            arguments; `{macro: {class_path: F1Score, init_args: {average: macro}}}` for a name of one's own. In Python
+            metrics, classes and collections too.
+
+    Raises:
+        ConfigError: if there is no such class, or two metrics would have the same name.
+
+    Example:
+        >>> [one.name for one in wanted_metrics("AUROC, F1Score")]
+        ['auroc', 'f1_score']
+    """
+    wanted = [_wanted(name, one) for name, one in _items(given)]
+    known: set[str] = set(COLUMNS).union(*(summarise(torch.ones(1, 3), metric) for metric in ("accuracy", "mse")))
+    for one in wanted:
+        how = f"give it a name of its own, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
+        if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"p[i]?_\d+", one.name):
+            raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
+        keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined")}
+        if one.name in ("accuracy", "mse"):
+            raise ConfigError(f"{OPTION} has {one.shown}, and {one.name} is measured anyway; leave it out, or {how}")
+        if keys & known:
+            raise ConfigError(f"{OPTION} has {one.shown}, and there is a {sorted(keys & known)[0]} already; {how}")
+        known |= keys
+    return wanted
+
+
+def _items(given: Any) -> Iterator[tuple[str | None, Any]]:
+    """Each metric with the name that was given with it: one of its own, or that of its class."""
+    if given is None:
+        return
+    if isinstance(given, str):
+        yield from ((None, one.strip()) for one in given.split(","))
+    elif isinstance(given, MetricCollection):
+        yield from given.items(keep_base=False, copy_state=False)
+    elif isinstance(given, dict) and "class_path" not in given:
+        yield from given.items()
+    elif isinstance(given, list | tuple):
+        for one in given:
+            yield from _items(one)
+    else:
+        yield None, given
+
+
+def _wanted(name: str | None, given: Any) -> WantedMetric:
+    """A metric, by one of the ways in which it may be given."""
+    arguments: dict[str, Any] = {}
+    if isinstance(given, Metric):
+        return WantedMetric(name or _snake_case(type(given).__name__), given, arguments)
+    if isinstance(given, dict) and "class_path" in given:
+        more = given.keys() - {"class_path", "init_args"}
+        if more:
+            raise ConfigError(f"{OPTION}: {sorted(more)[0]} beside class_path; arguments stand in init_args")
+        arguments, given = given.get("init_args") or {}, given["class_path"]
+    elif name is not None and (given is None or isinstance(given, dict)):  # F1Score: {average: macro}
+        arguments, given, name = given or {}, name, None
+    if not isinstance(arguments, dict):
+        raise ConfigError(
+            f"{OPTION}: the arguments of {given} are {arguments!r}; give them by name, {{average: macro}}"
+        )
+    cls = _found(given) if isinstance(given, str) else given
+    if not (isinstance(cls, type) and issubclass(cls, Metric)):
+        raise ConfigError(
+            f"{OPTION} has {given!r}, which is no torchmetrics.Metric; give the name of a class, AUROC or R2Score, say"
+        )
+    return WantedMetric(name or _snake_case(cls.__name__), cls, dict(arguments))
+
+
+def _found(path: str) -> Any:
+    """The class of a name or a path.
+
+    Raises:
+        ConfigError: naming classes whose names are close.
+    """
+    module, _, name = path.rpartition(".")
+    try:
+        if "." in path:
+            return getattr(importlib.import_module(module), name)
+        return next(vars(place)[name] for place in PLACES if _is_metric(vars(place).get(name)))
+    except (AttributeError, ImportError, StopIteration, ValueError) as error:
+        known = [one for place in PLACES for one, cls in vars(place).items() if _is_metric(cls)]
+        begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
+        close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
+        fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
+        why = f" ({error})" if isinstance(error, ImportError) else ""
+        raise ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}") from error
+
+
+def _is_metric(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, Metric)
+
+
+def _snake_case(name: str) -> str:
+    """A class's name as a key: MatthewsCorrCoef is matthews_corr_coef, AUROC is auroc."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.lstrip("_")).lower()
+
+
+def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
+    """The metrics that a user asks for, for these labels; each is tried on some made-up predictions.
+
+    Args:
+        given: see `wanted_metrics`.
+        target: what is predicted.
+
+    Raises:
+        ConfigError: naming the metric, the labels and what to choose instead.
+    """
+    return ChosenMetrics([_chosen(one, target) for one in wanted_metrics(given)], target)
+
+
+def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
+    classes = f"{target.name}, {target.num_classes} classes"
+    labels = f"the labels are {'numbers' if target.continuous else classes}"
+    _refuse_other_labels(wanted, target, labels)
+    try:
+        with quiet():  # torchmetrics's of the memory that all predictions take; here they are those of one client
+            metric = _made(wanted, target)
+    except Exception as error:
+        raise ConfigError(f"{OPTION} {wanted.shown} refuses its arguments: {error}") from error
+    allowed = TASKS.get(target.kind, ())
+    name = type(metric).__name__
+    if name.startswith(("Binary", "Multiclass", "Multilabel")) and not name.startswith(allowed):
+        raise ConfigError(
+            f"{OPTION} {wanted.shown} is {name}, and {labels}; leave out its task, or give a class of the name "
+            f"{' or '.join(f'{one}…' for one in allowed)}"
+        )
+    measured = ClientMetric(wanted.name, metric, target)
+    _try_out(measured, wanted, labels)
+    return measured
+
+
+def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> None:
+    """Refuse metrics of classes for numbers, those of numbers for classes, and those of texts, images and so on."""
+    cls = wanted.given if isinstance(wanted.given, type) else type(wanted.given)
+    package, _, rest = cls.__module__.partition(".")
+    kind = rest.partition(".")[0]
+    wrong = {True: "classification", False: "regression"}[target.continuous]
+    if package == "torchmetrics" and kind == wrong:
+        found = "classes" if target.continuous else "numbers"
+        raise ConfigError(
+            f"{OPTION} {wanted.shown} measures {found}, and {labels}; choose {EXAMPLES[target.continuous]}, say"
+        )
+    if package == "torchmetrics" and kind not in ("classification", "regression"):
+        raise ConfigError(
+            f"{OPTION} {wanted.shown} is of torchmetrics.{kind}, and measures neither classes nor numbers; choose "
+            f"{EXAMPLES[target.continuous]}, say"
+        )
+
+
+def _made(wanted: WantedMetric, target: Target) -> Metric:
+    """The metric, with what its class asks for and the labels tell."""
+    if isinstance(wanted.given, Metric):
+        metric = wanted.given.clone()
+        metric.reset()
+        return metric
+    known = {"task": target.kind, "num_classes": target.num_classes, "num_labels": target.num_classes}
+    asked = inspect.signature(wanted.given).parameters
+    filled = {name: value for name, value in known.items() if name in asked and not target.continuous}
+    return wanted.given(**filled | wanted.arguments)
+
+
+def _try_out(measured: ClientMetric, wanted: WantedMetric, labels: str) -> None:
+    """Refuse a metric that gives no number for such labels."""
+    metric = measured.metric
+    try:
+        with quiet():
+            metric.update(*measured.facing(*_made_up(measured.target)))
+            found = metric.compute()
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{OPTION} {wanted.shown} cannot measure these: {labels}, and it says: {reason}") from error
+    metric.reset()
+    if measured.averages and isinstance(found, Tensor) and found.ndim == 1:
+        return
+    if not (isinstance(found, Tensor) and found.numel() == 1):
+        what = f"{found.numel()} numbers" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise ConfigError(
+            f"{OPTION} {wanted.shown} gives {what} of each client, and one is wanted; give it an average, macro, say, "
+            "or choose another metric"
+        )
+
+
+def _made_up(target: Target) -> tuple[Tensor, Tensor]:
+    """Some predictions and labels, as `ClientMetric.update` takes them."""
+    size = (8, target.num_classes)
+    if target.kind == "multilabel":
+        labels = torch.arange(size[0] * size[1]).view(size) % 2
+        return 0.25 + 0.5 * labels, labels
+    if target.continuous:
+        values = torch.linspace(0.1, 0.9, size[0])
+        values = values if target.kind == "regression" else values[:, None].expand(size)
+        return values + 0.05, values
+    labels = torch.arange(2 * target.num_classes) % target.num_classes
+    return (torch.eye(target.num_classes)[labels.roll(1)] + 1) / (target.num_classes + 1), labels

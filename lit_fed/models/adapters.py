@@ -1,0 +1,168 @@
+"""Low-rank adapters on the linear layers of a frozen network, as modules of the library peft.
+
+Hu et al. "LoRA: Low-Rank Adaptation of Large Language Models". 2021. https://arxiv.org/abs/2106.09685. A layer W x
+becomes W x + (α/r) B A x, where A [r, in] is random and B [out, r] begins at 0: at first the network is what it was.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.packages import optional_package
+
+__all__ = ["LowRankAdapters", "merge_adapters"]
+
+NAMES_SHOWN = 12
+"""Names of layers that an error lists."""
+
+
+class LowRankAdapters(NamedTuple):
+    """Which layers get adapters, and of which rank."""
+
+    rank: int | None = None  # r; None: no adapters
+    targets: Sequence[str] | None = None  # patterns of names; None: all linear layers that are frozen
+    alpha: float | None = None  # α; None: r, so that nothing is scaled
+
+    def check(self) -> None:
+        """Refuse what no network can make sense of.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        for option, value in {"targets": self.targets, "alpha": self.alpha}.items():
+            if self.rank is None and value is not None:
+                raise ConfigError(
+                    f"--model.lora_{option} is {value}, and there are no adapters; give --model.lora_rank"
+                )
+        if self.rank is not None and self.rank < 1:
+            raise ConfigError(f"--model.lora_rank is {self.rank}; give a whole number >= 1, or null for no adapters")
+        if self.alpha is not None and not self.alpha > 0:
+            raise ConfigError(f"--model.lora_alpha is {self.alpha}; give a number > 0, or null for the rank")
+
+    def add_to(self, network: nn.Module, outputs: Callable[[], Tensor]) -> nn.Module:
+        """Put adapters on frozen layers of a network; what was trained before still is.
+
+        Args:
+            network: the network, which is changed.
+            outputs: a pass of the network in evaluation mode, of any samples.
+
+        Returns:
+            The network.
+
+        Raises:
+            ConfigError: if peft is missing, a pattern matches no layer, or a layer cannot have an adapter.
+        """
+        if self.rank is None:
+            return network
+        peft = optional_package("peft", "peft>=0.14", "lora", "--model.lora_rank")
+        names = self._targets(network, _called(network, outputs))
+        trained = {leaf: leaf.requires_grad for leaf in network.parameters()}
+        settings = peft.LoraConfig(
+            r=self.rank, lora_alpha=self.alpha or self.rank, target_modules="|".join(map(re.escape, names))
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # how a layer stores its matrix is found without being told
+            peft.inject_adapter_in_model(settings, network)
+        for leaf, wanted in trained.items():
+            leaf.requires_grad_(wanted)
+        for name in names:
+            network.get_submodule(name).register_forward_pre_hook(_is_called)
+        return network
+
+    def _targets(self, network: nn.Module, called: set[str]) -> list[str]:
+        """Names of the layers that get adapters."""
+        layers, network_name = _linear_layers(network), type(network).__name__
+        frozen = [name for name, layer in layers.items() if not any(one.requires_grad for one in layer.parameters())]
+        if self.targets is None:
+            chosen = [name for name in frozen if name in called]
+            if not chosen:
+                raise ConfigError(
+                    f"--model.lora_rank is {self.rank}, and {network_name} has no linear layer besides those that are "
+                    "trained whole; leave it out, or choose another --model.network"
+                )
+            return self._fitting(chosen, layers)
+        chosen = []
+        for pattern in self.targets:
+            matched = [name for name in layers if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+            usable = [name for name in matched if name in frozen and name in called]
+            if not usable:
+                raise ConfigError(
+                    f"--model.lora_targets has {pattern!r}, {_why_none(matched, called, network_name)}; it has "
+                    f"{_listed([name for name in frozen if name in called])}"
+                )
+            chosen += [name for name in usable if name not in chosen]
+        return self._fitting(chosen, layers)
+
+    def _fitting(self, names: list[str], layers: dict[str, nn.Module]) -> list[str]:
+        assert self.rank is not None
+        for name in names:
+            shape = list(layers[name].get_parameter("weight").shape)
+            if self.rank > min(shape):
+                raise ConfigError(
+                    f"--model.lora_rank is {self.rank}, and the matrix of {name} is {shape}; give at most "
+                    f"{min(shape)}, or other --model.lora_targets"
+                )
+        return names
+
+
+def merge_adapters(network: nn.Module) -> nn.Module:
+    """A network with B A added to its layers, which gives the same outputs without adapters.
+
+    Args:
+        network: with adapters or without, which is changed.
+    """
+    peft: Any = sys.modules.get("peft.tuners.lora")  # it made the adapters, if there are any
+    for path, module in list(network.named_modules()) if peft is not None else ():
+        if isinstance(module, peft.LoraLayer):
+            module.merge()
+            network.set_submodule(path, module.get_base_layer())
+    return network
+
+
+def _linear_layers(network: nn.Module) -> dict[str, nn.Module]:
+    """Layers that multiply by a matrix, by name: PyTorch's, and the one that transformers have for GPT-2."""
+    own = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", nn.Linear)
+    return {name: one for name, one in network.named_modules() if name and isinstance(one, nn.Linear | own)}
+
+
+def _called(network: nn.Module, outputs: Callable[[], Tensor]) -> set[str]:
+    """Names of the linear layers that a pass calls; attention of PyTorch reads some weights without that."""
+    called: set[str] = set()
+    handles = [
+        layer.register_forward_pre_hook(lambda *_, name=name: called.add(name))
+        for name, layer in _linear_layers(network).items()
+    ]
+    try:
+        with torch.no_grad():
+            outputs()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called
+
+
+def _why_none(matched: list[str], called: set[str], network: str) -> str:
+    """Why no layer that a pattern matches can have an adapter."""
+    if not matched:
+        return f"which matches no linear layer of {network}"
+    if matched[0] in called:
+        return f"and {matched[0]} of {network} is trained whole"
+    return f"and {network} reads the weights of {matched[0]} without calling the layer, so an adapter would do nothing"
+
+
+def _is_called(*_: object) -> None:
+    """Where there is a hook, `nn.TransformerEncoderLayer` calls its layers instead of reading their weights."""
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more

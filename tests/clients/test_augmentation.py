@@ -1,0 +1,183 @@
+"""Pictures augmented in local steps: the same ones wherever a client runs, and nowhere else."""
+
+import pytest
+import torch
+from federated_round import MULTICLASS, Federation, distance, make_context, make_task, run_rounds
+from torchvision.transforms import v2
+
+from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients.base import augmented_inputs
+from lit_fed.core.augmentation import Augmentation
+from lit_fed.core.demands import check_augmented_steps
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.seeds import seed_of
+from lit_fed.core.types import Split
+from lit_fed.models import MLP, Linear
+
+SIZES = [9, 1, 6, 2]
+TRANSFORMS = (v2.RandomHorizontalFlip(), v2.RandomCrop(5, padding=1))
+
+
+class Recorded(Augmentation):
+    """Keeps what it made of each stream."""
+
+    def __init__(self, transforms=TRANSFORMS, **constants):
+        super().__init__(transforms, **constants, said="'these'")
+        self.made = {}
+
+    def __call__(self, x, stream):
+        key = tuple(stream.entropy.tolist())
+        assert key not in self.made, "a stream is drawn from once"
+        self.made[key] = super().__call__(x, stream)
+        return self.made[key]
+
+
+def pictures(sizes=SIZES, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(sum(sizes), 1, 5, 5, generator=rng, dtype=torch.float64).to(dtype)
+    y = torch.randint(3, (sum(sizes),), generator=rng)
+    return Split(x, y, torch.tensor([0, *sizes]).cumsum(0))
+
+
+def small_mlp(shape, outputs):
+    return MLP(shape, outputs, (3,))
+
+
+def task(network=small_mlp):
+    return make_task(MULTICLASS, (1, 5, 5), lambda _, outputs: network((1, 5, 5), outputs))
+
+
+def trained(algorithm, trainer=None, rounds=2, augmentation=None, **options):
+    options = {"batch_size": 4, "task": task(), "solver": LocalSolver(local_epochs=2)} | options
+    return run_rounds(algorithm, trainer, pictures(), rounds=rounds, augmentation=augmentation, **options)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "solver"),
+    [
+        (FedAvg(), {"local_epochs": 2}),
+        (FedAvg(), {"local_epochs": 3, "straggler_fraction": 0.7}),
+        (FedEM(num_components=2, shuffle_per_component=True), {}),
+        (PerFedAvg(), {}),
+        (FedAvgPlus(), {}),
+    ],
+    ids=["FedAvg", "stragglers", "FedEM", "PerFedAvg", "FedAvgPlus"],
+)
+def test_client_trainers_see_the_same_pictures(algorithm, solver):
+    each = []
+    for trainer in (SequentialTrainer(), VectorizedTrainer()):
+        augmentation = Recorded()
+        run = trained(algorithm, trainer, augmentation=augmentation, solver=LocalSolver(**solver))
+        run.predictions()  # adapts where the algorithm asks for it
+        each.append((run, augmentation.made))
+    (one, here), (other, there) = each
+    assert here.keys() == there.keys()
+    assert len(here) > 8
+    assert all(torch.equal(here[key], there[key]) for key in here)
+    assert distance(one.shared, other.shared) < 1e-12
+    assert distance(one.states, other.states) < 1e-12
+
+
+def test_blocks_change_no_bit():
+    one, other = (trained(FedEM(), augmentation=Recorded(), clients_per_block=size) for size in (1, 4))
+    assert distance(one.shared, other.shared) == 0
+    assert distance(one.shared, trained(FedEM()).shared) > 1e-3
+
+
+def test_a_run_that_goes_on_draws_what_it_would_have_drawn():
+    whole, first = trained(FedAvg(), rounds=3, augmentation=Recorded()), trained(FedAvg(), augmentation=Recorded())
+    rest = Federation(
+        FedAvg(), pictures(), task(), LocalSolver(local_epochs=2), shared=first.shared, round_idx=2, num_rounds=3,
+        augmentation=Recorded(),
+    )  # fmt: skip
+    rest.round()
+    assert distance(rest.shared, whole.shared) == 0
+
+
+@pytest.mark.parametrize("trainer", [SequentialTrainer(), VectorizedTrainer()], ids=lambda one: one.name)
+def test_an_expectation_step_sees_the_originals(trainer):
+    """The first one knows the initial models alone; blank pictures would change it."""
+    blank = Augmentation([torch.zeros_like])
+    plain, changed = (trained(FedEM(), trainer, rounds=1, augmentation=one) for one in (None, blank))
+    assert distance(plain.states, changed.states) < 1e-12
+    assert distance(plain.shared, changed.shared) > 1e-3
+
+
+def test_predictions_are_of_the_originals():
+    augmentation = Recorded()
+    run = trained(FedAvg(), augmentation=augmentation)
+    steps = len(augmentation.made)
+    run.evaluate()
+    assert steps == len(augmentation.made) == 2 * 2 * (3 + 1 + 2 + 1)
+
+
+def test_without_augmentation_inputs_are_the_same_object():
+    x = torch.zeros(2, 1, 5, 5)
+    assert augmented_inputs(make_context(), x, 0, 0) is x
+
+
+def test_pictures_are_transformed_one_by_one_and_left_as_they_were():
+    x = torch.arange(25.0).view(1, 1, 5, 5).repeat(8, 1, 1, 1)
+    before, state = x.clone(), torch.get_rng_state()
+    out = Augmentation(TRANSFORMS)(x, seed_of(0, 0, 0, "x"))
+    assert torch.equal(x, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len({tuple(one.flatten().tolist()) for one in out}) > 4
+    assert torch.equal(out, Augmentation(TRANSFORMS)(x.view(2, 4, 1, 5, 5), seed_of(0, 0, 0, "x")).flatten(0, 1))
+    assert not torch.equal(out, Augmentation(TRANSFORMS)(x, seed_of(0, 0, 1, "x")))
+
+
+def test_transforms_see_pixels_in_0_to_1():
+    """Padding is black, not the mean; what is not moved comes back as it was, up to rounding."""
+    seen = []
+    look = Augmentation([lambda one: seen.append(one) or one, v2.Pad([1, 0, 0, 0]), v2.CenterCrop(5)], (0.5,), (0.25,))
+    x = (torch.rand(3, 1, 5, 5) - 0.5) / 0.25
+    out = look(x, seed_of(0, 0, 0, "x"))
+    assert all(0 <= float(one.min()) <= float(one.max()) <= 1 for one in seen)
+    torch.testing.assert_close(torch.stack(seen), x * 0.25 + 0.5)
+    torch.testing.assert_close(out[..., 1:], x[..., :-1] if (out[..., 0] == -2).all() else x[..., 1:])
+
+
+@pytest.mark.parametrize(
+    ("transform", "words"),
+    [
+        (v2.CenterCrop(3), ("makes float32 of shape [1, 3, 3] of a picture of shape [1, 5, 5]", "restores it")),
+        (v2.RandomCrop(9), ("fails on pictures of shape [1, 5, 5]", "(9, 9)")),
+        (v2.ToPILImage(), ("makes Image",)),
+    ],
+)
+def test_pictures_keep_their_shape(transform, words):
+    with pytest.raises(ConfigError) as caught:
+        Augmentation([transform], said="'x'")(torch.rand(2, 1, 5, 5), seed_of(0, 0, 0, "x"))
+    for word in ("--data.augment 'x'", *words):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "solver"),
+    [
+        (ConsensusADMM(local_solve="exact"), {}),
+        (GADMM(local_solve="exact"), {}),
+        (ProxAvg(local_solve="exact"), {}),
+        (FedAvg(), {"local_epochs": 0}),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_algorithms_without_local_steps_refuse(algorithm, solver):
+    ctx = make_context(solver=LocalSolver(**solver), augmentation=Recorded())
+    with pytest.raises(ConfigError, match="augments local steps, and X takes none"):
+        check_augmented_steps(algorithm, "X", ctx)
+    check_augmented_steps(algorithm, "X", ctx._replace(augmentation=None))
+
+
+def test_coins_that_leave_a_round_without_steps_are_no_reason_to_refuse():
+    for seed in range(8):
+        ctx = make_context(seed=seed, num_rounds=20, augmentation=Recorded())
+        check_augmented_steps(L2GD(communication_probability=0.5), "L2GD", ctx)
+
+
+def test_dual_variables_are_of_samples_as_they_are():
+    with pytest.raises(ConfigError, match="MOCHA has dual variables"):
+        run_rounds(MOCHA(), None, pictures(), rounds=1, augmentation=Recorded(), task=task(Linear))

@@ -1,0 +1,298 @@
+"""Folders of pictures, made up here."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.data import ImageFolder, build_populations
+from lit_fed.data.data_sets import image_folder
+from lit_fed.data.data_sets.picture_clients import read_picture_clients
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.populations.drawn_clients import DrawnSplit
+
+CLIENTS = {"anna": {"cat": 6, "dog": 5}, "bela": {"cat": 5}, "cleo": {"dog": 7, "cat": 2}}
+
+
+def picture(seed, size=(8, 8), mode="RGB"):
+    shape = size[::-1] if mode == "L" else (*size[::-1], 3)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8))
+
+
+def write(root, tree=CLIENTS):
+    """A folder for each dict and a picture for each number, of a number of its own."""
+    for name, inside in tree.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        if isinstance(inside, dict):
+            write(root / name, inside)
+        else:
+            for number in range(inside):
+                picture(hash_of(root.name, name, number)).save(root / name / f"{number}.png")
+    return root
+
+
+def hash_of(*parts):
+    return sum(ord(letter) * 31**place for place, letter in enumerate("/".join(map(str, parts)))) % 2**32
+
+
+def load(root, **fields):
+    return ImageFolder(str(root), **{"image_size": 8} | fields).load()
+
+
+def refused(root, *words, **fields):
+    with pytest.raises(ConfigError) as caught:
+        load(root, **fields)
+    for word in map(str, words):
+        assert word in str(caught.value)
+
+
+def populations(root, seed=0, unseen_fraction=0.0, **fields):
+    return build_populations(
+        ImageFolder(str(root), **{"image_size": 8} | fields), unseen_fraction=unseen_fraction, seed=seed
+    )
+
+
+def test_clients_and_classes(tmp_path):
+    samples = load(write(tmp_path))
+    assert samples.x.shape == (25, 3, 8, 8)
+    assert samples.x.dtype == np.uint8
+    assert samples.names == ["anna", "bela", "cleo"]
+    assert samples.class_names == ("cat", "dog")
+    assert samples.owner.tolist() == [0] * 11 + [1] * 5 + [2] * 9
+    assert samples.y.tolist() == [0] * 6 + [1] * 5 + [0] * 5 + [0] * 2 + [1] * 7
+    expected = np.asarray(picture(hash_of("bela", "cat", 3))).transpose(2, 0, 1)
+    np.testing.assert_array_equal(samples.x[11 + 3], expected)
+
+
+def test_a_partition_divides_classes(tmp_path):
+    write(tmp_path, {"cat": 12, "dog": 12})
+    samples = load(tmp_path, layout="classes")
+    assert (samples.owner, samples.names) == (None, None)
+    assert samples.y.tolist() == [0] * 12 + [1] * 12
+    seen, _ = build_populations(ImageFolder(str(tmp_path), "classes", 8), num_clients=4)
+    assert seen.train.num_clients == 4
+
+
+def test_seen_and_unseen(tmp_path):
+    write(tmp_path, {"seen": {"bela": {"cat": 5}, "cleo": {"dog": 5}}, "unseen": {"anna": {"cat": 5, "dog": 1}}})
+    seen, unseen = populations(tmp_path)
+    assert (seen.names, unseen.names) == (["bela", "cleo"], ["anna"])
+    assert seen.class_names == unseen.class_names == ("cat", "dog")
+    assert (seen.train.sizes.tolist(), unseen.train.sizes.tolist()) == ([4, 4], [5])
+    assert set(seen.train.client(1).y.tolist()) == {1}
+    with pytest.raises(ConfigError, match="brings its own unseen clients"):
+        populations(tmp_path, unseen_fraction=0.5)
+    write(tmp_path, {"unseen": {"bela": {"cat": 1}}})
+    refused(tmp_path, "'bela' is both seen and unseen")
+
+
+def test_a_share_of_the_clients_is_unseen(tmp_path):
+    seen, unseen = populations(write(tmp_path), unseen_fraction=0.4)
+    assert sorted(seen.names + unseen.names) == ["anna", "bela", "cleo"]
+    assert len(unseen.names) == 1
+
+
+def test_numbers_are_classes_by_number(tmp_path):
+    write(tmp_path, {"10": 1, "9": 1, "0": 1})
+    assert load(tmp_path, layout="classes").class_names == ("0", "9", "10")
+    chosen = load(tmp_path, layout="classes", classes=("9", "10", "0", "7"))
+    assert chosen.class_names == ("9", "10", "0", "7")
+    assert chosen.y.tolist() == [2, 1, 0]
+
+
+def test_pictures_of_all_kinds(tmp_path):
+    """Sizes, grey and colour, palettes, transparency, JPEG and a turned one all become arrays of one shape."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    picture(0).save(tmp_path / "a/0.png")
+    picture(1, mode="L").save(tmp_path / "a/1.PNG", "png")
+    picture(2).convert("P").save(tmp_path / "a/2.png", transparency=b"\x00\x80")
+    picture(3).convert("RGBA").save(tmp_path / "a/3.png")
+    picture(4).convert("1").save(tmp_path / "a/4.png")
+    picture(5, (40, 20)).save(tmp_path / "b/5.jpg")
+    sideways = Image.fromarray(np.repeat(np.uint8([[0, 255]]), 8, 0).repeat(4, 1))  # black left of white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    sideways.save(tmp_path / "b/6.jpeg", exif=exif, quality=100)
+    for name in (".DS_Store", "Thumbs.db"):
+        (tmp_path / "b" / name).write_text("x")
+    colours, grey = (load(tmp_path, layout="classes", channels=channels) for channels in (3, 1))
+    assert colours.x.shape == (7, 3, 8, 8)
+    assert grey.x.shape == (7, 1, 8, 8)
+    np.testing.assert_array_equal(colours.x[1], np.repeat(grey.x[1], 3, 0))
+    top, bottom = grey.x[6, 0, :3], grey.x[6, 0, 5:]
+    assert int(top.max()) < 20
+    assert int(bottom.min()) > 235
+
+
+def test_a_picture_is_scaled_and_cut_to_its_central_square(tmp_path):
+    wide = np.zeros((16, 64), dtype=np.uint8)
+    wide[:, 24:40] = 200  # the central square
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(wide).save(tmp_path / folder / "x.png")
+    assert np.unique(load(tmp_path, layout="classes", channels=1).x[:, :, :, 1:-1]).tolist() == [200]
+
+
+def test_pixels_become_numbers(tmp_path):
+    write(tmp_path)
+    plain, _ = populations(tmp_path)
+    scaled, _ = populations(tmp_path, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    assert plain.train.x.dtype == torch.float32
+    assert 0 <= float(plain.train.x.min()) < 0.1
+    assert 0.9 < float(plain.train.x.max()) <= 1
+    mean, std = (torch.tensor(one).view(3, 1, 1) for one in ((0.5, 0.4, 0.3), (0.2, 0.3, 0.4)))
+    torch.testing.assert_close(scaled.train.x, (plain.train.x - mean) / std)
+    assert ImageFolder(mean=(0.5,) * 3, std=(1.0,) * 3).normalisation == ((0.5,) * 3, (1.0,) * 3)
+    assert ImageFolder().normalisation is None
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_beyond_the_budget_clients_are_read_when_needed(tmp_path, cache):
+    root, constants = write(tmp_path / "x"), {"mean": (0.5,) * 3, "std": (0.2,) * 3}
+    budget = {"memory_gb": 0.0, "cache_dir": str(tmp_path / "cache") if cache else None}
+    (held, _), (stored, _) = populations(root, **constants), populations(root, **constants, **budget)
+    for one, other in ((held.train, stored.train), (held.test, stored.test)):
+        assert isinstance(other, DrawnSplit)
+        assert other.x.shape == (0, 3, 8, 8)
+        for client_id in range(3):
+            assert torch.equal(one.client(client_id).x, other.client(client_id).x)
+            assert torch.equal(one.client(client_id).y, other.client(client_id).y)
+    assert stored.class_names == ("cat", "dog")
+
+
+def fingerprint_of(root, **fields):
+    data = FederatedDataModule(ImageFolder(str(root), image_size=8, **fields))
+    data.setup()
+    return data.fingerprint
+
+
+@pytest.mark.parametrize("memory_gb", [0.0, 1.0])
+def test_the_fingerprint_tells_pictures_and_labels_apart(tmp_path, memory_gb):
+    root = write(tmp_path)
+    before = fingerprint_of(root, memory_gb=memory_gb)
+    assert before == fingerprint_of(root, memory_gb=memory_gb)
+    (root / "anna/cat/0.png").rename(root / "anna/dog/9.png")
+    assert before != fingerprint_of(root, memory_gb=memory_gb)
+
+
+def test_decoded_pictures_are_kept_until_a_file_changes(tmp_path, monkeypatch):
+    root, cache, decoded = write(tmp_path / "x"), tmp_path / "cache", []
+    decode = image_folder._decode
+    monkeypatch.setattr(image_folder, "_decode", lambda path, **how: decoded.append(path) or decode(path, **how))
+    dataset = ImageFolder(str(root), image_size=8, cache_dir=str(cache))
+    dataset.prepare()
+    first = dataset.load()
+    assert len(decoded) == 25
+    assert len(list(cache.iterdir())) == 1
+    np.testing.assert_array_equal(first.x, load(root).x)
+    decoded.clear()
+    os.utime(root / "anna/cat/0.png", ns=(1, 1))
+    dataset.load()
+    assert len(decoded) == 25
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"layout": "folders"}, ("layout is 'folders'", "clients or classes")),
+        ({"image_size": 0}, ("image_size is 0",)),
+        ({"channels": 2}, ("channels is 2", "1 (grey) or 3")),
+        ({"memory_gb": -1}, ("memory_gb is -1",)),
+        ({"mean": (0.5,)}, ("mean is (0.5,)", "3 channels")),
+        ({"mean": (0.5,) * 3}, ("mean is", "or neither")),
+        ({"mean": (0.5,) * 3, "std": (0.2, 0.0, 0.2)}, ("std is", "above 0")),
+        ({"classes": ()}, ("classes is ()",)),
+        ({"classes": ("a", "a")}, ("each folder once",)),
+    ],
+)
+def test_wrong_fields(tmp_path, fields, words):
+    refused(tmp_path, "--data.dataset.", *words, **fields)
+
+
+def test_wrong_folders(tmp_path):
+    refused("", "root is not set")
+    refused(tmp_path / "none", tmp_path / "none", "no such folder")
+    refused(tmp_path, tmp_path, "no folder of a client")
+    write(tmp_path, {"anna": {}})
+    refused(tmp_path, tmp_path, "no picture (.png, .jpg, .jpeg)", "ROOT/<client>/<class>/*.png")
+    write(tmp_path, {"anna": {"cat": 1}})
+    refused(tmp_path, "one class only, 'cat'", "layout (clients)")
+    write(tmp_path, {"anna": {"dog": 1}, "bela": {"cat": 0}})
+    refused(tmp_path, tmp_path / "bela", "no picture of this client")
+    write(tmp_path, {"bela": {"cat": 1, "cow": 0}})
+    refused(tmp_path, "no picture of class ['cow']")
+    assert load(tmp_path, classes=("cow", "dog", "cat")).class_names == ("cow", "dog", "cat")
+    refused(tmp_path, "['cow'] is none of --data.dataset.classes", classes=("dog", "cat"))
+    write(tmp_path, {"bela": {"cow": 1, "Cow": 1}})
+    refused(tmp_path, "'Cow' and 'cow' differ by capitals")
+
+
+def test_another_layout_is_told(tmp_path):
+    write(tmp_path)
+    refused(tmp_path, tmp_path / "anna/cat", "a folder where pictures are expected", "layout clients", layout="classes")
+    refused(tmp_path / "anna", tmp_path / "anna/cat/0.png", "layout classes")
+    (tmp_path / "notes.txt").write_text("x")
+    refused(tmp_path, tmp_path / "notes.txt", "a file where a folder is expected", "move it away")
+    (tmp_path / "notes.txt").rename(tmp_path / "anna/cat/notes.txt")
+    refused(tmp_path, tmp_path / "anna/cat/notes.txt", "no picture by its name", ".jpeg")
+
+
+def test_pictures_that_cannot_be_read(tmp_path):
+    write(tmp_path, {"a": 1, "b": 1})
+    broken = tmp_path / "a/1.png"
+    for content in (b"", b"text", (tmp_path / "a/0.png").read_bytes()[:90]):
+        broken.write_bytes(content)
+        refused(tmp_path, broken, "cannot be read as a picture", "replace or remove", layout="classes")
+    Image.fromarray(np.full((8, 8), 60000, dtype=np.uint16)).save(broken)
+    refused(tmp_path, broken, "more than 8 bits", layout="classes")
+    broken.unlink()
+    broken.symlink_to(tmp_path / "gone")
+    refused(tmp_path, broken, "a broken link", layout="classes")
+
+
+def test_no_room_for_the_file(tmp_path, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(image_folder.tempfile, "TemporaryFile", full)
+    refused(write(tmp_path), "No space left on device", "TMPDIR", "cache_dir", memory_gb=0.0)
+    (tmp_path / "file").write_text("x")
+    refused(tmp_path / "anna", tmp_path / "file", "cannot be made", cache_dir=str(tmp_path / "file"), layout="classes")
+
+
+def newcomers(root, shape=(3, 8, 8), names=("cat", "cow", "dog")):
+    return read_picture_clients(root, shape, names)
+
+
+def test_clients_who_come_later(tmp_path):
+    write(tmp_path, {"dora": {"dog": 3, "cat": 2}, "emil": {"cow": 1}})
+    picture(1, (20, 20)).save(tmp_path / "dora/b.png")
+    picture(2).save(tmp_path / "dora/a.png")
+    dora, emil = newcomers(tmp_path)
+    assert (dora.name, emil.name) == ("dora", "emil")
+    assert dora.arrays["y_train"].tolist() == [0, 0, 2, 2, 2]
+    assert dora.arrays["x_train"].shape == (5, 3, 8, 8)
+    np.testing.assert_array_equal(dora.arrays["x_test"][0], np.asarray(picture(2)).transpose(2, 0, 1))
+    assert emil.arrays.keys() == {"x_train", "y_train"}
+    assert newcomers(tmp_path / "emil/cow") == []
+
+
+@pytest.mark.parametrize(
+    ("tree", "known", "words"),
+    [
+        ({"dora": {"cta": 1}}, {}, ("dora/cta", "no class of the checkpoint", "cat, cow, dog")),
+        ({"dora": {"cat": 0}}, {}, ("dora", "no picture of a known class", "dora/cat/*.png")),
+        ({"dora": {"cat": 1}}, {"names": None}, ("classes without names", ".npz")),
+        ({"dora": {"cat": 1}}, {"shape": (64,)}, ("inputs of shape [64]", ".npz")),
+    ],
+)
+def test_wrong_clients_who_come_later(tmp_path, tree, known, words):
+    with pytest.raises(ConfigError) as caught:
+        newcomers(write(tmp_path, tree), **known)
+    for word in words:
+        assert word in str(caught.value)

@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.targets import Binary, Regression, Sequences
+from lit_fed.data.module import FederatedDataModule
+
+X, Y = np.arange(30.0).reshape(10, 3), np.arange(10) % 2
+
+
+def data_of(*arguments, **settings):
+    data = FederatedDataModule.from_clients(*arguments, **settings)
+    data.setup()
+    return data
+
+
+def test_clients_keep_their_order_and_names():
+    data = data_of({"zoe": (X, Y), 7: (X[:5].tolist(), Y[:5].tolist())}, {"ann": (torch.tensor(X), torch.tensor(Y))})
+    assert (data.seen.names, data.unseen.names, data.target) == (["zoe", "7"], ["ann"], Binary())
+    assert [one.sizes.tolist() for one in (data.seen.train, data.seen.test)] == [[8, 4], [2, 1]]
+    assert sorted(data.unseen.train.x[:, 0].tolist() + data.unseen.test.x[:, 0].tolist()) == X[:, 0].tolist()
+    assert data.seen.class_names is None
+
+
+def test_types_of_labels_and_inputs():
+    pixels = {"ann": (np.full((4, 1, 2, 2), 255, dtype=np.uint8), ["dog", "cat", "dog", "emu"])}
+    data = data_of(pixels, test_fraction=0)
+    assert data.seen.class_names == ("cat", "dog", "emu")
+    assert (data.seen.train.x.unique().tolist(), data.seen.train.y.sort().values.tolist()) == ([1], [0, 1, 1, 2])
+    assert data_of({"ann": (torch.tensor(X).bfloat16(), torch.tensor(Y).float())}).target == Regression()
+    assert data_of({"ann": (Y[:, None], np.stack([Y, Y], 1))}).target == Sequences(2)
+
+
+@pytest.mark.parametrize(
+    ("clients", "unseen", "message"),
+    [
+        ({}, None, "there are no clients; give a dict of (x, y) by name"),
+        ([(X, Y)], None, "clients are a list; give a dict of (x, y) by name"),
+        ({"ann": X}, None, "client 'ann' is a ndarray; give a pair of inputs and labels, (x, y)"),
+        ({"ann": (X, Y[:3])}, None, "client 'ann': x_train has 10 samples and y_train has 3"),
+        ({"ann": (X, Y), "bob": (X[:, :2], Y)}, None, "client 'bob': samples of x_train are float32 of shape [2]"),
+        ({"ann": (X, Y), "bob": (X, Y + 0.5)}, None, "client 'bob': samples of y_train are float32 of shape []"),
+        ({"ann": (X * np.nan, Y)}, None, "client 'ann': array x_train contains NaN or infinity (first in sample 0)"),
+        ({"ann": ([[1], [2, 3]], [0, 1])}, None, "client 'ann': its samples make no array"),
+        ({"ann": (X, ["a"] * 10), "bob": (X, Y)}, None, "client 'bob': its labels are no texts, and those of others"),
+        ({"ann": (X, ["a"] * 10)}, None, "the classes are called ('a',); it takes two at least"),
+        ({"ann": (X, Y)}, {"ann": (X, Y)}, "client 'ann' is among clients and among unseen"),
+        ({"ann": (X[:0], Y[:0])}, None, "client 'ann': x_train is empty"),
+    ],
+)
+def test_wrong_clients(clients, unseen, message):
+    with pytest.raises(ConfigError) as caught:
+        data_of(clients, unseen)
+    assert message in str(caught.value)

@@ -1,0 +1,306 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.targets import Binary, Multiclass, Regression
+from lit_fed.data import IID, Dirichlet, Normalisation, Table
+from lit_fed.data.data_sets.columns import Feature, TableColumns, standardisation
+from lit_fed.data.data_sets.table_clients import read_table_clients
+from lit_fed.data.data_sets.table_rows import read_rows, rows_of_frame
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.module import FederatedDataModule
+
+NAMES = {"client_column": "who", "label_column": "kind"}
+LINES = """who,age,town,fold,kind
+ann,30,Rome,train,yes
+ann,40,Oslo,train,no
+ann,50,Rome,test,no
+bob,20,Oslo,train,yes
+bob,60,Rome,val,no
+bob,70,Rome,test,yes
+cy,80,Oslo,train,no
+cy,35,Oslo,test,yes
+"""
+
+
+def table(tmp_path, text=LINES, **options):
+    (tmp_path / "table.csv").write_text(text, encoding="utf-8")
+    return Table(str(tmp_path / "table.csv"), **(NAMES | options))
+
+
+def data_of(data_set, **settings):
+    data = FederatedDataModule(data_set, **settings)
+    data.setup()
+    return data
+
+
+def refused(message, make):
+    with pytest.raises(ConfigError) as caught:
+        data_of(make())
+    assert message in str(caught.value)
+
+
+def test_splits_clients_and_classes_are_those_of_the_columns(tmp_path):
+    data = data_of(table(tmp_path, split_column="fold", unseen_clients=("cy",), standardize=False))
+    seen, unseen = data.populations
+    assert (seen.names, unseen.names) == (["ann", "bob"], ["cy"])
+    assert [one.sizes.tolist() for one in (seen.train, seen.val, seen.test)] == [[2, 1], [0, 1], [1, 1]]
+    assert (data.target, seen.class_names, unseen.class_names) == (Binary(), ("no", "yes"), ("no", "yes"))
+    # age, town=Oslo, town=Rome
+    assert seen.train.x.tolist() == [[30, 0, 1], [40, 1, 0], [20, 1, 0]]
+    assert seen.train.y.tolist() == [1, 0, 1]
+    assert (unseen.train.x.tolist(), unseen.test.x.tolist()) == ([[80, 1, 0]], [[35, 1, 0]])
+    assert data.normalisation is None
+
+
+def test_numbers_are_standardised_by_the_training_rows_of_the_seen(tmp_path):
+    data = data_of(table(tmp_path, split_column="fold", unseen_clients=("cy",)))
+    mean, std = 30.0, float(np.sqrt(200 / 3))
+    assert data.normalisation == Normalisation((mean, 0.0, 0.0), (std, 1.0, 1.0))
+    ages = {name: getattr(data.seen, name).x[:, 0].tolist() for name in ("train", "val", "test")}
+    assert ages["train"] == pytest.approx([0, 10 / std, -10 / std], abs=1e-6)
+    assert (ages["val"], ages["test"]) == ([pytest.approx(30 / std)], pytest.approx([20 / std, 40 / std]))
+    assert data.unseen.train.x[0].tolist() == [pytest.approx(50 / std), 1, 0]
+
+
+def test_sums_of_clients_keep_digits_far_from_zero():
+    rng = np.random.default_rng(0)
+    clients = [rng.normal(1e9, 1, size=(n, 1)) for n in (3, 50, 7)]
+    found = standardisation(clients, [Feature("x")])
+    rows = np.concatenate(clients) - 1e9
+    assert found.mean[0] - 1e9 == pytest.approx(rows.mean(), abs=1e-6)
+    assert standardisation([one - 1e9 for one in clients], [Feature("x")]).std[0] == pytest.approx(rows.std())
+    assert standardisation([np.full((4, 1), 0.1)], [Feature("x")]).std == (1.0,)
+
+
+def test_fractions_divide_what_no_column_does(tmp_path):
+    lines = LINES.splitlines()[:1] + LINES.splitlines()[1:] * 5
+    data = data_of(table(tmp_path, "\n".join(lines), ignored_columns=("fold",)), val_fraction=0.2, test_fraction=0.2)
+    assert data.seen.names == ["ann", "bob", "cy"]
+    assert [one.sizes.tolist() for one in (data.seen.train, data.seen.val, data.seen.test)] == [
+        [9, 9, 6], [3, 3, 2], [3, 3, 2],
+    ]  # fmt: skip
+    train = data.seen.train.x[:, 0]
+    assert (train.mean().abs() < 1e-6, train.std(correction=0)) == (True, pytest.approx(1))
+    no_test = "\n".join(lines).replace("test", "train")
+    data = data_of(table(tmp_path, no_test, split_column="fold"), val_fraction=0.5, test_fraction=0.2)
+    sizes = [one.sizes.tolist() for one in (data.seen.train, data.seen.val, data.seen.test)]
+    assert sizes == [[12, 8, 8], [0, 5, 0], [3, 2, 2]]
+
+
+def test_the_same_table_in_another_format_and_from_a_frame(tmp_path):
+    pytest.importorskip("pyarrow")
+    whole = data_of(table(tmp_path, split_column="fold"))
+    frame = pd.read_csv(tmp_path / "table.csv")
+    frame.to_parquet(tmp_path / "table.parquet")
+    (tmp_path / "table.csv").write_text("\ufeff" + LINES.replace(",", ";"), encoding="utf-8")
+    others = [
+        data_of(Table(str(tmp_path / "table.parquet"), split_column="fold", **NAMES)),
+        data_of(Table(str(tmp_path / "table.csv"), split_column="fold", separator=";", **NAMES)),
+        FederatedDataModule.from_frame(frame, client="who", label="kind", table={"split_column": "fold"}),
+    ]
+    others[-1].setup()
+    assert [one.fingerprint for one in others] == [whole.fingerprint] * 3
+
+
+def test_a_second_file_holds_the_unseen(tmp_path):
+    (tmp_path / "new.csv").write_text("kind,who,age,town\nno,dan,1,Rome\nyes,dan,2,Oslo\n")
+    text = "\n".join(line.replace(f",{fold},", ",") for line in LINES.splitlines()
+                     for fold in [line.split(",")[3]])  # fmt: skip
+    data = data_of(table(tmp_path, text, unseen_path=str(tmp_path / "new.csv"), standardize=False), test_fraction=0.5)
+    assert (data.seen.names, data.unseen.names) == (["ann", "bob", "cy"], ["dan"])
+    (tmp_path / "new.csv").write_text("kind,who,age,town\nno,dan,1,Paris\nyes,dan,2,Oslo\n")
+    again = table(tmp_path, text, unseen_path=str(tmp_path / "new.csv"))
+    refused("new.csv: row 1, column 'town': 'Paris' is in no training sample of a seen client", lambda: again)
+    both = table(tmp_path, text, unseen_path=str(tmp_path / "table.csv"))
+    refused("client 'ann' has rows in", lambda: both)
+
+
+def test_without_clients_a_partition_divides_the_rows(tmp_path):
+    lines = LINES.splitlines()[:1] + LINES.splitlines()[1:] * 5
+    data = data_of(
+        table(tmp_path, "\n".join(lines), client_column=None, ignored_columns=("who",), split_column="fold"),
+        partition=IID(), num_clients=4,
+    )  # fmt: skip
+    assert data.seen.names == ["0", "1", "2", "3"]
+    assert [one.num_samples for one in (data.seen.train, data.seen.val, data.seen.test)] == [20, 5, 15]
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "target", "names"),
+    [
+        ((1, 2, 3), None, Multiclass(3), ("1", "2", "3")),
+        ((10, 9, 10), None, Binary(), ("9", "10")),
+        ((0.5, 1.0, 2.0), None, Regression(), None),
+        ((1.0, 2.0, 2.0), "classification", Binary(), ("1", "2")),
+        ((1, 2, 3), "regression", Regression(), None),
+        ((True, False, True), None, Binary(), ("False", "True")),
+        (("a", "7", "a"), "classification", Binary(), ("7", "a")),
+    ],
+)
+def test_labels(labels, task, target, names):
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": labels})
+    data = FederatedDataModule.from_frame(
+        frame, client=None, label="y", table={"task": task}, partition=IID(), num_clients=1
+    )
+    data.setup()
+    assert (data.target, data.seen.class_names) == (target, names)
+
+
+def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
+    text = LINES.replace("50,Rome", "50,Bern")
+    refused(
+        "table.csv: row 3, column 'town': 'Bern' is in no training", lambda: table(tmp_path, text, split_column="fold")
+    )
+    data = data_of(table(tmp_path, text, split_column="fold", unknown_categories="zeros"))
+    assert data.seen.test.x[0, 1:].tolist() == [0, 0]
+    assert data.seen.columns.input_names == ["age", "town=Oslo", "town=Rome"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("bob,20", "bob,", "row 4, column 'age': no value; fill it in"),
+        ("bob,20", "bob,NA", "row 4, column 'age': no value; fill it in"),
+        ("bob,20", "bob,2o", "row 4, column 'age': '2o' is no number, and other values are"),
+        ("bob,20", "bob,inf", "row 4, column 'age': inf is too large"),
+        ("bob,20", ",20", "row 4, column 'who': no value"),
+        ("train,yes", "train,", "row 1, column 'kind': no value"),
+        ("val", "valid", "row 5, column 'fold': 'valid' is no split; write train, val or test"),
+        ("bob,20,Oslo,train", "bob,20,Oslo,test", "seen client 'bob' has no training samples"),
+        ("bob,20", "bob,20,4", "cannot be read"),
+        ("age", "Unnamed: 0", "a column has no name"),
+        (LINES, "", "the file is empty; it takes a line of column names"),
+        (LINES, "who,age,town,fold,kind\n", "has no rows; add some"),
+        (",", ";", "set --data.dataset.separator"),
+        ("yes", "no", "all labels in column 'kind' are 'no'; give two classes"),
+    ],
+)
+def test_wrong_files(tmp_path, old, new, message):
+    refused(message, lambda: table(tmp_path, LINES.replace(old, new), split_column="fold"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"path": ""}, "path is not set; pass --data.dataset.path FILE"),
+        ({"path": "no.csv"}, "no.csv"),
+        ({"path": "table.xlsx"}, "no table; give a file that ends in .csv or .parquet"),
+        ({"client_column": "whom"}, "client_column 'whom'"),
+        ({"label_column": ""}, "label_column is not set; give one of the columns who, age, town, fold, kind"),
+        ({"label_column": "kinds"}, "has no such column; it has who, age, town, fold, kind"),
+        ({"feature_columns": ("age", "size")}, "feature_columns 'size'"),
+        ({"feature_columns": ("age", "kind")}, "label_column is 'kind', and so is one of feature_columns"),
+        ({"client_column": "kind"}, "label_column is 'kind', and so is one of client_column"),
+        ({"client_column": None, "unseen_clients": ("cy",)}, "without a client_column a partition makes the clients"),
+        ({"unseen_clients": ("zoe",)}, "is of a client 'zoe'; there are ann, bob, cy"),
+        ({"unseen_clients": ("ann", "bob", "cy")}, "all clients are named as unseen ones"),
+        ({"separator": ", "}, "separator is ', '; give one character"),
+        ({"ignored_columns": ("age", "town", "fold")}, "no column is left to make inputs from"),
+    ],
+)
+def test_wrong_options(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "table.csv").write_text(LINES)
+    refused(message, lambda: Table(**({"path": "table.csv"} | NAMES | options)))
+
+
+def test_a_partition_makes_clients_of_its_own(tmp_path):
+    with pytest.raises(ConfigError, match="partition Dirichlet makes clients of its own, and Table is told which"):
+        data_of(table(tmp_path, unseen_clients=("cy",)), partition=Dirichlet())
+    with pytest.raises(ConfigError, match="brings its own unseen clients; leave unseen_fraction at 0"):
+        data_of(table(tmp_path, unseen_clients=("cy",)), unseen_fraction=0.5)
+    with pytest.raises(ConfigError, match="Table says itself who its clients are"):
+        data_of(table(tmp_path), num_clients=3)
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pd.date_range("2024", periods=30), "column 'x' holds datetime64"),
+        ([[1]] * 30, "column 'x': a list is neither number nor text"),
+        (np.arange(30) * 1j, "column 'x' holds complex128"),
+        ([str(one) for one in range(30)], "index 'a0', column 'x': '0' is a number that is stored as text"),
+        ([1e300] * 30, "index 'a0', column 'x': 1e+300 is too large for float32"),
+    ],
+)
+def test_wrong_columns_of_a_frame(column, message):
+    frame = pd.DataFrame({"x": column, "y": [0, 1] * 15}, index=[f"a{one}" for one in range(30)])
+    with pytest.raises(ConfigError) as caught:
+        FederatedDataModule.from_frame(frame, client=None, label="y", num_clients=2).setup()
+    assert message in str(caught.value).replace("the frame: row", "index")
+
+
+def test_too_many_texts_and_numbers_are_asked_about():
+    frame = pd.DataFrame({"x": [f"name {one}" for one in range(150)], "y": [0, 1] * 75, "age": range(150)})
+
+    def data(label="y", **options):
+        made = FederatedDataModule.from_frame(frame, client=None, label=label, table=options, num_clients=2)
+        made.setup()
+        return made
+
+    with pytest.raises(ConfigError, match=r"column 'x' holds 1.. different texts.*ignored_columns, or name it"):
+        data(unknown_categories="zeros")
+    assert data(unknown_categories="zeros", category_columns=("x",)).input_shape[0] > 100
+    with pytest.raises(ConfigError, match="holds 150 different whole numbers; say by task whether they are classes"):
+        data("age", ignored_columns=("x",))
+    with pytest.raises(ConfigError, match="a table from a frame takes no taks; choose from category_columns"):
+        data(taks="regression")
+
+
+def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):
+    data = data_of(table(tmp_path, ignored_columns=("fold",), standardize=False))
+    facts = TrainingFacts.from_plain(data.facts(weighting="samples", seed=0, num_rounds=1).plain())
+    assert facts.columns == TableColumns(
+        (Feature("age"), Feature("town", ("Oslo", "Rome"))), "kind", "who", None, ",", "error"
+    )
+    file = tmp_path / "new.csv"
+    file.write_text("town,who,age,kind\nRome,eve,1,yes\nOslo,dan,2,no\nRome,eve,3,\nOslo,dan,4,no\n")
+    dan, eve = read_table_clients(file, facts.columns, facts.class_names)
+    assert (dan.name, sorted(dan.arrays), dan.arrays["y_train"].tolist()) == ("dan", ["x_train", "y_train"], [0, 0])
+    assert (eve.arrays["x_train"].tolist(), eve.arrays["x_test"].tolist()) == ([[1, 0, 1]], [[3, 0, 1]])
+    assert "y_test" not in eve.arrays
+    for line, message in [
+        ("Bern,dan,2,no", "new.csv: row 2, column 'town': 'Bern' is in no training sample"),
+        ("Oslo,dan,2,nope", "new.csv: row 2, column 'kind': 'nope' is no class of the training (no, yes)"),
+        ("Oslo,dan,,no", "new.csv: row 2, column 'age': no value"),
+        ("Oslo,dan,2,", "client 'dan' has no row with a label to adapt on"),
+        ("Oslo,d/n,2,no", "client 'd/n' would be a file"),
+    ]:
+        file.write_text(f"town,who,age,kind\nRome,eve,1,yes\n{line}\n")
+        with pytest.raises(ConfigError) as caught:
+            read_table_clients(file, facts.columns, facts.class_names)
+        assert message in str(caught.value)
+    file.write_text("town,age,kind\nRome,1,yes\n")
+    with pytest.raises(ConfigError, match=r"'who': .*new.csv has no such column; it has town, age, kind"):
+        read_table_clients(file, facts.columns, facts.class_names)
+
+
+def test_splits_of_clients_that_come_later(tmp_path):
+    file = tmp_path / "new.csv"
+    columns = TableColumns((Feature("age"),), "y", None, "fold", ",", "error")
+    file.write_text("age,fold,y\n1,train,0.5\n2,test,1.5\n3,val,2.5\n4,test,3.5\n")
+    (client,) = read_table_clients(file, columns, None)
+    assert client.name == "new"
+    assert {name: one.tolist() for name, one in client.arrays.items()} == {
+        "x_train": [[1]], "y_train": [0.5], "x_test": [[2], [4]], "y_test": [1.5, 3.5],
+    }  # fmt: skip
+    file.write_text("age,fold,y\n1,train,0.5\n2,test,1.5\n4,test,\n")
+    with pytest.raises(ConfigError, match="some of its test rows have a label, and others not"):
+        read_table_clients(file, columns, None)
+    file.write_text("age,fold,y\n1,train,\n")
+    with pytest.raises(ConfigError, match="row 1: a training row without a label"):
+        read_table_clients(file, columns, None)
+
+
+def test_frames_are_frames(tmp_path):
+    with pytest.raises(ConfigError, match="the frame is a dict; give a pandas DataFrame"):
+        rows_of_frame({"x": [1]})
+    with pytest.raises(ConfigError, match="two columns are called 'x'"):
+        rows_of_frame(pd.DataFrame([[1, 2]], columns=["x", "x"]))
+    assert rows_of_frame(pd.DataFrame({0: [1]})).frame["0"].tolist() == [1]
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    pytest.importorskip("pyarrow")
+    with pytest.raises(ConfigError, match=r"--data.dataset.path .*broken.parquet: cannot be read"):
+        read_rows([(str(tmp_path / "broken.parquet"), "--data.dataset.path")])

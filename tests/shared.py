@@ -1,0 +1,115 @@
+"""The fixtures that tests share, and how the processes that run them are set up."""
+
+import gc
+import sys
+import zlib
+
+import prepared
+import pytest
+import torch
+from federated_round import Federation, Scale, run_rounds
+
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core.solvers import newton
+from lit_fed.models import Linear
+
+CLIENT_TRAINERS = [SequentialTrainer, VectorizedTrainer]
+"""Clients one by one and at once; `debug` is the first of these bit for bit, as the conformance tests check."""
+
+torch.set_num_threads(1)  # the tensors are tiny, and the tests run in as many processes as there are cores
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of two tests of an algorithm that differ in the client trainer alone, one is run: which one hangs on its name.
+
+    That both trainers give the same is what the conformance tests check, for every algorithm.
+    """
+    if config.getoption("--both-client-trainers"):
+        return
+    left_out = []
+    for item in items:
+        trainer = getattr(item, "callspec", None) and item.callspec.params.get("client_trainer")
+        if trainer in CLIENT_TRAINERS and item.path.parent.name == "algorithms":
+            name = item.nodeid.replace(trainer.name, "")
+            if CLIENT_TRAINERS.index(trainer) != zlib.crc32(name.encode()) % 2:
+                left_out.append(item)
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish():
+    """What lives as long as the tests is not looked through again and again for garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
+def pytest_unconfigure():
+    """At the end of the process all of it goes, so that no library complains of what is left."""
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _global_generator_untouched():
+    """No test may depend on what another drew from torch's global generator."""
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _no_needless_newton_steps(request, monkeypatch):
+    """Exact solves in tests of algorithms take the steps that they need; what more of them do is checked at the solver.
+
+    These are one where the loss is a quadratic, and seven on few samples: a wrong objective is as wrong with fewer. Two
+    runs that have to be alike are so after three.
+    """
+    if request.path.parent.name == "conformance":
+        monkeypatch.setitem(newton.minimise.__kwdefaults__, "iterations", 3)
+    if request.path.parent.name == "algorithms":
+        solve = newton._minimise
+
+        def minimise(task, models, batch, penalty, iterations):
+            quadratic = task.target.kind == "regression" and isinstance(task.network, Linear | Scale)
+            return solve(task, models, batch, penalty, 1 if quadratic else min(iterations, 7))
+
+        monkeypatch.setattr(newton, "_minimise", minimise)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _small_runs_are_small():
+    """Rendering pictures and building the parser of the command line take longer than all the rest of a small run."""
+    prepared.do_not_render()
+    if "lit_fed.cli" in sys.modules:
+        prepared.build_parser_once()
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory, worker_id):
+    """A folder that all processes of pytest share."""
+    place = tmp_path_factory.getbasetemp()
+    return place if worker_id == "master" else place.parent
+
+
+@pytest.fixture
+def rendered():
+    """For tests that look at pictures."""
+    with prepared.rendering():
+        yield
+
+
+@pytest.fixture(params=CLIENT_TRAINERS, ids=lambda one: one.name)
+def client_trainer(request):
+    """How clients are run."""
+    return request.param()
+
+
+@pytest.fixture
+def federated_rounds():
+    """The plain driver: rounds of an algorithm without Lightning."""
+    return run_rounds
+
+
+@pytest.fixture
+def federation():
+    """The class behind `federated_rounds`, to be advanced round by round."""
+    return Federation
