@@ -190,7 +190,7 @@ def unseen_tables(
     predictions = prediction_table(served, population.names, first_id, module.target, class_names)
     if not data.labelled.all():
         numbers = not module.target.continuous and (class_names is None or module.target.vectors)
-        for column in [one for one in predictions if one == "label" or one.startswith("label_")]:
+        for column in [one for one in map(str, predictions) if one == "label" or one.startswith("label_")]:
             label = predictions[column].astype("Int64") if numbers else predictions[column]
             predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
