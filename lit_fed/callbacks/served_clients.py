@@ -123,7 +123,7 @@ def prediction_table(
         names: names of the clients of the population, [T].
         first_id: identity of the first of them.
         target: what is predicted.
-        class_names: of the classes, [C]; None: their numbers.
+        class_names: of the classes, or of several labels, [C]; None: their numbers.
 
     Returns:
         Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
@@ -145,7 +145,7 @@ def prediction_table(
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
     if target.vectors:
-        return pd.DataFrame(columns | _vector_columns(served, target))
+        return pd.DataFrame(columns | _vector_columns(served, target, class_names))
     columns["label"] = served.labels.flatten().numpy()
     if target.continuous:
         return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
@@ -159,13 +159,15 @@ def prediction_table(
     return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
 
 
-def _vector_columns(served: ServedClients, target: Target) -> dict[str, np.ndarray]:
-    """Columns of labels that are vectors of C entries, entry after entry."""
+def _vector_columns(served: ServedClients, target: Target, names: tuple[str, ...] | None) -> dict[str, np.ndarray]:
+    """Columns of labels that are vectors of C entries, by their names or numbers."""
     shown = target.shown(served.log_prob)  # [n, C]
     values = {"label": served.labels, "prediction": shown}
     if not target.continuous:
         values |= {"prediction": served.log_prob.argmax(-1), "p": shown}
-    return {f"{name}_{c}": column.numpy() for name, rows in values.items() for c, column in enumerate(rows.unbind(1))}
+    called = names or range(shown.shape[1])
+    columns = {kind: zip(called, rows.unbind(1), strict=True) for kind, rows in values.items()}
+    return {f"{kind}_{name}": column.numpy() for kind, pairs in columns.items() for name, column in pairs}
 
 
 def unseen_tables(
@@ -187,9 +189,9 @@ def unseen_tables(
     class_names = module.facts.class_names
     predictions = prediction_table(served, population.names, first_id, module.target, class_names)
     if not data.labelled.all():
-        for column in predictions.filter(regex=r"^label(_\d+)?$"):
-            label = predictions[column]
-            label = label if module.target.continuous or class_names is not None else label.astype("Int64")
+        numbers = not module.target.continuous and (class_names is None or module.target.vectors)
+        for column in [one for one in map(str, predictions) if one == "label" or one.startswith("label_")]:
+            label = predictions[column].astype("Int64") if numbers else predictions[column]
             predictions[column] = label.where(data.labelled.numpy()[predictions["client_id"] - first_id])
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0

@@ -56,6 +56,12 @@ def blocks(page: str) -> list[Block]:
     return [Block(found["language"], found["text"], found["title"], found["reason"]) for found in FENCE.finditer(text)]
 
 
+def packages(page: str) -> list[str]:
+    """Packages of extras without which a page is skipped, as it names them: `<!-- needs: datasets -->`."""
+    found = re.search(r"^<!-- needs: (.+) -->$", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return found[1].split(", ") if found else []
+
+
 def lines(block: Block) -> list[str]:
     """The commands of a bash block, continuations joined, installations left out."""
     text = INSTALLS.sub("", re.sub(r"\s*\\\n\s*", " ", block.text))

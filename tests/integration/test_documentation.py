@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_pages import ROOT, ROUNDS, Block, blocks, lines, pages, run, shortened
+from doc_pages import ROOT, ROUNDS, Block, blocks, lines, packages, pages, run, shortened
 from lightning.pytorch import seed_everything
 
 import lit_fed
@@ -27,8 +27,6 @@ MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}
 LANGUAGES = {"bash", "python", "yaml", "text"}
 RENDERED = {"README.md", "docs/guides/pictures.md"}
 """Pages whose pictures are rendered; elsewhere they are drawn alone."""
-EXTRAS = {"docs/guides/adapters.md": ("peft", "transformers")}
-"""Pages that cannot be worked through without some packages."""
 REASONS = "GPU|machines|cluster|account|download|minutes|hours"
 
 
@@ -52,7 +50,7 @@ def titled(page, title, folder):
 
 @pytest.mark.parametrize("page", pages())
 def test_commands_and_snippets_run(page, tmp_path):
-    for package in EXTRAS.get(page, ()):
+    for package in packages(page):
         pytest.importorskip(package)
     for block in blocks(page):
         if block.reason is None:

@@ -62,8 +62,8 @@ class HuggingFace(PooledDataSet):
         split: splits that are read and pooled, such as `train` or `train+test`; null: all of train, validation and
             test that there are, each for what it is.
         revision: version of a data set on the hub.
-        input_columns: one column of pictures, one of texts, or columns of numbers; empty: the only column of pictures
-            besides labels and clients, or else the only one of texts, or else all that hold numbers.
+        input_columns: one column of pictures, one of texts, or columns of numbers; empty: the only column of pictures,
+            or else, besides labels and clients, the only column of texts, or all columns where all hold numbers.
         label_column: the column of labels; several columns make several labels of a sample.
         client_column: whose value says which client a row belongs to; null: a partition divides the rows.
         labels: `multilabel`: the entries of a list, or several columns, are labels of their own, each 0 or 1, or a list
@@ -229,20 +229,16 @@ class HuggingFace(PooledDataSet):
 
 def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:
     """The inputs where nobody says which they are."""
-    alike: dict[str, InputKind | None]
-    for kind in ("image", "text"):
-        alike = {name: one for name, one in kinds.items() if one == kind}
-        require(
-            len(alike) <= 1,
-            f"{part.place} has several columns of kind {kind} ({', '.join(alike)}); choose by "
-            "--data.dataset.input_columns",
-        )
-        if alike:
-            return alike
-    alike = {name: one for name, one in kinds.items() if one == "numbers"}
+    by_kind = {kind: [name for name in kinds if kinds[name] == kind] for kind in ("image", "text", "numbers")}
+    images, texts, numbers = by_kind.values()
+    if len(images) == 1 or (len(texts) == 1 and not numbers):
+        return {one: kinds[one] for one in images or texts}
+    if numbers and not images and not texts:
+        return {one: kinds[one] for one in numbers}
     columns = ", ".join(f"{name} ({feature})" for name, feature in part.rows.features.items())
-    require(bool(alike), f"{part.place} has no column of inputs besides labels and clients; it has {columns}")
-    return alike
+    if not any(by_kind.values()):
+        raise ConfigError(f"{part.place} has no column of inputs besides labels and clients; it has {columns}")
+    raise ConfigError(f"{part.place} has {columns}; choose the inputs among them by --data.dataset.input_columns")
 
 
 def _check_owners(

@@ -179,12 +179,14 @@ def _clients_of(dataset: Dataset[Any], attribute: str) -> np.ndarray:
     require(hasattr(dataset, attribute), f"{option}: {name} has no such attribute; it has {', '.join(public)}")
     value = getattr(dataset, attribute)
     value = value() if callable(value) else value
-    array = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
-    total = len(dataset)  # type: ignore[arg-type]
+    fix, total = "give a text or a whole number for each sample", len(dataset)  # type: ignore[arg-type]
+    try:
+        array = value.cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
+    except Exception as error:  # lists of several lengths, types that numpy does not have
+        raise ConfigError(f"{option}: cannot become an array ({error}); {fix}") from error
     require(
         array.shape == (total,) and array.dtype.kind in "iuU",
-        f"{option}: gives {array.dtype} of shape {list(array.shape)}, and {name} has {total} samples; give a text or a "
-        "whole number for each",
+        f"{option}: gives {array.dtype} of shape {list(array.shape)}, and {name} has {total} samples; {fix}",
     )
     return array
 

@@ -1,4 +1,4 @@
-"""Every algorithm on samples with several labels and with vectors as labels learns them, or refuses them by name."""
+"""Every algorithm on samples with several labels, and some on vectors as labels: learned, or refused by name."""
 
 import pytest
 import torch
