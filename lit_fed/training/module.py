@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lit_fed import serving
@@ -28,6 +27,7 @@ from lit_fed.models.linear import Linear
 from lit_fed.rounds import Federation
 from lit_fed.training.building import ModelSettings, build_federation
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
+from lit_fed.training.description import Described
 from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
@@ -35,7 +35,7 @@ from lit_fed.training.planner import FederationPlanner
 __all__ = ["FederatedModule"]
 
 
-class FederatedModule(LightningModule):
+class FederatedModule(Described):
     """A federated algorithm with its state: what the server knows and what each client keeps.
 
     Args:
