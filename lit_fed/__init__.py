@@ -4,11 +4,15 @@ Whatever a program of one's own needs can be imported from here: `from lit_fed i
 """
 
 import importlib
+import warnings
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
 __version__ = version("lit-fed")
+
+# In a notebook tqdm, which others import, asks for widgets; the progress bar of the rounds needs none.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 _ROOMS = (
     "lit_fed.trainer",

@@ -1,4 +1,4 @@
-"""Progress in rounds and clients: one moving line on a terminal, plain lines in a log file."""
+"""Progress in rounds and clients: one moving line on a terminal or in a notebook, plain lines in a log file."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ __all__ = ["FederatedProgressBar", "time_left"]
 
 SECONDS_BETWEEN_LINES = 30.0
 """How often a log file gets a line."""
+
+SECONDS_BETWEEN_BARS = 0.2
+"""How often the bar of a notebook is drawn anew."""
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
@@ -113,11 +116,50 @@ class _TerminalLine(_LogLines):
         self._progress.stop()
 
 
+class _NotebookLine(_LogLines):
+    """A bar below the cell of a notebook that is drawn anew; it stays if it is kept, and is emptied otherwise."""
+
+    def open(self, parts: list[str]) -> None:
+        """Draw the bar."""
+        from IPython import display
+
+        draw: Any = display.display
+        self._shown = draw(self._drawn(self.begin, parts), raw=True, display_id=True)
+
+    def show(self, done: float, parts: list[str]) -> None:
+        """Draw it anew, some times a second."""
+        if time.monotonic() - self._last > SECONDS_BETWEEN_BARS:
+            self._update(done, parts)
+
+    def close(self, done: float, parts: list[str]) -> None:
+        """Draw it a last time."""
+        if self.keep:
+            self._update(done, parts)
+        else:
+            self._shown.update({"text/plain": "", "text/html": ""}, raw=True)
+
+    def _update(self, done: float, parts: list[str]) -> None:
+        self._last = time.monotonic()
+        self._shown.update(self._drawn(done, parts), raw=True)
+
+    def _drawn(self, done: float, parts: list[str]) -> dict[str, str]:
+        text = ", ".join([*parts, *self.left(done)])
+        bar = f'<progress value="{done:.2f}" max="{self.total}" style="width: 40%"></progress>'
+        return {"text/plain": text, "text/html": f"{bar} {text}"}
+
+
+def _in_notebook() -> bool:
+    """Whether the output goes below a cell, which is what IPython's kernels are for."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return hasattr(shell, "kernel")
+
+
 class FederatedProgressBar(ProgressBar, FederatedCallback):
     """Rounds, the clients done in the current one, the last accuracy and the time left.
 
-    On a terminal it is one moving line; elsewhere it prints a line at the start, twice a minute and at the end. With
-    several processes it shows the clients of the first.
+    On a terminal and in a notebook it is one moving line; elsewhere it prints a line at the start, twice a minute and
+    at the end. With several processes it shows the clients of the first.
     """
 
     def __init__(self) -> None:
@@ -216,7 +258,8 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     # ------------------------------------------------------------------ what is shown
     def _open(self, trainer: Trainer, total: int, begin: int, parts: list[str], *, keep: bool) -> None:
         if self._enabled and trainer.is_global_zero:
-            self._display = (_TerminalLine if sys.stdout.isatty() else _LogLines)(total, begin, keep)
+            kind = _NotebookLine if _in_notebook() else _TerminalLine if sys.stdout.isatty() else _LogLines
+            self._display = kind(total, begin, keep)
             self._display.open(parts)
 
     def _open_serving(self, trainer: Trainer, blocks: Any, split: Literal["val", "test"] | None) -> None:

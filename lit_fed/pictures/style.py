@@ -162,7 +162,7 @@ def short_name(name: Any) -> str:
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"
 
 
-def name_clients(axes: Any, names: Any, num_clients: int, most: int = 30) -> None:
+def name_clients(axes: Any, names: Sequence[Any] | np.ndarray | None, num_clients: int, most: int = 30) -> None:
     """Write the names of clients below an axis on which they stand at 0, 1, …; no ticks where they have no room.
 
     Args:

@@ -26,6 +26,7 @@ from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.training.building import ModelSettings, build_federation
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
+from lit_fed.training.description import Described
 from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
@@ -34,7 +35,7 @@ from lit_fed.training.serving_steps import ServingSteps
 __all__ = ["FederatedModule"]
 
 
-class FederatedModule(ServingSteps):
+class FederatedModule(Described, ServingSteps):
     """A federated algorithm with its state: what the server knows and what each client keeps.
 
     Args:

@@ -1,6 +1,7 @@
 """The documentation builds without a warning, and whatever its pages refer to is there."""
 
 import importlib
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -145,6 +146,19 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     NotebookClient(run, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert [kinds(cell) for cell in run.cells] == [kinds(cell) for cell in kept.cells]
     assert list(tmp_path.iterdir()) == []
+    outputs = [output for cell in run.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.get("name") == "stderr"]  # no notices
+
+
+def test_the_notebook_shows_progress_and_what_a_model_is():
+    """A live bar, which stays below the cell of its training, and a module printed in a few lines."""
+    cells = nbformat.read(ROOT / "docs/notebooks/personalised_models.ipynb", as_version=4).cells
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    shown = [output["data"].get("text/html", "") for output in outputs if "data" in output]
+    assert len([one for one in shown if re.search(r"<progress .*</progress> round 100/100, test accuracy", one)]) == 2
+    (printed,) = [output["text"] for output in outputs if "FederatedModule(" in output.get("text", "")]
+    assert "network:   MLP, 310 parameters trained, 3 models" in printed
+    assert len(printed.splitlines()) <= 10
 
 
 def kinds(cell):
