@@ -26,7 +26,6 @@ from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
-from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
 from lit_fed.training.round_logger import RoundLogger
@@ -49,7 +48,6 @@ class FederatedTrainer(Trainer):
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        keep_notices_out()
         refuse_arguments(kwargs)
         kwargs["max_epochs"] = rounds_of(kwargs)
         # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.

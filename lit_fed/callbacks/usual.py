@@ -15,18 +15,20 @@ from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
+from lit_fed.training.notices import keep_notices_out
 
 __all__ = ["with_defaults"]
 
 
 def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progress: bool = True) -> list[Callback]:
-    """The given callbacks, and of the usual ones those whose kind is not among them.
+    """The given callbacks, and of the usual ones those whose kind is not among them; Lightning's notices are kept out.
 
     Args:
         callbacks: given callbacks; they come first.
         checkpoint: write `last.ckpt` after every round.
         progress: show progress.
     """
+    keep_notices_out()  # these callbacks say what a run does
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
         RunReport, TrainedParameters,

@@ -27,6 +27,8 @@ MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}
 LANGUAGES = {"bash", "python", "yaml", "text"}
 RENDERED = {"README.md", "docs/guides/pictures.md"}
 """Pages whose pictures are rendered; elsewhere they are drawn alone."""
+NAMED = re.compile(r"(?<![\w/])(?:lit_fed|configs|tests|docs|scripts|\.ci)/[-\w./]*\w\b(?![*<{])")
+"""Files and folders of the repository."""
 REASONS = "GPU|machines|cluster|account|download|minutes|hours"
 
 
@@ -118,8 +120,7 @@ def test_what_is_named_exists():
         for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", content):
             place = (ROOT / text).parent / target
             assert place.exists(), f"{text} links to {target}"
-        rooms = r"(?<![\w/])(?:lit_fed|configs|tests|docs|scripts|\.ci)"
-        for named in re.findall(rooms + r"/[\w./-]+\w\b(?![*<{])", content):
+        for named in NAMED.findall(content):
             if Path(named).name not in MADE_BY_THE_READER:
                 assert (ROOT / named).exists(), f"{text} names {named}"
 

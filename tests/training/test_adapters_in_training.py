@@ -153,8 +153,10 @@ def test_an_exported_client_has_its_adapters_merged(run, root, tmp_path):
 
 
 def test_settings_are_refused_before_anything_is_trained(root, tmp_path):
-    with pytest.raises(ConfigError, match="lora_targets has 'qery', which matches no linear layer of HuggingFaceClass"):
-        fit(root, tmp_path, module=module_of(lora_targets=["qery"]))
+    with pytest.raises(
+        ConfigError, match="lora_targets has 'queri', which matches no linear layer of HuggingFaceClass"
+    ):
+        fit(root, tmp_path, module=module_of(lora_targets=["queri"]))
     with pytest.raises(ConfigError, match=r"lora_targets is \['c_attn'\], .* give --model\.lora_rank"):
         module_of(lora_rank=None, lora_targets=["c_attn"])
     assert not list(tmp_path.iterdir())
