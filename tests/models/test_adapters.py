@@ -109,7 +109,7 @@ def test_models_share_the_frozen_part_and_have_adapters_of_their_own():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 2, "targets": ["queri"]}, r"lora_targets has 'queri', which matches no linear layer of Attention; "
+        ({"rank": 2, "targets": ["zzz"]}, r"lora_targets has 'zzz', which matches no linear layer of Attention; "
          r"it has first, encoder\.linear1, encoder\.linear2$"),
         ({"rank": 2, "targets": ["*", "*.out_proj"]}, r"'\*\.out_proj', and Attention reads the weights of encoder\."
          r"self_attn\.out_proj without calling the layer, so an adapter would do nothing; it has first, "),
