@@ -125,6 +125,15 @@ def test_what_is_named_exists():
                 assert (ROOT / named).exists(), f"{text} names {named}"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_pages_place_every_algorithm(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    shipped = [yaml.safe_load(file.read_text("utf-8")) for file in (ROOT / "configs/algorithm").glob("*.yaml")]
+    names = {config["model"]["algorithm"]["class_path"] for config in shipped if "algorithm" in config["model"]}
+    assert len(names) > 40
+    assert not {name for name in names if not re.search(rf"\b{name}\b", text)}
+
+
 def test_first_command_installs_and_runs_the_quickstart():
     for page in ("README.md", "docs/quickstart.md"):
         first = blocks(page)[0].text.strip()
