@@ -214,7 +214,7 @@ class FederatedTrainer(Trainer):
                 be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
                 clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1. After a
                 training on a `Table` also a `.csv` or `.parquet` file with the same columns; its rows without a label
-                are predicted.
+                are predicted. After one on pictures with named classes also a folder of pictures for each client.
             output: folder to be written, new or empty: clients.csv, predictions and `states/<client>.pt`.
             format: kind of the file of predictions.
 
