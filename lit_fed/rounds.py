@@ -217,14 +217,14 @@ def start(
         terms: other fields of `Context`, such as `batch_size`, `num_rounds`, `seed`.
     """
     device, solver = train.x.device, solver or LocalSolver()
-    frozen = {name: leaf.to(device) for name, leaf in task.frozen.items()}
-    task = replace(task.with_end(train.x[:2].cpu()), frozen=frozen)
+    task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
     sizes = {"num_clients": train.num_clients, "total_samples": train.num_samples}
     sizes["most_samples"] = int(train.sizes.max())
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
+    task = task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
-    federation = Federation(algorithm, base, InMemoryServer(task, shared, device), choose)
+    federation = Federation(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
     federation.store = ClientStore(partial(federation.initial_state, train), train.num_clients).to(device)
     return federation

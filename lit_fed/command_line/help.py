@@ -74,6 +74,9 @@ WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
 BASES = {"Algorithm", "Network", "FederatedCallback"}
 """Bases from which classes of one's own derive; they are listed nowhere, since nobody chooses them."""
 
+TYPE = re.compile(r"\((?:required, )?type: ")
+"""What stands before the type of an argument."""
+
 CLASSES = re.compile(r", known subclasses: ([\w., ]+)")
 
 
@@ -147,10 +150,10 @@ class FederatedHelp(DefaultHelpFormatter):
         text = CLASSES.sub(_names_of_classes, super()._expand_help(action))
         for pattern, word in WORDS:
             text = pattern.sub(word, text)
-        before, mark, rest = text.partition("(type: ")
-        if mark:
+        if found := TYPE.search(text):
+            before, rest = text[: found.end()], text[found.end() :]
             end = _type_ends(rest)
-            text = before + mark + TYPES.get(action.dest, plain_type(rest[:end])) + rest[end:]
+            text = before + TYPES.get(action.dest, plain_type(rest[:end])) + rest[end:]
         if str(action.metavar).startswith("{"):  # the values stand beside the name of the argument
             text = re.sub(r"\(type: [^,]*, ", "(", text)
         return text
@@ -159,7 +162,7 @@ class FederatedHelp(DefaultHelpFormatter):
 def _names_of_classes(found: re.Match[str]) -> str:
     paths = [path.rpartition(".") for path in found[1].split(", ")]
     own = [name for module, _, name in paths if module.startswith("lit_fed") and name not in BASES]
-    others = [name for module, _, name in paths if not module.startswith("lit_fed")]
+    others = [name for module, _, name in paths if module.startswith("lightning")]
     return (f", classes: {', '.join(own)}" if own else "") + (f", of Lightning: {', '.join(others)}" if others else "")
 
 

@@ -53,7 +53,9 @@ def fit(root, out, rounds=2, ckpt_path=None, module=None, **arguments):
         **{"accelerator": "cpu", "devices": 1} | arguments, max_epochs=rounds, logger=RoundLogger(str(out), "adapters"),
         enable_progress_bar=False,
     )  # fmt: skip
-    trainer.fit(module, datamodule=data_of(root), ckpt_path=ckpt_path)
+    data = data_of(root)
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    trainer.test(module, datamodule=data, verbose=False)
     return module, trainer
 
 

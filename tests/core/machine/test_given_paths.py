@@ -40,7 +40,7 @@ def test_a_path_too_long(check):
 
 def test_weights_under_a_path_too_long():
     with pytest.raises(ConfigError, match=rf"^--model\.network\.weights {SHOWN}: File name too long; give another"):
-        pretrained._read(f"{LONG}.pt")
+        pretrained.read_weights(f"{LONG}.pt")
 
 
 def test_files_that_are_none(tmp_path):
