@@ -135,6 +135,7 @@ def command_line(arguments):
     """`python -m lit_fed` in a forked process, as far as a program can see."""
     from lit_fed.__main__ import main
 
+    _fork_what_is_spawned()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell would hand on "ignore"
     sys.argv = ["lit-fed", *arguments]
     sys.modules["__main__"].__spec__ = importlib.util.find_spec("lit_fed.__main__")  # further ranks are started by it
@@ -146,12 +147,17 @@ def command_line(arguments):
 
 def run_script(script, arguments):
     """`python script` in a forked process; what it starts is forked from it."""
-    contexts = multiprocessing.get_context
-    multiprocessing.get_context = lambda kind=None: contexts("fork" if kind == "spawn" else kind)
+    _fork_what_is_spawned()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     runpy.run_path(str(script), run_name="__main__")
+
+
+def _fork_what_is_spawned():
+    """Processes that this forked one starts have loaded what it has."""
+    contexts = multiprocessing.get_context
+    multiprocessing.get_context = lambda kind=None: contexts("fork" if kind == "spawn" else kind)
 
 
 def fork_what_is_spawned(monkeypatch):
