@@ -87,7 +87,7 @@ def pictures() -> FederatedDataModule:
 
 
 def frozen_features() -> dict[str, float]:
-    """FedEM, M = 3, LeafCNN, 2,048 images of 3×32×32: CPU seconds and bytes of a round, whole and of heads alone.
+    """FedEM, M = 3, LeafCNN, 2,048 images of CIFAR-10: CPU seconds and bytes of a round, whole and of heads alone.
 
     The body is trained by FedAvg first. `heads` trains the last layer of the whole network (`--model.trainable head`),
     `heads on kept features` a linear model on what the body made of the samples, once.

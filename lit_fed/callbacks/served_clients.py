@@ -144,6 +144,8 @@ def prediction_table(
     }
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
+    if not len(served.labels):  # all samples that there are were adapted on
+        return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
     if target.vectors:
         return pd.DataFrame(columns | _vector_columns(served, target, class_names))
     columns["label"] = served.labels.flatten().numpy()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table
-from lit_fed.core.targets import Binary, Regression, Sequences
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.tree import stack
 from lit_fed.core.types import ModelState
 from lit_fed.serving import BlockPredictions
@@ -83,3 +83,13 @@ def test_states_are_written_as_nested_dicts(tmp_path, keep):
         assert state["0"]["buffers"] == {}
         assert state["0"]["parameters"]["w.a"].tolist() == [[1.0, 1.0]]
         assert sorted(path.name for path in (tmp_path / "states").iterdir()) == ["ann.pt", "bob.pt"]
+
+
+@pytest.mark.parametrize("target", [Multiclass(3), Regression()])
+def test_clients_who_adapted_on_all_that_they_have_leave_a_header_alone(target):
+    served = ServedClients()
+    served.client_ids, served.sizes = torch.tensor([5]), torch.tensor([0])
+    served.labels, served.log_prob = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+    table = prediction_table(served, ["anna"], 5, target)
+    assert list(table) == ["client", "client_id", "sample", "label", "prediction"]
+    assert not len(table)
