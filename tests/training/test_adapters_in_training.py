@@ -112,7 +112,7 @@ def test_only_adapters_and_heads_are_sent_and_kept_in_checkpoints(run):
 
 
 def test_every_component_has_trained_its_adapters(run):
-    losses = pd.read_csv(run[2] / "metrics.csv")["train/seen/loss"]
+    losses = pd.read_csv(run[2] / "metrics.csv")["train/seen/loss"].dropna()
     assert losses.iloc[-1] < losses.iloc[0] - 0.3
     models = run[0].shared.models.parameters
     stacked = [leaf for name, leaf in models.items() if "lora_B" in name]
