@@ -8,6 +8,7 @@ import torch
 from federated_round import make_task
 from scipy.special import expit
 from scipy.stats import norm
+from test_targets import check_residual
 
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.targets import MultiLabel, Target, VectorRegression
@@ -67,12 +68,7 @@ def test_probabilities_of_all_label_vectors_sum_to_one():
 @pytest.mark.parametrize("soft", [False, True])
 def test_the_residual_is_the_gradient_of_the_loss(target, soft):
     outputs, y = samples(target)
-    if soft:
-        y = target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3)
-    y = target.for_models(y.unsqueeze(1), outputs)
-    leaf = outputs.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(target.losses(leaf, y).sum(), leaf)
-    close(target.residual(outputs, y), expected)
+    check_residual(target, outputs, target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3) if soft else y)
 
 
 @every_kind

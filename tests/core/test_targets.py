@@ -108,16 +108,19 @@ def test_losses_of_one_model_and_of_several(target):
         close(target.losses(outputs[:, m], y), expected)
 
 
-@every_kind
-@pytest.mark.parametrize("soft", [False, True])
-def test_the_residual_is_the_gradient_of_the_loss(target, soft):
-    outputs, y = samples(target)
-    if soft:
-        y = target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3)
+def check_residual(target, outputs, y):
+    """Against the gradient that autograd finds of the losses."""
     y = target.for_models(y.unsqueeze(1), outputs)
     leaf = outputs.clone().requires_grad_()
     (expected,) = torch.autograd.grad(target.losses(leaf, y).sum(), leaf)
     close(target.residual(outputs, y), expected)
+
+
+@every_kind
+@pytest.mark.parametrize("soft", [False, True])
+def test_the_residual_is_the_gradient_of_the_loss(target, soft):
+    outputs, y = samples(target)
+    check_residual(target, outputs, target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3) if soft else y)
 
 
 @every_kind

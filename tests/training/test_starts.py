@@ -64,6 +64,20 @@ def test_components_from_an_instance_differ_in_the_last_layer_alone(tmp_path):
     assert not torch.equal(last[0], network[3].weight)
 
 
+def test_what_is_frozen_of_an_instance_is_its_own(tmp_path):
+    network = given_network()
+    for algorithm in (FedAvg(), FedEM(num_components=3)):
+        name = type(algorithm).__name__
+        module = fitted(tmp_path, FederatedModule(algorithm, STILL, network, trainable="head"), name)
+        frozen, found = module.federation.server.task.frozen, parameters(module)
+        assert list(frozen) == ["1.weight", "1.bias"]
+        assert all(torch.equal(leaf, network.get_parameter(path)) for path, leaf in frozen.items())
+        heads = found["models__parameters__3_weight"]
+        assert set(found) == {"models__parameters__3_weight", "models__parameters__3_bias"}
+        assert torch.equal(heads[0], network[3].weight) == (name == "FedAvg")
+    assert not torch.equal(heads[0], heads[1])
+
+
 def test_an_instance_of_a_single_layer_cannot_start_a_mixture(tmp_path):
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     with pytest.raises(ConfigError, match="Sequential has no other layer"):
