@@ -14,7 +14,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
 from lit_fed.core.demands import (
@@ -41,6 +40,8 @@ from lit_fed.rounds import Federation
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy import Privacy
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -64,6 +65,7 @@ class ModelSettings(NamedTuple):
     lora_alpha: float | None
     metrics: MetricsGiven
     loss: Loss | None
+    privacy: Privacy | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -77,6 +79,8 @@ class ModelSettings(NamedTuple):
         check_aggregation(self.algorithm, self.aggregation)
         wanted_metrics(self.metrics)
         check_loss(self.algorithm, self.name, self.loss)
+        if self.privacy is not None:
+            self.privacy.check(self.algorithm, self.name, self.aggregation)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -85,8 +89,8 @@ class ModelSettings(NamedTuple):
 
     @property
     def wrapped(self) -> Any:
-        """The algorithm that runs: the one that was given, or with local BatchNorm the wrapper around it."""
-        return LocalNorm(self.algorithm) if self.batch_norm == "local" else self.algorithm
+        """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
+        return surround(self.algorithm, batch_norm=self.batch_norm, privacy=self.privacy)
 
     @property
     def name(self) -> str:
@@ -100,7 +104,8 @@ class ModelSettings(NamedTuple):
             ConfigError: if their clients are divided in another way than the algorithm needs.
         """
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
-        usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
+        alike = data.client_sampling == "size" or self.privacy is not None
+        usual = "uniform" if alike else self.algorithm.default_weighting
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         return data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
 
