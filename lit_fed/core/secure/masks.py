@@ -1,4 +1,4 @@
-"""Masks that hide what clients add up: those of pairs cancel in the sum, and each client's own one the server takes off.
+"""Masks that hide what clients add up: those of pairs cancel, and the server takes each client's own off the sum.
 
 Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017, Section 4.
 https://doi.org/10.1145/3133956.3133982
@@ -12,7 +12,7 @@ Symbols:
     b_i      -> the mask of `own_word`     [d] int64
     s_ij     -> `agreed_word`              [] int64
 Deviations:
-    This simulates the arithmetic and hides nothing from its own process. All keys come from the training seed; they have
+    This simulates the arithmetic and hides nothing from its own process. All keys come from the training seed and have
     31 bits; a product in a prime field stands for the Diffie-Hellman agreement, and a hash for the generator of masks.
 """
 

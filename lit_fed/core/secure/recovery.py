@@ -1,8 +1,8 @@
 """What the server does when clients drop out after they have masked: it learns the keys that it takes, and no others.
 
 Bonawitz et al. 2017, Section 4.2, and Bell et al. 2020, as in `masks`. Each client shares two secrets among itself and
-its partners: its key and what its own mask is made from. Of a client that is gone the holders give shares of the key, of
-one that is there those of its own mask, never both: with both the server could take all masks off what it was sent.
+its partners: its key and what its own mask is made from. Of a client that is gone the holders give shares of the key,
+of one that is there those of its own mask, never both: with both the server could take all masks off what it was sent.
 """
 
 from __future__ import annotations
