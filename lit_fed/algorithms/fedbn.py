@@ -66,6 +66,7 @@ class LocalNorm:
     # what the algorithm says of itself
     default_weighting = property(attrgetter("inner.default_weighting"))
     needs_all_clients = property(attrgetter("inner.needs_all_clients"))
+    steps_on_empty_rounds = property(attrgetter("inner.steps_on_empty_rounds"))
     counts_draws = property(attrgetter("inner.counts_draws"))
     refuses_size_sampling = property(attrgetter("inner.refuses_size_sampling"))
     refuses_loss = property(attrgetter("inner.refuses_loss"))

@@ -35,6 +35,7 @@ class Context(NamedTuple):
     private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
     augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
+    sampling_probability: float = 1.0  # with which a client takes part in a round; 1: all take part in each
 
     @property
     def total_weight(self) -> int:
