@@ -65,6 +65,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     needs_all_clients: ClassVar[bool] = False
     """Whether every client has to take part in every round, once."""
 
+    steps_on_empty_rounds: ClassVar[bool] = False
+    """Whether the server takes its step also after a phase whose messages weigh nothing, since nobody took part: with a
+    weight of 0 and means of 0, or without rows. Otherwise its state stays as it is."""
+
     counts_draws: ClassVar[bool] = True
     """Whether a client that is drawn twice in a round counts twice, as two clients with its samples would, in a mean
     over draws; or once, where the server or the network has to know where each client stands."""

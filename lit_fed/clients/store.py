@@ -165,6 +165,8 @@ class ClientStore(nn.Module):
             counts: staged rows of each rank.
             client_ids: clients of the phase, [C].
         """
+        if not len(client_ids):
+            return
         if self.files is not None:
             self._stage_version(client_ids)
             self._version += 1

@@ -121,7 +121,8 @@ class ModelSettings(NamedTuple):
             raise ConfigError(
                 "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
             )
-        check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting)
+        probability = data.sampling_probability
+        check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
@@ -167,6 +168,7 @@ def build_federation(
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
         augmentation=make_augmentation(facts.augment, facts.normalisation),
+        sampling_probability=facts.sampling_probability,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
     source = source_of(settings.network, task.template_seed)

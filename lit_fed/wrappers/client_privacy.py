@@ -68,6 +68,8 @@ class PrivateAverage(Around):
 
     privacy: ClientPrivacy
 
+    steps_on_empty_rounds = True  # noise hides whether somebody took part
+
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
