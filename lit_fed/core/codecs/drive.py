@@ -61,9 +61,11 @@ def hadamard(values: Tensor) -> Tensor:
         >>> hadamard(torch.tensor([1.0, 2.0, 3.0, 4.0])).tolist()
         [10.0, -2.0, -4.0, 0.0]
     """
-    half = 1
+    values, half = values.clone(), 1
     while half < values.numel():
-        pairs = values.view(-1, 2, half)
-        values = torch.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], 1).view(-1)
+        first, second = values.view(-1, 2, half).unbind(1)
+        difference = first - second
+        first.add_(second)
+        second.copy_(difference)
         half *= 2
     return values

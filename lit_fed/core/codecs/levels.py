@@ -67,7 +67,7 @@ class QSGD(Codec):
         size = min(self.bucket_size or count, count)
         missing = -count % size
         rows, drawn = (_rows(one, size, missing) for one in (values, chances(count)))  # [buckets, size]
-        norm = rows.double().square().sum(1).sqrt()
+        norm = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
         factor = torch.where(norm > 0, self.levels / torch.where(norm > 0, norm, 1.0), 0.0)
         at = rows.abs().mul_(factor.to(rows.dtype)[:, None])
         level = at.floor()

@@ -60,7 +60,7 @@ class TopK(Sparse):
         """These numbers; each with its position, or a bit for each of the d that says whether it is sent."""
         count, size = values.numel(), values.abs()
         k = self._num_sent(count)
-        decoded = torch.where(_first(-size, k), values, 0.0)
+        decoded = torch.where(_largest(size, k), values, 0.0)
         bits = min(k * (NUMBER_BITS + (count - 1).bit_length()), count + NUMBER_BITS * k)
         return Encoded(decoded, torch.full((), bits, dtype=torch.float64, device=values.device))
 
@@ -83,16 +83,15 @@ class RandomK(Sparse):
         return True
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
-        """d/k·v at the positions of the k smallest chances; they follow from the seed, so only numbers are sent."""
+        """d/k·v at the positions of the k largest chances; they follow from the seed, so only numbers are sent."""
         count = values.numel()
         k = self._num_sent(count)
-        decoded = torch.where(_first(chances(count), k), values * (count / k), 0.0)
+        decoded = torch.where(_largest(chances(count), k), values * (count / k), 0.0)
         return Encoded(decoded, torch.full((), NUMBER_BITS * k, dtype=torch.float64, device=values.device))
 
 
-def _first(keys: Tensor, k: int) -> Tensor:
-    """Which of the keys [d] are the k smallest, of equal ones the first, [d] bool."""
-    last = keys.kthvalue(k).values
-    below = keys < last
-    equal = keys == last
-    return below | (equal & (equal.cumsum(0) <= k - below.sum()))
+def _largest(keys: Tensor, k: int) -> Tensor:
+    """Which of the keys [d] are the k largest, of equal ones the first, [d] bool."""
+    least = keys.kthvalue(keys.numel() - k + 1).values
+    above, equal = keys > least, keys == least
+    return above | (equal & (equal.cumsum(0, dtype=torch.int32) <= k - above.sum(dtype=torch.int32)))

@@ -174,7 +174,7 @@ def test_top_k_of_equal_numbers_takes_the_first():
 
 
 def test_random_k():
-    chances = vector(0.9, 0.1, 0.5, 0.6, 0.2, 0.7, 0.8, 0.95)
+    chances = vector(0.1, 0.9, 0.5, 0.4, 0.8, 0.3, 0.2, 0.05)
     found = encoded(RandomK(k=2), chances=chances)
     assert found.decoded.tolist() == [0, -16, 0, 0, -8, 0, 0, 0]
     assert found.bits == 64
@@ -290,7 +290,7 @@ def test_random_k_on_average():
     for first in range(8):
         for second in range(first):
             chances = torch.full((8,), 0.5, dtype=torch.float64)
-            chances[[first, second]] = 0.1
+            chances[[first, second]] = 0.9
             drawn.append(encoded(RandomK(k=2), chances=chances).decoded)
     drawn = torch.stack(drawn)
     assert drawn.mean(0).tolist() == close(V.tolist())
