@@ -97,6 +97,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     censor_decay: float = 0.95
     local_solve: Literal["exact", "inexact"] = "inexact"
 
+    sends = "rows"
     reduce = "stack"
     has_server = False
     default_weighting = "uniform"

@@ -33,6 +33,7 @@ class Context(NamedTuple):
     most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
+    sampling_probability: float = 1.0  # q, with which each client takes part in a round; 1: all take part in each
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
     augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
 

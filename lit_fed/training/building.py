@@ -14,7 +14,6 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
 from lit_fed.core.context import Context
 from lit_fed.core.demands import (
@@ -41,6 +40,8 @@ from lit_fed.rounds import Federation
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy import Privacy
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -64,6 +65,7 @@ class ModelSettings(NamedTuple):
     lora_alpha: float | None
     metrics: MetricsGiven
     loss: Loss | None
+    privacy: Privacy | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -77,6 +79,8 @@ class ModelSettings(NamedTuple):
         check_aggregation(self.algorithm, self.aggregation)
         wanted_metrics(self.metrics)
         check_loss(self.algorithm, self.name, self.loss)
+        if self.privacy is not None:
+            self.privacy.check(self.algorithm, self.name, self.aggregation)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -85,8 +89,8 @@ class ModelSettings(NamedTuple):
 
     @property
     def wrapped(self) -> Any:
-        """The algorithm that runs: the one that was given, or with local BatchNorm the wrapper around it."""
-        return LocalNorm(self.algorithm) if self.batch_norm == "local" else self.algorithm
+        """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
+        return surround(self.algorithm, batch_norm=self.batch_norm, privacy=self.privacy)
 
     @property
     def name(self) -> str:
@@ -100,7 +104,8 @@ class ModelSettings(NamedTuple):
             ConfigError: if their clients are divided in another way than the algorithm needs.
         """
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
-        usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
+        alike = data.client_sampling == "size" or self.privacy is not None
+        usual = "uniform" if alike else self.algorithm.default_weighting
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         return data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
 
@@ -116,7 +121,8 @@ class ModelSettings(NamedTuple):
             raise ConfigError(
                 "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
             )
-        check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting)
+        probability = data.sampling_probability
+        check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
@@ -162,6 +168,7 @@ def build_federation(
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
         augmentation=make_augmentation(facts.augment, facts.normalisation),
+        sampling_probability=facts.sampling_probability,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
     source = source_of(settings.network, task.template_seed)
