@@ -91,15 +91,15 @@ def test_privacy_without_bound_and_noise_is_nothing(algorithm, trainer):
     train = make_clients(SIZES, dtype=torch.float32)
     runs = [
         after_rounds(one, train, trainer=trainer(), **FLOAT32)
-        for one in (algorithm, PrivateAverage(algorithm, ClientPrivacy(0.0, 1e300)))
+        for one in (algorithm, PrivateAverage(algorithm, ClientPrivacy(0.0, clip_norm=1e300, delta=1e-3)))
     ]
     assert same_bits(*(inside(run) for run in runs))
-    assert runs[1].metrics["clipped_share"] == 0
+    assert runs[1].metrics["privacy/clipped_share"] == 0
 
 
 @named(AVERAGES)
 def test_privacy_is_the_same_for_both_client_trainers(algorithm):
-    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, 0.1))
+    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, clip_norm=0.1, delta=1e-3))
     one, other = (
         everything(after_rounds(wrapped, make_clients(SIZES), trainer=trainer(), weighting="uniform"))
         for trainer in (SequentialTrainer, VectorizedTrainer)
@@ -110,4 +110,4 @@ def test_privacy_is_the_same_for_both_client_trainers(algorithm):
 @named([one for one in ALL if one not in AVERAGES])
 def test_privacy_refuses_what_is_no_average(algorithm):
     with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
-        ClientPrivacy(1.0, 1.0).check(algorithm, type(algorithm).__name__, "renormalised")
+        ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3).check(algorithm, type(algorithm).__name__, "renormalised", None)
