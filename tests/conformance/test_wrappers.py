@@ -48,7 +48,7 @@ class Memory(Around):
 
 IDENTITIES = {
     "memory": (lambda one: Memory(Memory(one)), ALL),
-    "privacy": (lambda one: PrivateAverage(one, ClientPrivacy(0.0, 1e300)), AVERAGES),
+    "privacy": (lambda one: PrivateAverage(one, ClientPrivacy(0.0, clip_norm=1e300, delta=1e-3)), AVERAGES),
 }
 """Wrappers that change nothing, with the algorithms that they may go around."""
 
@@ -105,7 +105,7 @@ def test_a_client_without_work_has_no_news(algorithm):
 
 @named(AVERAGES)
 def test_privacy_is_the_same_for_both_client_trainers(algorithm):
-    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, 0.1))
+    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, clip_norm=0.1, delta=1e-3))
     runs = (two_rounds(wrapped, trainer, dtype=torch.float64) for trainer in (SequentialTrainer, VectorizedTrainer))
     assert distance(*map(everything, runs)) < 1e-9
 
@@ -113,4 +113,4 @@ def test_privacy_is_the_same_for_both_client_trainers(algorithm):
 @named([one for one in ALL if one not in AVERAGES])
 def test_privacy_refuses_what_is_no_average(algorithm):
     with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
-        ClientPrivacy(1.0, 1.0).check(algorithm, type(algorithm).__name__, "renormalised")
+        ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3).check(algorithm, type(algorithm).__name__, "renormalised", None)
