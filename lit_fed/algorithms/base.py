@@ -97,6 +97,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     refuses_privacy: ClassVar[str] = ""
     """Why what reaches the server is not one average that noise could cover; empty where it is."""
 
+    refuses_secure_sums: ClassVar[str] = ""
+    """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
+
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""
 
