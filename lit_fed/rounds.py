@@ -29,6 +29,7 @@ from lit_fed.core.reduce import Accumulator, RunningMeans, as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
+from lit_fed.wrappers.around import innermost
 
 __all__ = ["Federation", "RoundRecord", "start"]
 
@@ -76,7 +77,7 @@ class Federation:
         self, algorithm: Algorithm, terms: Context, server: Server, choose: Callable[[torch.device], ClientTrainer]
     ) -> None:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
-        self.name = type(getattr(algorithm, "inner", algorithm)).__name__  # of the one inside a wrapper
+        self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
         self._round: _Round | None = None
 
@@ -154,6 +155,8 @@ class Federation:
             present = torch.zeros(self.terms.num_clients, dtype=torch.bool, device=client_ids.device)
             ctx = self.context(block.phase.name, present.index_fill_(0, client_ids, True))
             messages = Accumulator(self.algorithm.reduce)
+            if block.phase.draws is not None:
+                ctx = ctx._replace(draws=block.phase.draws.to(client_ids.device))
             self._round.phase = _Phase(ctx, block.phase.work, block.slices, client_ids, messages)
         return self._round.phase
 

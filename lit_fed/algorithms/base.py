@@ -82,6 +82,24 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     """What is divided among clients: each has samples of its own, or its own features of the same samples."""
 
+    sends: ClassVar[Literal["models", "changes", "multiples", "rows", "nothing"]] = "models"
+    """What the messages hold, for wrappers, who work on what is news in them: models, of which the server knows its
+    own; changes, of which it knows nothing; models times numbers that are the client's own; `rows` that the server
+    keeps for each client; or nothing. Wrappers go around the first two."""
+
+    sends_beside_models: ClassVar[bool] = False
+    """Whether messages hold models and something else, whose size has nothing to do with theirs."""
+
+    keeps_running_sum: ClassVar[bool] = False
+    """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
+    noise adds up."""
+
+    refuses_privacy: ClassVar[str] = ""
+    """Why what reaches the server is not one average that noise could cover; empty where it is."""
+
+    refuses_secure_sums: ClassVar[str] = ""
+    """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
+
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""
 

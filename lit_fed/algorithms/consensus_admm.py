@@ -66,6 +66,8 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     over_relaxation: float = 1.0
     serve: Literal["consensus", "personal"] = "consensus"
 
+    sends = "changes"
+    keeps_running_sum = True
     default_weighting = "uniform"
     fills_in_absent_clients = False
     counts_draws = False

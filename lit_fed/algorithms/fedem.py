@@ -112,6 +112,11 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         """Whether every client sends every component, as in the paper."""
         return self.min_weight == 0 and self.most_components is None
 
+    @property
+    def refuses_privacy(self) -> str:  # type: ignore[override]
+        """The number of clients that sent a component tells what they are like."""
+        return "" if self.sends_all else "divides by numbers of clients that sent a component, which are private"
+
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState:
         """π_t starts uniform."""
         return MixtureState(torch.full((self.num_components,), 1 / self.num_components, dtype=ctx.task.dtype))

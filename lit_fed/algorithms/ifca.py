@@ -59,6 +59,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
     averaging: Literal["model", "gradient"] = "model"
     clustered_layers: int | None = None
 
+    refuses_privacy = "divides by numbers of members, which are private themselves"
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "a client trains one of the k models, and has no normalisation of its own for the others"

@@ -90,6 +90,8 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     local_solve: Literal["exact", "inexact"] = "inexact"
     unseen_epochs: int = 1
 
+    sends = "changes"
+    keeps_running_sum = True
     default_weighting = "uniform"
     fills_in_absent_clients = False
     counts_draws = False

@@ -31,6 +31,8 @@ from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
+from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["FederatedModule"]
 
@@ -64,9 +66,12 @@ class FederatedModule(Described, ServingSteps):
         metrics: what clients are measured by beside accuracy and loss: names of torchmetrics classes, such as
             `[AUROC, F1Score]`; null measures nothing else.
         loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
+        privacy: differential privacy of what the server learns, a simulation of the mechanism; null: none.
+        secure_aggregation: let the server see sums of masked messages alone, such as `SecureSum`, which simulates the
+            arithmetic and keeps nothing secret from this process; null: it sees the messages.
 
     Attributes:
-        algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
+        algorithm: the algorithm; the one that was given, inside the wrappers that the settings ask for.
         federation: the algorithm with its server and its clients, which runs the rounds; made by `setup`.
         facts: what the federation was built from.
         record: what the last committed round produced.
@@ -94,11 +99,14 @@ class FederatedModule(Described, ServingSteps):
         lora_alpha: float | None = None,
         metrics: MetricsGiven = None,
         loss: Loss | None = None,
+        privacy: Privacy | None = None,
+        secure_aggregation: SecureAggregation | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
+            secure_aggregation,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
