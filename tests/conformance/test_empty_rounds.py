@@ -15,7 +15,6 @@ from running import ended, forked, of_ranks
 from test_algorithms import SMALL, all_algorithms, federation_of
 
 from lit_fed.algorithms import EASGD, FedAdam, FedAvg
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_sampling
@@ -23,6 +22,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 3, 9, 4]
 COHORTS = [[], [2], [], [0, 2, 3]]
