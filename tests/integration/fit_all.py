@@ -122,7 +122,7 @@ class Whole(NamedTuple):
 
 WRAPPED = {
     "client privacy": {
-        "model": {"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=0.1)},
+        "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
 }
