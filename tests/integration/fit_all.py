@@ -123,7 +123,7 @@ class Whole(NamedTuple):
 
 WRAPPED = {
     "client privacy": {
-        "model": {"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=0.1, delta=1e-3)},
+        "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
     "secure sum": {"model": {"secure_aggregation": SecureSum()}},
