@@ -187,14 +187,14 @@ class MaskedAverage(Around):
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
         """The algorithm's; where clients drop out, with the state that they go back to."""
         work = super().client_init(ctx, shared, state, data, losses)
-        return Carried(work, state, getattr(work, "optimizer", None)) if self._may_lose(ctx) else work
+        return Carried(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
         """The algorithm's."""
         if not self._may_lose(ctx):
             return super().client_step(ctx, shared, work, batch)
         stepped = super().client_step(ctx, shared, own_work(work), batch)
-        return Carried(stepped, work.memory, getattr(stepped, "optimizer", None))
+        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's, masked; a client whose message is lost keeps the state from before."""
