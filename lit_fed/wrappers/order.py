@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy import Privacy
 
@@ -12,17 +13,24 @@ __all__ = ["surround"]
 
 
 def surround(
-    algorithm: Algorithm, *, batch_norm: Literal["average", "local"] = "average", privacy: Privacy | None = None
+    algorithm: Algorithm,
+    *,
+    batch_norm: Literal["average", "local"] = "average",
+    compression: Compression = Compression(),  # noqa: B008 - a tuple
+    privacy: Privacy | None = None,
 ) -> Any:
     """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
 
-    From the inside out: FedBN, privacy. Clipping is the last thing that a client does before messages are added up,
-    since the bound has to hold for what is added.
+    From the inside out: FedBN, compression, privacy, compression of what is broadcast. Clipping is the last thing that
+    a client does before messages are added up, since the bound has to hold for what is added.
 
     Args:
         algorithm: the algorithm.
         batch_norm: `local` for FedBN.
+        compression: codecs of what clients send and hear.
         privacy: differential privacy.
     """
     wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
-    return wrapped if privacy is None else privacy.around(wrapped)
+    wrapped = compression.around(wrapped)
+    wrapped = wrapped if privacy is None else privacy.around(wrapped)
+    return compression.around_broadcast(wrapped)
