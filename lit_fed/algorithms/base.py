@@ -87,6 +87,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     own; changes, of which it knows nothing; models times numbers that are the client's own; `rows` that the server
     keeps for each client; or nothing. Wrappers go around the first two."""
 
+    sends_beside_models: ClassVar[bool] = False
+    """Whether messages hold models and something else, whose size has nothing to do with theirs."""
+
     keeps_running_sum: ClassVar[bool] = False
     """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
     noise adds up."""
@@ -94,11 +97,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     sends_all: ClassVar[bool] = True
     """Whether every client sends all of its models, or some that it chooses."""
 
-    parts_sent: ClassVar[int] = 1
-    """How many trees of parameters, each like those of the first shared models, a message holds."""
-
     refuses_privacy: ClassVar[str] = ""
     """Why what reaches the server is not one average that noise could cover; empty where it is."""
+
+    refuses_secure_sums: ClassVar[str] = ""
+    """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
 
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""

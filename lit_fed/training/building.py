@@ -46,6 +46,7 @@ from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.compression import Feedback
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -70,6 +71,7 @@ class ModelSettings(NamedTuple):
     metrics: MetricsGiven
     loss: Loss | None
     privacy: Privacy | None
+    secure_aggregation: SecureAggregation | None
     compression: Codec | None
     compression_feedback: Feedback | None
     compression_scope: Scope
@@ -88,8 +90,11 @@ class ModelSettings(NamedTuple):
         wanted_metrics(self.metrics)
         check_loss(self.algorithm, self.name, self.loss)
         if self.privacy is not None:
-            self.privacy.check(self.algorithm, self.name, self.aggregation)
+            self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(self.algorithm, self.name)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
+        self.codecs.check_secure(self.secure_aggregation is not None)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -106,7 +111,10 @@ class ModelSettings(NamedTuple):
     @property
     def wrapped(self) -> Any:
         """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
-        return surround(self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy)
+        return surround(
+            self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
+            secure_aggregation=self.secure_aggregation,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -117,13 +125,21 @@ class ModelSettings(NamedTuple):
         """What a federation is built from for these data.
 
         Raises:
-            ConfigError: if their clients are divided in another way than the algorithm needs.
+            ConfigError: if their clients are divided in another way than the algorithm needs, or are too many.
         """
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
-        alike = data.client_sampling == "size" or self.privacy is not None
-        usual = "uniform" if alike else self.algorithm.default_weighting
+        usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
+        if self.privacy is not None:
+            usual = self.privacy.usual_weighting()
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        return data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        if self.secure_aggregation is not None:
+            share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
+            most_weight = facts.most_samples if facts.weighting == "samples" else 1
+            num_messages = round(share * facts.num_clients)
+            self.secure_aggregation.check_cohort(self.algorithm, self.name, num_messages, most_weight)
+        cap = None if self.privacy is None else self.privacy.weight_cap
+        return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 
     def rounds_of_fit(self, trainer: Trainer, data: FederatedDataModule) -> int:
         """Rounds of a fit, from its limits in epochs and steps.
@@ -140,6 +156,8 @@ class ModelSettings(NamedTuple):
         self.codecs.check_sampling(data.client_sampling)
         probability = data.sampling_probability
         check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
+        if self.privacy is not None:
+            self.privacy.check_sampling(data.client_sampling)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
@@ -185,7 +203,7 @@ def build_federation(
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
         augmentation=make_augmentation(facts.augment, facts.normalisation),
-        sampling_probability=facts.sampling_probability,
+        sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
     source, shared = source_of(settings.network, task.template_seed), algorithm.shared_init(terms)

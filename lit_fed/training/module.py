@@ -35,6 +35,7 @@ from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
 from lit_fed.wrappers.compression import Feedback
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["FederatedModule"]
 
@@ -69,6 +70,8 @@ class FederatedModule(Described, ServingSteps):
             `[AUROC, F1Score]`; null measures nothing else.
         loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
         privacy: differential privacy of what the server learns, a simulation of the mechanism; null: none.
+        secure_aggregation: let the server see sums of masked messages alone, such as `SecureSum`, which simulates the
+            arithmetic and keeps nothing secret from this process; null: it sees the messages.
         compression: codec of what clients send, which is encoded as the change of each leaf; null: none.
         compression_feedback: what becomes of what the codec loses: nothing (`none`), the client tells it later
             (`ef14`), or it tells how its change differs from what the server knows (`ef21`); null takes `ef14` for a
@@ -106,6 +109,7 @@ class FederatedModule(Described, ServingSteps):
         metrics: MetricsGiven = None,
         loss: Loss | None = None,
         privacy: Privacy | None = None,
+        secure_aggregation: SecureAggregation | None = None,
         compression: Codec | None = None,
         compression_feedback: Feedback | None = None,
         compression_scope: Scope = "leaf",
@@ -115,6 +119,7 @@ class FederatedModule(Described, ServingSteps):
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
             memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
+            secure_aggregation,
             compression, compression_feedback, compression_scope, downlink_compression,
         )  # fmt: skip
         self.settings.check()

@@ -19,7 +19,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Tree
 
-__all__ = ["Around", "Carried", "Guarded", "Kept", "WrapperSettings", "buffer_names", "innermost"]
+__all__ = ["Around", "Carried", "Guarded", "Kept", "WrapperSettings", "buffer_names", "innermost", "own_work"]
 
 
 class Kept(NamedTuple):
@@ -39,7 +39,7 @@ class Carried(NamedTuple):
 
     inner: Any  # the algorithm's own work
     memory: Any  # the wrapper's memory of the client, from before the phase
-    optimizer: Any  # the algorithm's, where the client trainer finds it; None where it has none
+    optimizer: Any  # the algorithm's, where the client trainer finds it; () where it has none
 
 
 class Guarded(NamedTuple):
@@ -149,19 +149,19 @@ class Around:
         if not self.remembers_clients:
             return self.inner.client_init(ctx, heard, state, data, losses)
         work = self.inner.client_init(ctx, heard, state.inner, data, losses)
-        return Carried(work, state.memory, getattr(work, "optimizer", None))
+        return Carried(work, state.memory, getattr(work, "optimizer", ()))
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
         """The algorithm's."""
         heard = self.heard(ctx, shared)
         if not self.remembers_clients:
             return self.inner.client_step(ctx, heard, work, batch)
-        stepped = self.inner.client_step(ctx, heard, _own_work(work), batch)
-        return Carried(stepped, work.memory, getattr(stepped, "optimizer", None))
+        stepped = self.inner.client_step(ctx, heard, own_work(work), batch)
+        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's; what it sends is encoded."""
-        own, memory = (_own_work(work), work.memory) if self.remembers_clients else (work, ())
+        own, memory = (own_work(work), work.memory) if self.remembers_clients else (work, ())
         heard = self.heard(ctx, shared)
         result: ClientResult = self.inner.client_final(ctx, heard, own, data)
         message, metrics = result.message, result.metrics
@@ -212,9 +212,9 @@ class WrapperSettings(ABC):
         """The wrapper around an algorithm, which may be a wrapper itself."""
 
 
-def _own_work(work: Carried) -> Any:
+def own_work(work: Carried) -> Any:
     """The algorithm's work, with the optimizer that the client trainer may have put in."""
-    return work.inner if work.optimizer is None else work.inner._replace(optimizer=work.optimizer)
+    return work.inner._replace(optimizer=work.optimizer) if hasattr(work.inner, "optimizer") else work.inner
 
 
 def innermost(algorithm: Any) -> Any:

@@ -89,7 +89,7 @@ class Compression(NamedTuple):
     def _check_ef21(self, algorithm: Any, name: str, aggregation: str) -> None:
         """Refuse EF21 where the mean of what is known of all clients is not what the server needs."""
         reason = ""
-        if algorithm.keeps_running_sum or algorithm.parts_sent > 1:
+        if algorithm.keeps_running_sum or algorithm.sends_beside_models:
             reason = f"{name} adds up what clients send from round to round, and would add up what was known before"
         elif not algorithm.sends_all:
             reason = f"clients of {name} send some of the models, each to a mean of its own"
@@ -97,6 +97,23 @@ class Compression(NamedTuple):
             reason = "--model.aggregation stale_fill has no absent clients to fill in, for their last changes count"
         if reason:
             raise ConfigError(f"--model.compression_feedback is ef21, and {reason}; give ef14")
+
+    def check_secure(self, secure: bool) -> None:
+        """Refuse codecs whose messages cannot be added up undecoded, where the server sees sums alone.
+
+        Raises:
+            ConfigError: naming the codec.
+        """
+        if secure and self.up is not None and not self.up.adds_up:
+            raise ConfigError(
+                f"--model.compression {type(self.up).__name__}: its scales or positions differ from client to client, "
+                "and with --model.secure_aggregation their sum cannot be decoded; choose RandomK"
+            )
+        if secure and self.down is not None:
+            raise ConfigError(
+                "--model.downlink_compression lets clients hear other models than the server has, and the masked words "
+                "of --model.secure_aggregation are told from the server's; leave one out"
+            )
 
     def check_sampling(self, sampling: str) -> None:
         """Refuse draws by which a client may count twice, where the server knows each once.
