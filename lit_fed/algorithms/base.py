@@ -94,6 +94,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
     noise adds up."""
 
+    sends_all: ClassVar[bool] = True
+    """Whether every client sends all of its models, or some that it chooses."""
+
     refuses_privacy: ClassVar[str] = ""
     """Why what reaches the server is not one average that noise could cover; empty where it is."""
 

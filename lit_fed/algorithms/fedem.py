@@ -108,7 +108,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         return self.num_components
 
     @property
-    def sends_all(self) -> bool:
+    def sends_all(self) -> bool:  # type: ignore[override]
         """Whether every client sends every component, as in the paper."""
         return self.min_weight == 0 and self.most_components is None
 

@@ -59,6 +59,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
     averaging: Literal["model", "gradient"] = "model"
     clustered_layers: int | None = None
 
+    sends_all = False
     refuses_privacy = "divides by numbers of members, which are private themselves"
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     conformance_exempt: ClassVar[dict[str, str]] = {
