@@ -19,7 +19,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Tree
 
-__all__ = ["Around", "Carried", "Guarded", "Kept", "WrapperSettings", "buffer_names", "innermost"]
+__all__ = ["Around", "Carried", "Guarded", "Kept", "WrapperSettings", "buffer_names", "innermost", "own_work"]
 
 
 class Kept(NamedTuple):
@@ -156,12 +156,12 @@ class Around:
         heard = self.heard(ctx, shared)
         if not self.remembers_clients:
             return self.inner.client_step(ctx, heard, work, batch)
-        stepped = self.inner.client_step(ctx, heard, _own_work(work), batch)
+        stepped = self.inner.client_step(ctx, heard, own_work(work), batch)
         return Carried(stepped, work.memory, getattr(stepped, "optimizer", None))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's; what it sends is encoded."""
-        own, memory = (_own_work(work), work.memory) if self.remembers_clients else (work, ())
+        own, memory = (own_work(work), work.memory) if self.remembers_clients else (work, ())
         heard = self.heard(ctx, shared)
         result: ClientResult = self.inner.client_final(ctx, heard, own, data)
         message, metrics = result.message, result.metrics
@@ -212,7 +212,7 @@ class WrapperSettings(ABC):
         """The wrapper around an algorithm, which may be a wrapper itself."""
 
 
-def _own_work(work: Carried) -> Any:
+def own_work(work: Any) -> Any:
     """The algorithm's work, with the optimizer that the client trainer may have put in."""
     return work.inner if work.optimizer is None else work.inner._replace(optimizer=work.optimizer)
 
