@@ -135,19 +135,17 @@ class Federation:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
-        block, kept = block._replace(data=block.data.select(ids)), self.store.gather(ids)
+        block, kept, ghost = block._replace(data=block.data.select(ids)), self.store.gather(ids), block.is_ghost
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size
         )
         for rows, result, optimizers in self.client_trainer.train(job):
-            multiplicity = block.multiplicity[rows]
-            if not bool((multiplicity > 0).all()):  # a ghost only tells the message's shape
-                phase.messages.add(*tree.zeros_like((result.message, multiplicity, result.metrics)))
-            else:
-                phase.messages.add(result.message, multiplicity, result.metrics)
+            sent = result.message, block.multiplicity[rows], result.metrics
+            phase.messages.add(*(tree.zeros_like(sent) if ghost else sent))  # of a ghost the form alone counts
+            if not ghost:
                 new = {"state": result.state, "optimizer": optimizers}
                 self.store.stage(ids[rows], {name: new[name] for name in self.store.template})
-                yield len(multiplicity)
+                yield len(ids[rows])
 
     def _phase_of(self, block: ClientBlock) -> _Phase:
         """The phase of a block; its first block begins it, and perhaps a round."""

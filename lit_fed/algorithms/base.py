@@ -87,6 +87,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     own; changes, of which it knows nothing; models times numbers that are the client's own; `rows` that the server
     keeps for each client; or nothing. Wrappers go around the first two."""
 
+    sends_beside_models: ClassVar[bool] = False
+    """Whether messages hold models and something else, whose size has nothing to do with theirs."""
+
     keeps_running_sum: ClassVar[bool] = False
     """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
     noise adds up."""

@@ -88,6 +88,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     server_lr: float = 1.0
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    sends_beside_models: ClassVar[bool] = True
     refuses_size_sampling: ClassVar[str] = "keeps a mean of control variates, in which the change of each counts once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its controls would steer a client's own normalisation by the gradients of the others"

@@ -11,6 +11,7 @@ from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
+from lit_fed.callbacks.guarantees import Guarantees
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.trained_parameters import TrainedParameters
@@ -31,7 +32,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     keep_notices_out()  # these callbacks say what a run does
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        RunReport, TrainedParameters,
+        RunReport, TrainedParameters, Guarantees,
     ]  # fmt: skip
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):

@@ -63,7 +63,8 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [
-        part.contiguous().view(leaf.dtype).view(len(whole), *leaf.shape[1:])
+        # a copy also of a single row, whose place among the others need not be one of its type
+        part.clone(memory_format=torch.contiguous_format).view(leaf.dtype).view(len(whole), *leaf.shape[1:])
         for part, leaf in zip(parts, tree.leaves(rows), strict=True)
     ]
     return tree.map_leaves(lambda leaf: _place(leaf, client_ids), tree.rebuild(rows, values))

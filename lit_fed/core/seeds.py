@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 __all__ = ["generator", "normals", "seed_of", "torch_generator", "uniforms"]
 
 WORD = 2**32 - 1
+HALF_WORD = 2**16 - 1
+LOWEST = -(2**31)  # of int32
 
 
 def seed_of(seed: int, round_idx: int, client_id: int, purpose: str) -> np.random.SeedSequence:
@@ -50,9 +53,14 @@ def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: 
         [0.4748, 0.8898]
     """
     first, second = (int(word) for word in seed_of(seed, round_idx, 0, purpose).generate_state(2))
-    client = _scramble(_scramble((client_id + first) & WORD) ^ second)
-    counter = _scramble(torch.arange(count, device=client_id.device))
-    return _scramble((counter + client) & WORD).double() / (WORD + 1)
+    client = _scramble(_scramble(_signed(client_id + first).int()) ^ _signed(second))
+    word = _scramble(_scramble(torch.arange(count, dtype=torch.int32, device=client_id.device)) + client)
+    return word.bitwise_xor_(LOWEST).double().mul_(1 / (WORD + 1)).add_(0.5)  # the word without a sign, over 2^32
+
+
+def _signed(word: Any) -> Any:
+    """The lowest 32 bits of a whole number as an int32 takes them, whose sums and products drop what is beyond."""
+    return ((word & WORD) ^ -LOWEST) + LOWEST
 
 
 def normals(seed: int, round_idx: int, client_id: Tensor, step: Tensor, purpose: str, count: int) -> Tensor:
@@ -79,7 +87,7 @@ def normals(seed: int, round_idx: int, client_id: Tensor, step: Tensor, purpose:
 
 
 def _scramble(word: Tensor) -> Tensor:
-    """A permutation of the numbers of 32 bits that looks random; products stay below 2^63."""
+    """A permutation of the numbers of 32 bits, int32, that looks random; what it is given stays as it is."""
     for _ in range(2):
-        word = ((word >> 16) ^ word) * 0x45D9F3B & WORD
-    return (word >> 16) ^ word
+        word = (word >> 16).bitwise_and_(HALF_WORD).bitwise_xor_(word).mul_(0x45D9F3B)
+    return (word >> 16).bitwise_and_(HALF_WORD).bitwise_xor_(word)

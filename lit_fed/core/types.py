@@ -279,6 +279,11 @@ class ClientBlock(NamedTuple):
     ends_phase: bool = True  # the last block of its phase on this rank
     ends_round: bool = True  # the last block of the round
 
+    @property
+    def is_ghost(self) -> bool:
+        """Whether its one client takes no part: nothing but the shapes of what it sends is looked at."""
+        return not bool(self.multiplicity.any())
+
     def to(self, device: torch.device) -> ClientBlock:
         """The block with all that its clients work on elsewhere."""
         phase = self.phase._replace(client_ids=self.phase.client_ids.to(device))

@@ -247,6 +247,11 @@ class FederatedDataModule(LightningDataModule):
             self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
         )  # fmt: skip
 
+    def capped_samples(self, cap: int) -> int:
+        """Training samples of all seen clients, of each no more than a cap."""
+        assert self.seen is not None
+        return int(self.seen.train.sizes.clamp(max=cap).sum())
+
     @property
     def sampling_probability(self) -> float:
         """With which a client takes part in a round; where draws are by size, draws per client."""

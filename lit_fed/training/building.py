@@ -80,7 +80,7 @@ class ModelSettings(NamedTuple):
         wanted_metrics(self.metrics)
         check_loss(self.algorithm, self.name, self.loss)
         if self.privacy is not None:
-            self.privacy.check(self.algorithm, self.name, self.aggregation)
+            self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -104,10 +104,13 @@ class ModelSettings(NamedTuple):
             ConfigError: if their clients are divided in another way than the algorithm needs.
         """
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
-        alike = data.client_sampling == "size" or self.privacy is not None
-        usual = "uniform" if alike else self.algorithm.default_weighting
+        usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
+        if self.privacy is not None:
+            usual = self.privacy.usual_weighting() or usual
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        return data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        cap = None if self.privacy is None else self.privacy.weight_cap
+        return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 
     def rounds_of_fit(self, trainer: Trainer, data: FederatedDataModule) -> int:
         """Rounds of a fit, from its limits in epochs and steps.
@@ -123,6 +126,8 @@ class ModelSettings(NamedTuple):
             )
         probability = data.sampling_probability
         check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
+        if self.privacy is not None:
+            self.privacy.check_sampling(data.client_sampling)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
@@ -168,7 +173,7 @@ def build_federation(
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
         augmentation=make_augmentation(facts.augment, facts.normalisation),
-        sampling_probability=facts.sampling_probability,
+        sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
     source = source_of(settings.network, task.template_seed)

@@ -39,7 +39,7 @@ class Carried(NamedTuple):
 
     inner: Any  # the algorithm's own work
     memory: Any  # the wrapper's memory of the client, from before the phase
-    optimizer: Any  # the algorithm's, where the client trainer finds it; None where it has none
+    optimizer: Any  # the algorithm's, where the client trainer finds it; () where it has none
 
 
 class Guarded(NamedTuple):
@@ -149,7 +149,7 @@ class Around:
         if not self.remembers_clients:
             return self.inner.client_init(ctx, heard, state, data, losses)
         work = self.inner.client_init(ctx, heard, state.inner, data, losses)
-        return Carried(work, state.memory, getattr(work, "optimizer", None))
+        return Carried(work, state.memory, getattr(work, "optimizer", ()))
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
         """The algorithm's."""
@@ -157,7 +157,7 @@ class Around:
         if not self.remembers_clients:
             return self.inner.client_step(ctx, heard, work, batch)
         stepped = self.inner.client_step(ctx, heard, own_work(work), batch)
-        return Carried(stepped, work.memory, getattr(stepped, "optimizer", None))
+        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's; what it sends is encoded."""
@@ -214,7 +214,7 @@ class WrapperSettings(ABC):
 
 def own_work(work: Any) -> Any:
     """The algorithm's work, with the optimizer that the client trainer may have put in."""
-    return work.inner if work.optimizer is None else work.inner._replace(optimizer=work.optimizer)
+    return work.inner._replace(optimizer=work.optimizer) if hasattr(work.inner, "optimizer") else work.inner
 
 
 def innermost(algorithm: Any) -> Any:
