@@ -155,6 +155,8 @@ class Federation:
             present = torch.zeros(self.terms.num_clients, dtype=torch.bool, device=client_ids.device)
             ctx = self.context(block.phase.name, present.index_fill_(0, client_ids, True))
             messages = Accumulator(self.algorithm.reduce)
+            if block.phase.draws is not None:
+                ctx = ctx._replace(draws=block.phase.draws.to(client_ids.device))
             self._round.phase = _Phase(ctx, block.phase.work, block.slices, client_ids, messages)
         return self._round.phase
 

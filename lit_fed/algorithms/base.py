@@ -104,6 +104,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     heeds_mixture_noise: ClassVar[bool] = False
     """Whether this is mixture weights alone, to which `Context.mixture_noise` adds what is missing."""
 
+    refuses_secure_sums: ClassVar[str] = ""
+    """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
+
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""
 

@@ -83,6 +83,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
 
     sends = "changes"
     refuses_privacy = "divides by the clients' numbers of steps, which are private themselves"
+    refuses_secure_sums = "sends numbers of steps beside them, which are larger than any change"
     fills_in_absent_clients: ClassVar[bool] = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "sequential_is_vectorized_with_kept_optimizers": "it refuses kept optimizers and Adam"

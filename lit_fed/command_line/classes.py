@@ -21,6 +21,7 @@ from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
 from lit_fed.models.base import Network
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
 
@@ -30,6 +31,7 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.algorithm.topology": ("topology", Topology),
     "--model.network": ("model.network", Network),
     "--model.loss": ("model.loss", Loss),
+    "--model.secure_aggregation": ("model.secure_aggregation", SecureAggregation),
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }

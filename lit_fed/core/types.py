@@ -101,6 +101,7 @@ class Phase(NamedTuple):
     name: str
     client_ids: Tensor  # [C] int64; an id drawn twice trains once and counts twice
     work: LocalWork
+    draws: Tensor | None = None  # [T] how often each was drawn, where messages count that themselves and ids stand once
 
 
 class PhaseTraffic(NamedTuple):

@@ -42,6 +42,7 @@ from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -66,6 +67,7 @@ class ModelSettings(NamedTuple):
     metrics: MetricsGiven
     loss: Loss | None
     privacy: Privacy | None
+    secure_aggregation: SecureAggregation | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -81,6 +83,8 @@ class ModelSettings(NamedTuple):
         check_loss(self.algorithm, self.name, self.loss)
         if self.privacy is not None:
             self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(self.algorithm, self.name)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -90,7 +94,9 @@ class ModelSettings(NamedTuple):
     @property
     def wrapped(self) -> Any:
         """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
-        return surround(self.algorithm, batch_norm=self.batch_norm, privacy=self.privacy)
+        return surround(
+            self.algorithm, batch_norm=self.batch_norm, privacy=self.privacy, secure_aggregation=self.secure_aggregation
+        )
 
     @property
     def name(self) -> str:
@@ -101,7 +107,7 @@ class ModelSettings(NamedTuple):
         """What a federation is built from for these data.
 
         Raises:
-            ConfigError: if their clients are divided in another way than the algorithm needs.
+            ConfigError: if their clients are divided in another way than the algorithm needs, or are too many.
         """
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
         usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
@@ -109,6 +115,11 @@ class ModelSettings(NamedTuple):
             usual = self.privacy.usual_weighting() or usual
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        if self.secure_aggregation is not None:
+            share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
+            most_weight = facts.most_samples if facts.weighting == "samples" else 1
+            num_messages = round(share * facts.num_clients)
+            self.secure_aggregation.check_cohort(self.algorithm, self.name, num_messages, most_weight)
         cap = None if self.privacy is None else self.privacy.weight_cap
         return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 

@@ -32,6 +32,7 @@ from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["FederatedModule"]
 
@@ -66,6 +67,8 @@ class FederatedModule(Described, ServingSteps):
             `[AUROC, F1Score]`; null measures nothing else.
         loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
         privacy: differential privacy of what the server learns, a simulation of the mechanism; null: none.
+        secure_aggregation: let the server see sums of masked messages alone, such as `SecureSum`, which simulates the
+            arithmetic and keeps nothing secret from this process; null: it sees the messages.
 
     Attributes:
         algorithm: the algorithm; the one that was given, inside the wrappers that the settings ask for.
@@ -97,11 +100,13 @@ class FederatedModule(Described, ServingSteps):
         metrics: MetricsGiven = None,
         loss: Loss | None = None,
         privacy: Privacy | None = None,
+        secure_aggregation: SecureAggregation | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
             memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
+            secure_aggregation,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name

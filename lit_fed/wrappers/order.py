@@ -7,22 +7,30 @@ from typing import Any, Literal
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["surround"]
 
 
 def surround(
-    algorithm: Algorithm, *, batch_norm: Literal["average", "local"] = "average", privacy: Privacy | None = None
+    algorithm: Algorithm,
+    *,
+    batch_norm: Literal["average", "local"] = "average",
+    privacy: Privacy | None = None,
+    secure_aggregation: SecureAggregation | None = None,
 ) -> Any:
     """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
 
-    From the inside out: FedBN, privacy. Clipping is the last thing that a client does before messages are added up,
-    since the bound has to hold for what is added.
+    From the inside out: FedBN, privacy, secure aggregation. Clipping is the last thing that a client does before
+    messages are added up, since the bound has to hold for what is added; what the sum is made of comes last.
 
     Args:
         algorithm: the algorithm.
         batch_norm: `local` for FedBN.
         privacy: differential privacy.
+        secure_aggregation: what hides single messages from the server.
     """
     wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
-    return wrapped if privacy is None else privacy.around(wrapped)
+    for one in (privacy, secure_aggregation):
+        wrapped = wrapped if one is None else one.around(wrapped)
+    return wrapped

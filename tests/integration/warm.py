@@ -1,5 +1,6 @@
 """Import this before forking: loads lit_fed and all that its runs load, and fills the caches of its command line."""
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -23,3 +24,4 @@ for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed
 importlib.import_module("sklearn.datasets")
 gc.collect()
 gc.freeze()
+atexit.register(gc.unfreeze)  # or libraries complain of what is left at the end of this process

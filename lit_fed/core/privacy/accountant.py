@@ -86,7 +86,13 @@ def epsilon_of_releases(
 
 
 def noise_for_releases(
-    target_epsilon: float, sampling_probability: float, releases: int, delta: float, accountant: Accountant = "pld"
+    target_epsilon: float,
+    sampling_probability: float,
+    releases: int,
+    delta: float,
+    accountant: Accountant = "pld",
+    *,
+    beside: tuple[float, int] = (0.0, 0),
 ) -> float:
     """The smallest noise multiplier, up to 0.01 %, whose releases cost at most a given ε.
 
@@ -98,13 +104,14 @@ def noise_for_releases(
         releases: how many sums will be published, 1 or more.
         delta: in (0, 1).
         accountant: who says what the releases cost.
+        beside: noise multiplier and number of other sums, which every member enters.
 
     Raises:
         ConfigError: if no noise multiplier between 0.001 and a million does it, or if the package is missing.
     """
 
     def costs(teller: Accountant) -> Callable[[float], float]:
-        return lambda noise: epsilon_of_releases(sampling_probability, noise, releases, delta, teller)
+        return lambda noise: epsilon_of_mixed_releases(sampling_probability, noise, releases, *beside, delta, teller)
 
     above = _least_noise(costs("rdp"), target_epsilon, 1.0)
     return above if accountant == "rdp" else _least_noise(costs("pld"), target_epsilon, above)
