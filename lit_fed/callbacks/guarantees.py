@@ -58,7 +58,8 @@ class Guarantees(FederatedCallback):
         """Log what the round's release was worth."""
         found = private_part(module.federation.algorithm, module.federation.shared)
         if found is not None:
-            log_round(trainer, module, {f"privacy/{name}": float(getattr(found[1], name)) for name in EACH_ROUND})
+            values = {name: getattr(found[1], name) for name in EACH_ROUND if hasattr(found[1], name)}
+            log_round(trainer, module, {f"privacy/{name}": float(value) for name, value in values.items()})
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log ε and δ beside the statistics of the evaluation."""

@@ -80,8 +80,8 @@ class Privacy(WrapperSettings):
         assert self.delta is not None
         return self.delta
 
-    def usual_weighting(self) -> Literal["samples", "uniform"]:
-        """Weight of a client's message where none is asked for."""
+    def usual_weighting(self) -> Literal["samples", "uniform"] | None:
+        """Weight of a client's message where none is asked for; None: as without privacy."""
         return "uniform"
 
     def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
