@@ -94,11 +94,11 @@ def normals(seed: int, round_idx: int, client_id: Tensor, step: Tensor, purpose:
         [0.9874, -0.2234]
     """
     first, second = (int(word) for word in seed_of(seed, round_idx, 0, purpose).generate_state(2))
-    position = _scramble(step.long() & WORD)
-    one, other = (_scramble(_scramble((client_id + word) & WORD) ^ position) for word in (first, second))
+    position = _scramble(_signed(step.long()).int())
+    one, other = (_scramble(_scramble(_signed(client_id + word).int()) ^ position) for word in (first, second))
     pairs = (count + 1) // 2
-    counter = _scramble(torch.arange(4 * pairs, device=client_id.device))
-    word = _scramble(_scramble((counter + one) & WORD) ^ other).view(4, pairs)
+    counter = _scramble(torch.arange(4 * pairs, dtype=torch.int32, device=client_id.device))
+    word = _scramble(_scramble(counter + one) ^ other).long().bitwise_and_(WORD).view(4, pairs)
     radius, angle = (word[:2] * 2**21 + (word[2:] >> 11)).double() / 2**53  # 53 bits of two draws
     radius, angle = (-2 * torch.log1p(-radius)).sqrt(), 2 * math.pi * angle
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
