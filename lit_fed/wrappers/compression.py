@@ -95,17 +95,18 @@ class Compressed(Around):
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
         """The message that the server decodes, with what it costs."""
-        value = message.value
-        of_old = known(self.inner, self.heard(ctx, shared), value)
+        value, heard = message.value, self.heard(ctx, shared)
+        of_old = known(self.inner, heard, value)
         changes = news(value, of_old)
-        parts = _parts(changes)
-        taken = value.taken if isinstance(value, Chosen) else torch.ones_like(next(iter(parts[0].values()))[..., 0])
+        parts = _parts(changes, _names(heard))
+        num_models = len(next(iter(parts[0].values())))
+        taken = value.taken if isinstance(value, Chosen) else message.weight.new_ones(num_models, dtype=torch.float64)
         sent = []
         for place, part in enumerate(parts):
             leaves = sent_leaves(self.inner, ctx, part)
             kept = memory[place] if self.remembers_clients else None
             sent.append(self._sent(ctx, leaves, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
-        told = _replaced(changes, iter([part | one.told for part, one in zip(parts, sent, strict=True)]))
+        told = _replaced(changes, iter([part | one.told for part, one in zip(parts, sent, strict=True)]), _names(heard))
         plain = torch.full_like(message.weight, tree.bits(value)) if message.bits_up is None else message.bits_up
         saved, lost, squared = (torch.stack(each).sum() for each in list(zip(*sent, strict=True))[2:])
         metrics = {
@@ -157,14 +158,15 @@ class Compressed(Around):
         """With EF21 the mean of what is known of all clients, to which these have added; else what there is."""
         if not self.remembers_rounds:
             return reduced, ()
-        of_old = known(self.inner, self.inside(shared), reduced.value)
+        server, names = self.inside(shared), _names(self.inside(shared))
+        of_old = known(self.inner, server, reduced.value)
         changes = news(reduced.value, of_old)
-        (part,) = _parts(changes)
+        (part,) = _parts(changes, names)
         leaves = sent_leaves(self.inner, ctx, part)
         share = reduced.weight / ctx.total_weight
         added = vectors_of(leaves, self.codec, self.scope)
         mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
-        told = _replaced(changes, iter([part | leaves_of(mean, leaves, self.scope)]))
+        told = _replaced(changes, iter([part | leaves_of(mean, leaves, self.scope)]), names)
         return reduced._replace(value=tree.add(of_old, told)), (mean,)
 
 
@@ -177,22 +179,31 @@ def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
     return leaves
 
 
-def _parts(value: Tree) -> list[Leaves]:
-    """The trees of parameters in a message: those of models, and other leaves by name, such as controls."""
+def _names(shared: Tree) -> frozenset[str]:
+    """Names of the parameters of the models that clients start from."""
+    return frozenset(tree.models(shared)[0].parameters)
+
+
+def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
+    return isinstance(value, dict) and bool(value) and value.keys() <= names
+
+
+def _parts(value: Tree, names: frozenset[str]) -> list[Leaves]:
+    """The trees of parameters in a message: those of models, and such as gradients and controls, by their names."""
     if isinstance(value, ModelState):
         return [value.parameters]
-    if isinstance(value, dict):
+    if _holds_parameters(value, names):
         return [value]
-    return [part for child in value for part in _parts(child)] if isinstance(value, tuple | list) else []
+    return [part for child in value for part in _parts(child, names)] if isinstance(value, tuple | list) else []
 
 
-def _replaced(value: Tree, parts: Iterator[Leaves]) -> Tree:
+def _replaced(value: Tree, parts: Iterator[Leaves], names: frozenset[str]) -> Tree:
     """The message with others in the place of `_parts`."""
     if isinstance(value, ModelState):
         return value._replace(parameters=next(parts))
-    if isinstance(value, dict):
+    if _holds_parameters(value, names):
         return next(parts)
     if isinstance(value, tuple | list):
-        children = [_replaced(child, parts) for child in value]
+        children = [_replaced(child, parts, names) for child in value]
         return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
     return value

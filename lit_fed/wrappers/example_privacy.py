@@ -84,12 +84,10 @@ class ExamplePrivacy(Privacy):
         self.check_budget()
         here = "--model.privacy"
         if self.clip_norm is None:
-            raise ConfigError(
-                f"{here}.clip_norm is missing, the largest norm of a sample's gradient; give a number > 0"
-            )
+            raise ConfigError(f"{here}.clip_norm is missing, the largest norm of a gradient; give a number > 0")
         if self.sample_rate is None:
-            raise ConfigError(f"{here}.sample_rate is missing, the probability with which a sample enters a batch; give "
-                              "a number in (0, 1], such as 0.1")  # fmt: skip
+            raise ConfigError(f"{here}.sample_rate is missing, the probability with which a sample enters a batch; "
+                              "give a number in (0, 1], such as 0.1")  # fmt: skip
         checks = {
             "clip_norm": (self.clip_norm > 0, "a number > 0"),
             "sample_rate": (0 < self.sample_rate <= 1, "a number in (0, 1]"),
@@ -268,8 +266,8 @@ class PrivateSteps(Private):
         if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
             raise ConfigError(
                 f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {steps} steps: the "
-                f"run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to {epsilon:.4g}; give "
-                "fewer --trainer.max_epochs, or begin a new run"
+                f"run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to {epsilon:.4g}; "
+                "give fewer --trainer.max_epochs, or begin a new run"
             )
         lines = planned(epsilon, privacy.charged, noise, f"{steps} steps of a client", privacy.accountant, 1)
         if privacy.charged * ctx.most_samples >= 1:

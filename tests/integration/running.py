@@ -93,6 +93,13 @@ def ended(process, timeout):
     return process.exitcode
 
 
+def write_what_loads_with_lit_fed(file):
+    """The names of all modules that a process has loaded with the command line; to be called in a forked one."""
+    from warm import LOADED_WITH_LIT_FED
+
+    file.write_text("\n".join(LOADED_WITH_LIT_FED))
+
+
 def start(arguments, script=None, **environment):
     """Start `python -m lit_fed`, or a script."""
     return Started(arguments, environment, script)

@@ -5,16 +5,18 @@ import contextlib
 import gc
 import importlib
 import os
+import sys
 
-import matplotlib.backends.backend_agg
-import pandas
 import torch
 from prepared import build_parser_once
 
 from lit_fed.cli import main
 
-__all__ = ["matplotlib", "pandas"]
+LOADED_WITH_LIT_FED = frozenset(sys.modules)
+"""What is loaded with the command line, before a run asks for more."""
 
+for name in ("matplotlib.backends.backend_agg", "pandas"):
+    importlib.import_module(name)
 torch.set_num_threads(1)
 build_parser_once()
 for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed", "-1"]):

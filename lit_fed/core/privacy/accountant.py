@@ -220,13 +220,18 @@ def epsilon_of_mixed_releases(
         return float(one.compose(all_others).get_epsilon_for_delta(delta))
 
 
-def accountant_name(accountant: Accountant) -> str:
-    """What reports call an accountant: with the package and its version, since conversions to ε differ by both."""
+def accountant_name(accountant: Literal["pld", "rdp", "gaussian"]) -> str:
+    """What reports call an accountant: with the package and its version, since conversions to ε differ by both.
+
+    Raises:
+        ConfigError: if the package is missing.
+    """
     from importlib.metadata import version
 
     with _quiet():  # refuses where it is missing
         pass
-    return f"{accountant.upper()}, dp-accounting {version('dp-accounting')}"
+    kind = "exact Gaussian" if accountant == "gaussian" else accountant.upper()
+    return f"{kind}, dp-accounting {version('dp-accounting')}"
 
 
 def _least_noise(cost: Callable[[float], float], target: float, guess: float) -> float:
