@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution, distributions
+from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -36,12 +37,20 @@ def closure(requirements: list[Requirement]) -> dict[str, Distribution]:
 
 
 def link(one: Distribution, site: Path) -> None:
-    """Link the files of a distribution, except for its programs."""
+    """Link the files of a distribution, except for its programs, and what Python keeps of its modules, compiled."""
     for file in one.files or ():
         source, target = Path(str(one.locate_file(file))), site / file
-        if ".." not in file.parts and source.is_file() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(source, target)
+        compiled = Path(cache_from_source(str(file))) if file.suffix == ".py" else file
+        if ".." not in file.parts:
+            link_file(source, target)
+            link_file(source.parent / compiled.relative_to(file.parent), site / compiled)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Link a file, if it is there and the other is not."""
+    if source.is_file() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, target)
 
 
 if __name__ == "__main__":
