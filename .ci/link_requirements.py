@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Iterable
 from importlib.metadata import Distribution, distribution, distributions
-from importlib.util import cache_from_source
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -39,11 +38,10 @@ def closure(requirements: list[Requirement]) -> dict[str, Distribution]:
 def link(one: Distribution, site: Path) -> None:
     """Link the files of a distribution, except for its programs, and what Python keeps of its modules, compiled."""
     for file in one.files or ():
-        source, target = Path(str(one.locate_file(file))), site / file
-        compiled = Path(cache_from_source(str(file))) if file.suffix == ".py" else file
-        if ".." not in file.parts:
-            link_file(source, target)
-            link_file(source.parent / compiled.relative_to(file.parent), site / compiled)
+        compiled = file.parent / "__pycache__" / f"{file.stem}.{sys.implementation.cache_tag}.pyc"
+        for each in (file, compiled) if file.suffix == ".py" else (file,):
+            if ".." not in each.parts:
+                link_file(Path(str(one.locate_file(each))), site / each)
 
 
 def link_file(source: Path, target: Path) -> None:
