@@ -94,8 +94,18 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
     noise adds up."""
 
+    sends_all: ClassVar[bool] = True
+    """Whether every client sends all of its models, or some that it chooses."""
+
     refuses_privacy: ClassVar[str] = ""
     """Why what reaches the server is not one average that noise could cover; empty where it is."""
+
+    fits_without_noise: ClassVar[str] = ""
+    """What clients fit to their samples beside the steps of the local solver, if what they send depends on it, so that
+    noise in these steps would not do; empty where there is nothing of the kind."""
+
+    heeds_mixture_noise: ClassVar[bool] = False
+    """Whether this is mixture weights alone, to which `Context.mixture_noise` adds what is missing."""
 
     refuses_secure_sums: ClassVar[str] = ""
     """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""

@@ -14,6 +14,7 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch.utils.data import Dataset
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.core.codecs import Codec
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.losses import Loss
@@ -32,6 +33,8 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.network": ("model.network", Network),
     "--model.loss": ("model.loss", Loss),
     "--model.secure_aggregation": ("model.secure_aggregation", SecureAggregation),
+    "--model.compression": ("model.compression", Codec),
+    "--model.downlink_compression": ("model.downlink_compression", Codec),
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }

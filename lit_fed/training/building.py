@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
+from lit_fed.core.codecs import Codec
+from lit_fed.core.codecs.vectors import Scope
 from lit_fed.core.context import Context
 from lit_fed.core.demands import (
     check_aggregation,
@@ -40,6 +42,8 @@ from lit_fed.rounds import Federation
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
+from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.wrappers.compression import Feedback
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
@@ -68,6 +72,10 @@ class ModelSettings(NamedTuple):
     loss: Loss | None
     privacy: Privacy | None
     secure_aggregation: SecureAggregation | None
+    compression: Codec | None
+    compression_feedback: Feedback | None
+    compression_scope: Scope
+    downlink_compression: Codec | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -85,6 +93,8 @@ class ModelSettings(NamedTuple):
             self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(self.algorithm, self.name)
+        self.codecs.check(self.algorithm, self.name, self.aggregation)
+        self.codecs.check_secure(self.secure_aggregation is not None)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -92,11 +102,19 @@ class ModelSettings(NamedTuple):
         return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
 
     @property
+    def codecs(self) -> Compression:
+        """How what clients send and hear is encoded."""
+        return Compression(
+            self.compression, self.compression_feedback, self.compression_scope, self.downlink_compression
+        )
+
+    @property
     def wrapped(self) -> Any:
         """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
         return surround(
-            self.algorithm, batch_norm=self.batch_norm, privacy=self.privacy, secure_aggregation=self.secure_aggregation
-        )
+            self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
+            secure_aggregation=self.secure_aggregation,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -112,7 +130,7 @@ class ModelSettings(NamedTuple):
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
         usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
         if self.privacy is not None:
-            usual = self.privacy.usual_weighting()
+            usual = self.privacy.usual_weighting() or usual
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
         if self.secure_aggregation is not None:
@@ -135,6 +153,7 @@ class ModelSettings(NamedTuple):
             raise ConfigError(
                 "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
             )
+        self.codecs.check_sampling(data.client_sampling)
         probability = data.sampling_probability
         check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
         if self.privacy is not None:
@@ -187,8 +206,9 @@ def build_federation(
         sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
-    source = source_of(settings.network, task.template_seed)
-    return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms), source), choose)
+    source, shared = source_of(settings.network, task.template_seed), algorithm.shared_init(terms)
+    settings.codecs.check_models(algorithm, terms, shared)
+    return Federation(algorithm, terms, ModuleServer(module, task, shared, source), choose)
 
 
 def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:

@@ -22,6 +22,7 @@ from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.pictures import run as pictures
 from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.secure_sum import SecureSum
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,10 @@ class Whole(NamedTuple):
 
 WRAPPED = {
     "client privacy": {
-        "model": {"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=0.1, delta=1e-3)},
+        "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
+    "secure sum": {"model": {"secure_aggregation": SecureSum()}},
 }
 """What may go around an algorithm, by name."""
 

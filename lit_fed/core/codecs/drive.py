@@ -1,5 +1,6 @@
 """One bit for each number behind a random rotation."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -39,6 +40,10 @@ class Drive(Codec):
     def unbiased(self) -> bool:
         """On average nothing is lost, with that scale."""
         return self.scale == "unbiased"
+
+    def relative_variance(self, count: int) -> float:
+        """π/2 − 1, of uniform rotations of long vectors."""
+        return math.pi / 2 - 1 if self.unbiased else 0.0
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """R⁻¹(S·sgn(Rv)); a bit for each rotated number, and the scale S."""

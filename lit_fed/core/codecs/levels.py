@@ -1,5 +1,6 @@
 """Few levels between 0 and a scale, rounded at random so that nothing is lost on average: QSGD and TernGrad."""
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -60,6 +61,11 @@ class QSGD(Codec):
     def unbiased(self) -> bool:
         """On average nothing is lost."""
         return True
+
+    def relative_variance(self, count: int) -> float:
+        """min(d/s², √d/s) of a bucket (Lemma 3.1)."""
+        size = min(self.bucket_size or count, count)
+        return min(size / self.levels**2, math.sqrt(size) / self.levels)
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """‖v‖·sgn(v)·l/s with the rounded level l of each number; a norm for each bucket, then its levels."""
@@ -132,6 +138,10 @@ class TernGrad(Codec):
     def unbiased(self) -> bool:
         """On average nothing is lost, unless numbers are cut off."""
         return self.clip_sigma is None
+
+    def relative_variance(self, count: int) -> float:
+        """√d − 1, since E‖Q‖² = R·‖v‖₁."""
+        return math.sqrt(count) - 1 if self.unbiased else 0.0
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """R·sgn(v) with probability |v|/R, else 0; two bits for each number, and R."""

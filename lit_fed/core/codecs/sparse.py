@@ -82,6 +82,10 @@ class RandomK(Sparse):
         """On average nothing is lost."""
         return True
 
+    def relative_variance(self, count: int) -> float:
+        """d/k − 1."""
+        return count / self._num_sent(count) - 1
+
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """d/k·v at the positions of the k largest chances; they follow from the seed, so only numbers are sent."""
         count = values.numel()

@@ -41,6 +41,10 @@ class Uniform(Codec):
         """On average nothing is lost."""
         return True
 
+    def relative_variance(self, count: int) -> float:
+        """d/4 squared spacings of a grid for ‖v‖ = 1."""
+        return float(count / (2**self.bits - 1) ** 2)
+
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """The points of the grid; `bits` for each number, and R."""
         radius = values.abs().amax().double()
