@@ -53,6 +53,9 @@ ABSTRACT = re.compile(
 )
 """What it says of a class that is only a base of others."""
 
+NO_CLASS_YET = re.compile(r"Expected an instantiatable class, but lit_fed\.\S+ is abstract")
+"""What it says of options of a class where no class is given, and it takes the base."""
+
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
 """What it says of a module that is no network of lit_fed."""
 
@@ -108,6 +111,8 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     takes = f"{option} takes {takes}"
     if "Not a valid subclass" in message and "Got value: None" in message:
         return [f"{option} is null; leave it out, or give a class", takes]
+    if NO_CLASS_YET.search(message):
+        return [f"{option} has options and no class; give {option} NAME before them", takes]
     abstract = ABSTRACT.search(message)
     if abstract:
         base_name = (abstract[1] or abstract[2]).rpartition(".")[2]

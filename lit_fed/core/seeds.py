@@ -58,29 +58,6 @@ def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: 
     return word.bitwise_xor_(LOWEST).double().mul_(1 / (WORD + 1)).add_(0.5)  # the word without a sign, over 2^32
 
 
-def normals(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: int) -> Tensor:
-    """Standard normal numbers of one client, [count] float64, where the id is a tensor, as under `torch.func.vmap`.
-
-    They come in pairs from two uniform numbers (Box and Muller 1958), each of two draws, so that they have all bits of
-    a float64 and reach 8.5.
-
-    Example:
-        >>> normals(0, 1, torch.tensor(2), "noise", 3).round(decimals=4).tolist()
-        [0.4401, 0.2853, 1.6812]
-    """
-    pairs = (count + 1) // 2
-    coarse, fine = uniforms(seed, round_idx, client_id, purpose, 4 * pairs).view(2, 2, pairs)
-    radius, angle = coarse + fine / (WORD + 1)
-    radius = torch.sqrt(-2 * torch.log1p(-radius.clamp(max=1 - 2**-53)))
-    both = torch.stack([radius * torch.cos(2 * torch.pi * angle), radius * torch.sin(2 * torch.pi * angle)])
-    return both.flatten()[:count]
-
-
-def _signed(word: Any) -> Any:
-    """The lowest 32 bits of a whole number as an int32 takes them, whose sums and products drop what is beyond."""
-    return ((word & WORD) ^ -LOWEST) + LOWEST
-
-
 def normals(seed: int, round_idx: int, client_id: Tensor, step: Tensor, purpose: str, count: int) -> Tensor:
     """Normal random numbers of one step of one client, [count] float64, also under `torch.func.vmap`.
 
@@ -102,6 +79,11 @@ def normals(seed: int, round_idx: int, client_id: Tensor, step: Tensor, purpose:
     radius, angle = (word[:2] * 2**21 + (word[2:] >> 11)).double() / 2**53  # 53 bits of two draws
     radius, angle = (-2 * torch.log1p(-radius)).sqrt(), 2 * math.pi * angle
     return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]
+
+
+def _signed(word: Any) -> Any:
+    """The lowest 32 bits of a whole number as an int32 takes them, whose sums and products drop what is beyond."""
+    return ((word & WORD) ^ -LOWEST) + LOWEST
 
 
 def _scramble(word: Tensor) -> Tensor:
