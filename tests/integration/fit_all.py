@@ -17,6 +17,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
+from lit_fed.core.codecs import QSGD, TopK
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
@@ -125,6 +126,8 @@ WRAPPED = {
         "model": {"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=0.1, delta=1e-3)},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
+    "compression": {"model": {"compression": TopK(0.1), "downlink_compression": QSGD()}},
+    "compression by EF21": {"model": {"compression": QSGD(15), "compression_feedback": "ef21"}},
 }
 """What may go around an algorithm, by name."""
 
