@@ -17,6 +17,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
+from lit_fed.core.codecs import QSGD, TopK
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
@@ -127,6 +128,8 @@ WRAPPED = {
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
     "secure sum": {"model": {"secure_aggregation": SecureSum()}},
+    "compression": {"model": {"compression": TopK(0.1), "downlink_compression": QSGD()}},
+    "compression by EF21": {"model": {"compression": QSGD(15), "compression_feedback": "ef21"}},
 }
 """What may go around an algorithm, by name."""
 
