@@ -126,7 +126,7 @@ WRAPPED = {
         "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
-    "secure sum": {"model": {"secure_aggregation": SecureSum()}},
+    "secure sum": {"model": {"secure_aggregation": SecureSum(masks=True, dropout_fraction=0.3, threshold=0.4)}},
 }
 """What may go around an algorithm, by name."""
 
