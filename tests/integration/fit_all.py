@@ -127,7 +127,7 @@ WRAPPED = {
         "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
-    "secure sum": {"model": {"secure_aggregation": SecureSum()}},
+    "secure sum": {"model": {"secure_aggregation": SecureSum(masks=True, dropout_fraction=0.3, threshold=0.4)}},
     "compression": {"model": {"compression": TopK(0.1), "downlink_compression": QSGD()}},
     "compression by EF21": {"model": {"compression": QSGD(15), "compression_feedback": "ef21"}},
 }
