@@ -22,6 +22,7 @@ from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.pictures import run as pictures
 from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.example_privacy import ExamplePrivacy
 from lit_fed.wrappers.secure_sum import SecureSum
 
 
@@ -121,11 +122,14 @@ class Whole(NamedTuple):
     """The leaves of it that are in files."""
 
 
+NOISY_STEPS = ExamplePrivacy(noise_multiplier=0.5, clip_norm=1.0, sample_rate=0.3, delta=1e-3, mixture_noise=3.0)
+
 WRAPPED = {
     "client privacy": {
         "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
+    "example privacy": {"model": {"privacy": NOISY_STEPS}},
     "secure sum": {"model": {"secure_aggregation": SecureSum()}},
 }
 """What may go around an algorithm, by name."""

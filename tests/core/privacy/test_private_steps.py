@@ -65,7 +65,8 @@ def test_least_squares_at_zero(network):
     assert moved.parameters["linear.weight"].flatten().tolist() == pytest.approx(
         [0.3618033989, -0.0263932023], abs=1e-10
     )
-    assert loss.tolist() == [0.75] and state.step == 1
+    assert loss.tolist() == [0.75]
+    assert state.step == 1
 
 
 def test_a_sample_has_one_norm_for_all_models():
@@ -141,7 +142,8 @@ def test_convolutions_at_once_and_a_step_without_a_sample():
     assert float(tree.norm(tree.sub(total, summed_by_hand(task, models, batch, None, 0.1)))) < 1e-6
     empty = tree.index(batch, slice(0, 1))._replace(mask=torch.zeros(1))
     moved, _, loss = a_step(task, models, empty, noisy())
-    assert tree.norm(tree.sub(moved.parameters, models.parameters)) == 0 and loss == 0
+    assert tree.norm(tree.sub(moved.parameters, models.parameters)) == 0
+    assert loss == 0
 
 
 def test_noise_is_divided_by_what_a_batch_holds_on_average():
