@@ -33,6 +33,7 @@ _ROOMS = (
     "lit_fed.core.graphs.mixing",
     "lit_fed.core.mixtures.surrogate",
     "lit_fed.core.mixtures.known_surrogates",
+    "lit_fed.core.codecs",
     "lit_fed.core.errors",
 )
 

@@ -28,7 +28,8 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator, RunningMeans, as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, LocalWork, PhaseTraffic, RoundRecord, Split, Tree
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
+from lit_fed.wrappers.around import innermost
 
 __all__ = ["Federation", "RoundRecord", "start"]
 
@@ -76,7 +77,7 @@ class Federation:
         self, algorithm: Algorithm, terms: Context, server: Server, choose: Callable[[torch.device], ClientTrainer]
     ) -> None:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
-        self.name = type(getattr(algorithm, "inner", algorithm)).__name__  # of the one inside a wrapper
+        self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
         self._round: _Round | None = None
 
@@ -112,7 +113,7 @@ class Federation:
     # ------------------------------------------------------------------ a round
     def round(self, train: Split, client_ids: Sequence[int] | None = None, per_block: int = 1024) -> RoundRecord:
         """One round with some clients, by default all; one that stands twice counts twice."""
-        ids = np.arange(train.num_clients) if client_ids is None else np.asarray(client_ids)
+        ids = np.arange(train.num_clients) if client_ids is None else np.asarray(client_ids, dtype=np.int64)
         self.discard()
         for block in self.blocks(ids, train, clients_per_block=per_block):
             list(self.train_block(block.to(self.server.device)))
@@ -127,23 +128,24 @@ class Federation:
             ConfigError: if the algorithm needs another cohort.
         """
         check_cohort(self.algorithm, self.name, client_ids, self.terms.num_clients)
-        phases = self.algorithm.phases(self.context("plan"), torch.from_numpy(client_ids))
+        ids = torch.from_numpy(client_ids)
+        phases = self.algorithm.phases(self.context("plan"), ids) or [Phase("train", ids, LocalWork())]
         return round_blocks(phases, train, batch_size=self.terms.batch_size, **division)
 
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
-        block, kept = block._replace(data=block.data.select(ids)), self.store.gather(ids)
+        block, kept, ghost = block._replace(data=block.data.select(ids)), self.store.gather(ids), block.is_ghost
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size
         )
         for rows, result, optimizers in self.client_trainer.train(job):
-            multiplicity = block.multiplicity[rows]
-            phase.messages.add(result.message, multiplicity, result.metrics)
-            if bool((multiplicity > 0).all()):  # a ghost only tells the message's shape
+            sent = result.message, block.multiplicity[rows], result.metrics
+            phase.messages.add(*(tree.zeros_like(sent) if ghost else sent))  # of a ghost the form alone counts
+            if not ghost:
                 new = {"state": result.state, "optimizer": optimizers}
                 self.store.stage(ids[rows], {name: new[name] for name in self.store.template})
-                yield len(multiplicity)
+                yield len(ids[rows])
 
     def _phase_of(self, block: ClientBlock) -> _Phase:
         """The phase of a block; its first block begins it, and perhaps a round."""
@@ -153,6 +155,8 @@ class Federation:
             present = torch.zeros(self.terms.num_clients, dtype=torch.bool, device=client_ids.device)
             ctx = self.context(block.phase.name, present.index_fill_(0, client_ids, True))
             messages = Accumulator(self.algorithm.reduce)
+            if block.phase.draws is not None:
+                ctx = ctx._replace(draws=block.phase.draws.to(client_ids.device))
             self._round.phase = _Phase(ctx, block.phase.work, block.slices, client_ids, messages)
         return self._round.phase
 
@@ -169,12 +173,15 @@ class Federation:
         counts = [len(one) for one in phase.slices]
         reduced, bits, means = phase.messages.reduce(positions, counts)
         self.store.exchange(positions, counts, ids)
-        payloads = self.algorithm.num_payloads(phase.ctx, self.shared, len(ids))
+        payloads = self.algorithm.num_payloads(phase.ctx, self.shared, len(ids)) if len(ids) else 0
         this.traffic.append(PhaseTraffic(len(ids), bool(work.epochs or work.steps), payloads, *bits.tolist()))
         this.client_ids.append(ids)
+        weight = float(reduced.weight.sum())
         for name, value in zip(phase.messages.metric_names, means.tolist(), strict=True):
-            this.means.add(name, value, float(reduced.weight.sum()))
-        new = self.algorithm.server_step(phase.ctx, self.shared, reduced, ids)
+            this.means.add(name, value, weight)
+        new = self.shared
+        if weight or self.algorithm.steps_on_empty_rounds:
+            new = self.algorithm.server_step(phase.ctx, self.shared, reduced, ids)
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
 
     def commit(self) -> RoundRecord:

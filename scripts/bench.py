@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning
 import numpy as np
 import torch
+from bench_codecs import CODEC_ROWS
 from bench_frozen import FROZEN_ROWS
 from bench_networks import NETWORK_ROWS
 from measuring import PlainLoop, in_process, medians, with_ratios
@@ -248,6 +249,7 @@ ROWS = (
     }
     | NETWORK_ROWS
     | FROZEN_ROWS
+    | CODEC_ROWS
 )
 
 

@@ -39,6 +39,7 @@ ROOMS = {
     "models": "networks, built from the sizes of the data",
     "data": "data sets, partitions, populations",
     "algorithms": "one paper is one file",
+    "wrappers": "what goes around any algorithm",
     "clients": "client trainers, and what clients keep",
     "rounds": "the round, without Lightning",
     "serving": "clients served between rounds",

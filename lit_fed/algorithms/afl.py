@@ -78,6 +78,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     initial: Literal["uniform", "samples"] = "uniform"
     serve: Literal["average", "last"] = "average"
 
+    sends = "multiples"
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     refuses_loss: ClassVar[str] = "weighs clients by the log-loss whose gradient they follow"
     fills_in_absent_clients: ClassVar[bool] = False

@@ -65,6 +65,10 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     needs_all_clients: ClassVar[bool] = False
     """Whether every client has to take part in every round, once."""
 
+    steps_on_empty_rounds: ClassVar[bool] = False
+    """Whether the server takes its step also after a phase whose messages weigh nothing, since nobody took part: with a
+    weight of 0 and means of 0, or without rows. Otherwise its state stays as it is."""
+
     counts_draws: ClassVar[bool] = True
     """Whether a client that is drawn twice in a round counts twice, as two clients with its samples would, in a mean
     over draws; or once, where the server or the network has to know where each client stands."""
@@ -77,6 +81,34 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     """What is divided among clients: each has samples of its own, or its own features of the same samples."""
+
+    sends: ClassVar[Literal["models", "changes", "multiples", "rows", "nothing"]] = "models"
+    """What the messages hold, for wrappers, who work on what is news in them: models, of which the server knows its
+    own; changes, of which it knows nothing; models times numbers that are the client's own; `rows` that the server
+    keeps for each client; or nothing. Wrappers go around the first two."""
+
+    sends_beside_models: ClassVar[bool] = False
+    """Whether messages hold models and something else, whose size has nothing to do with theirs."""
+
+    keeps_running_sum: ClassVar[bool] = False
+    """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
+    noise adds up."""
+
+    sends_all: ClassVar[bool] = True
+    """Whether every client sends all of its models, or some that it chooses."""
+
+    refuses_privacy: ClassVar[str] = ""
+    """Why what reaches the server is not one average that noise could cover; empty where it is."""
+
+    fits_without_noise: ClassVar[str] = ""
+    """What clients fit to their samples beside the steps of the local solver, if what they send depends on it, so that
+    noise in these steps would not do; empty where there is nothing of the kind."""
+
+    heeds_mixture_noise: ClassVar[bool] = False
+    """Whether this is mixture weights alone, to which `Context.mixture_noise` adds what is missing."""
+
+    refuses_secure_sums: ClassVar[str] = ""
+    """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
 
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""

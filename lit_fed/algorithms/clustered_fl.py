@@ -100,6 +100,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
     linkage: Literal["single", "complete"] = "single"
     newcomers: Literal["tree", "loss"] = "tree"
 
+    sends = "rows"
     reduce: ClassVar[Literal["sum", "stack"]] = "stack"
     needs_all_clients: ClassVar[bool] = True
     fills_in_absent_clients: ClassVar[bool] = False

@@ -66,6 +66,8 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     over_relaxation: float = 1.0
     serve: Literal["consensus", "personal"] = "consensus"
 
+    sends = "changes"
+    keeps_running_sum = True
     default_weighting = "uniform"
     fills_in_absent_clients = False
     counts_draws = False
@@ -82,6 +84,11 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
             "serve": (self.serve in ("consensus", "personal"), "consensus or personal"),
         }
         check_settings(self, checks)
+
+    @property
+    def fits_without_noise(self) -> str:  # type: ignore[override]
+        """An exact solve fits the samples at once."""
+        return "exact solves" if self.local_solve == "exact" else ""
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial z; networks that an exact solve cannot take are refused."""

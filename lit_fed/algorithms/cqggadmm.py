@@ -33,6 +33,8 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.codecs.base import NUMBER_BITS
+from lit_fed.core.codecs.uniform import MOST_BITS, round_to_grid
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs import group_admm
@@ -45,12 +47,8 @@ from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = ["CQGGADMM", "MOST_BITS", "QuantisedClient", "QuantiserGrid", "SentModel", "quantise"]
+__all__ = ["CQGGADMM", "QuantisedClient", "QuantiserGrid", "SentModel", "quantise"]
 
-MOST_BITS = 32
-"""Bits per number beyond which quantising costs more than it saves."""
-
-_RANGE_BITS = 32
 _WIDTH_BITS = 5  # a number of bits from 1 to 32
 
 
@@ -99,6 +97,7 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     censor_decay: float = 0.95
     local_solve: Literal["exact", "inexact"] = "inexact"
 
+    sends = "rows"
     reduce = "stack"
     has_server = False
     default_weighting = "uniform"
@@ -197,7 +196,7 @@ def _quantised(
     grid = _next_grid(last, radius, decay)
     rounded = quantise(change, grid, uniforms(ctx.seed, ctx.round_idx, client_id, "quantise", count))
     return SentModel(
-        cast_like(tree.add(known, rounded), known), grid, count * grid.bits + _RANGE_BITS + _WIDTH_BITS, radius > 0
+        cast_like(tree.add(known, rounded), known), grid, count * grid.bits + NUMBER_BITS + _WIDTH_BITS, radius > 0
     )
 
 
@@ -213,25 +212,10 @@ def quantise(difference: Tree, grid: QuantiserGrid, chances: Tensor) -> Tree:
     Args:
         difference: δ, leaves of any shape, d numbers in all, none beyond the grid.
         grid: R and b; where R is 0, so is the result.
-        chances: random numbers in [0, 1), [d]; one below the fractional part of (δ + R)/Δ rounds up.
-
-    Example:
-        >>> delta = torch.tensor([0.3, -0.5, 0.1], dtype=torch.float64)
-        >>> found = quantise(delta, QuantiserGrid(torch.tensor(0.5), torch.tensor(2.0)), torch.full((3,), 0.5))
-        >>> [round(one, 4) for one in found.tolist()]
-        [0.1667, -0.5, 0.1667]
+        chances: random numbers in [0, 1), [d].
     """
-    radius, levels = grid.radius.double(), torch.exp2(grid.bits.double()) - 1
-    spacing = 2 * radius / levels  # Δ
-    safe = torch.where(spacing > 0, spacing, 1.0)
     parts = iter(torch.split(chances, [leaf.numel() for leaf in tree.leaves(difference)]))
-
-    def rounded(leaf: Tensor) -> Tensor:
-        at = (leaf.double() + radius) / safe
-        up = next(parts).view(leaf.shape) < at - at.floor()
-        return spacing * torch.minimum(at.floor() + up, levels) - radius
-
-    return tree.map_leaves(rounded, difference)
+    return tree.map_leaves(lambda leaf: round_to_grid(leaf.double(), grid.radius, grid.bits, next(parts)), difference)
 
 
 def _in_full(value: Tree, grid: QuantiserGrid) -> SentModel:

@@ -76,6 +76,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
     unseen_steps: int = 1
     common_start: bool = True
 
+    sends = "rows"
     reduce = "stack"
     default_weighting = "uniform"
     refuses_loss = "minimises an upper bound of the log-loss, which is none of another loss"

@@ -80,6 +80,7 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
     common_start: bool = True
     position_loss: PositionLoss = "mean"
 
+    sends = "rows"
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False

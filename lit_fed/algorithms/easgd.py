@@ -80,6 +80,11 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         "local_batch_norm": "a worker sends its model of before the local steps, so its normalisation would lag behind"
     }
 
+    @property
+    def refuses_privacy(self) -> str:  # type: ignore[override]
+        """Where clients take turns, each is alone in its message, and their number shows."""
+        return "takes one client after another with mode asynchronous" if self.mode == "asynchronous" else ""
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

@@ -44,6 +44,7 @@ from lit_fed.core.mixtures.e_step import (
     expectation,
     largest,
     num_factors,
+    private_expectation,
 )
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
@@ -82,6 +83,9 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
             the likelihood of the whole text.
     """
 
+    fits_without_noise = "the mixture weights"
+    heeds_mixture_noise = True
+
     num_components: int = 3
     em_steps: int = 1
     refresh_mixture_at_eval: bool = False
@@ -108,9 +112,14 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         return self.num_components
 
     @property
-    def sends_all(self) -> bool:
+    def sends_all(self) -> bool:  # type: ignore[override]
         """Whether every client sends every component, as in the paper."""
         return self.min_weight == 0 and self.most_components is None
+
+    @property
+    def refuses_privacy(self) -> str:  # type: ignore[override]
+        """The number of clients that sent a component tells what they are like."""
+        return "" if self.sends_all else "divides by numbers of clients that sent a component, which are private"
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState:
         """π_t starts uniform."""
@@ -130,7 +139,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
         factors = num_factors(ctx.task, data, self.position_loss)
-        pi, q, negative_log_likelihood = expectation(state.mixture, losses, data.mask, factors)
+        pi, q, negative_log_likelihood = private_expectation(ctx, state.mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             more = expectation(pi, losses, data.mask, factors)

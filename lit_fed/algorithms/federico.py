@@ -108,6 +108,7 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     common_start: bool = False
     position_loss: PositionLoss = "mean"
 
+    sends = "rows"
     reduce = "stack"
     has_server = False
     fills_in_absent_clients = False

@@ -83,6 +83,7 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
     val_fraction: float = 0.2
     keep: Literal["previous", "trained"] = "previous"
 
+    sends = "rows"
     reduce = "stack"
     fills_in_absent_clients = False
     counts_draws = False

@@ -81,6 +81,9 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
     prox_weight: float = 0.0
     effective_steps: float | None = None
 
+    sends = "changes"
+    refuses_privacy = "divides by the clients' numbers of steps, which are private themselves"
+    refuses_secure_sums = "sends numbers of steps beside them, which are larger than any change"
     fills_in_absent_clients: ClassVar[bool] = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "sequential_is_vectorized_with_kept_optimizers": "it refuses kept optimizers and Adam"

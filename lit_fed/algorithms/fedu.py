@@ -70,6 +70,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     exchange: Literal["server", "decentralized"] = "server"
     unseen_epochs: int = 1
 
+    sends = "rows"
     reduce = "stack"
     default_weighting = "uniform"
     fills_in_absent_clients = False

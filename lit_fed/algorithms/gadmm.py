@@ -80,6 +80,7 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     local_solve: Literal["exact", "inexact"] = "inexact"
     unseen_epochs: int = 1
 
+    sends = "rows"
     reduce = "stack"
     has_server = False
     default_weighting = "uniform"

@@ -65,6 +65,13 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
     default_weighting = "uniform"
     fills_in_absent_clients = False
 
+    @property
+    def refuses_privacy(self) -> str:  # type: ignore[override]
+        """Why noise does not cover what reaches the server, if it does not."""
+        return (
+            "averages the same clients several times a round with flips_per_round" if self.flips_per_round > 1 else ""
+        )
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {
@@ -85,7 +92,8 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         """Consecutive local steps are one phase; the mean is sent for only if a local step has changed it since."""
         self._check_pull(ctx)
         local = ctx.solver.work._replace(epochs=None, batch_size=0 if self.gradient == "full" else None)
-        everyone = sorted(client_ids.tolist()) == list(range(ctx.num_clients))
+        # by chance does not count: whether the mean is sent for must not tell who takes part
+        everyone = ctx.sampling_probability == 1 and sorted(client_ids.tolist()) == list(range(ctx.num_clients))
         known = everyone and (ctx.round_idx == 0 or self._coins(ctx, ctx.round_idx - 1)[-1])
         found: list[Phase] = []
         for position, (averaging, flips) in enumerate(groupby(self._coins(ctx, ctx.round_idx))):

@@ -90,6 +90,10 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     local_solve: Literal["exact", "inexact"] = "inexact"
     unseen_epochs: int = 1
 
+    sends = "changes"
+    keeps_running_sum = True
+    fits_without_noise = "the responsibilities"
+
     default_weighting = "uniform"
     fills_in_absent_clients = False
     counts_draws = False

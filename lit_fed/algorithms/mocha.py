@@ -103,6 +103,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     epsilon: float = 0.01
     unseen_epochs: int = 10
 
+    sends = "rows"
     reduce = "stack"
     default_weighting = "uniform"
     refuses_loss = "minimises a loss of its own, by --model.algorithm.loss"

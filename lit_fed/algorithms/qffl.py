@@ -67,6 +67,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
     fairness_power: float = 1.0
     lipschitz: float | None = None
 
+    sends = "multiples"
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     refuses_loss: ClassVar[str] = "takes a power of the log-loss whose gradient the clients follow"
     fills_in_absent_clients: ClassVar[bool] = False

@@ -88,6 +88,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     server_lr: float = 1.0
 
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
+    sends_beside_models: ClassVar[bool] = True
     refuses_size_sampling: ClassVar[str] = "keeps a mean of control variates, in which the change of each counts once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its controls would steer a client's own normalisation by the gradients of the others"
@@ -100,6 +101,11 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
             "server_lr": (self.server_lr > 0, "a number > 0"),
         }
         check_settings(self, checks)
+
+    @property
+    def fits_without_noise(self) -> str:  # type: ignore[override]
+        """Option I takes gradients at the received model."""
+        return "controls of option I" if self.option == "I" else ""
 
     def shared_init(self, ctx: Context) -> Controlled:
         """A fresh model x, and c = 0; option I refuses networks without a loss of each sample."""

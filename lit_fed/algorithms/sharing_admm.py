@@ -87,6 +87,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     penalty_weight: float = 1.0
     inner_steps: int = 50
 
+    sends = "multiples"
     divided_by = "features"
     default_weighting = "uniform"
     refuses_loss = "solves for the loss of the joint outputs in closed form"

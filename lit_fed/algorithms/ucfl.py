@@ -94,6 +94,7 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
     num_batches: int = 2
     min_variance: float = 1e-12
 
+    sends = "rows"
     reduce = "stack"
     refuses_size_sampling = "weighs clients by their samples in its mixing coefficients"
     conformance_exempt: ClassVar[dict[str, str]] = {

@@ -119,7 +119,10 @@ class ClientMetrics(FederatedCallback):
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Log the round's numbers, so that they precede its checkpoint."""
-        results = {f"train/seen/{name}": value for name, value in record.metrics.items()}  # {} without local work
+        named = {
+            name: name if "/" in name else f"train/seen/{name}" for name in record.metrics
+        }  # {} without local work
+        results = {named[name]: value for name, value in record.metrics.items()}
         module.results.update(results)
         module.log_dict(results, on_step=True, on_epoch=False, batch_size=1)
         log_round(trainer, module, {"time/round_seconds": record.seconds, "lr": record.lr})

@@ -15,6 +15,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
+from lit_fed.wrappers.around import innermost
 
 __all__ = ["ClientWeights"]
 
@@ -98,6 +99,6 @@ class ClientWeights(Callback):
 
 
 def has_collaboration(algorithm: Any) -> bool:
-    """Whether an algorithm, or the one inside `LocalNorm`, tells weights between clients."""
-    kind = type(getattr(algorithm, "inner", algorithm))
+    """Whether an algorithm, or the one inside wrappers, tells weights between clients."""
+    kind = type(innermost(algorithm))
     return kind.collaboration is not Algorithm.collaboration

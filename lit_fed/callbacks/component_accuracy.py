@@ -9,7 +9,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.algorithms.fedbn import NormState
 from lit_fed.clients import client_scores
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import ServingBlock, Tree
@@ -17,6 +16,8 @@ from lit_fed.metrics import ClientTable
 from lit_fed.serving import predict_job
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
+from lit_fed.wrappers.around import Kept
+from lit_fed.wrappers.fedbn import NormState
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,7 +80,7 @@ def measure_components(module: FederatedModule, block: ServingBlock, tables: lis
 
 def with_one_component(states: Tree, component: int) -> Tree:
     """The states of clients, leaves [C, ...], with the weight 1 on one component and 0 on the others."""
-    if isinstance(states, NormState):
+    if isinstance(states, NormState | Kept):
         return states._replace(inner=with_one_component(states.inner, component))
     mixture = torch.zeros_like(states.mixture)
     mixture[..., component] = 1

@@ -10,29 +10,49 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lit_fed.callbacks.training_split import TrainingSplitEvaluation
 from lit_fed.core.errors import ConfigError
-from lit_fed.training.hooks import data_of, federated
+from lit_fed.core.types import RoundRecord
+from lit_fed.training.hooks import FederatedCallback, data_of, federated
+from lit_fed.training.module import FederatedModule
 
 __all__ = ["MonitorCheck"]
 
+TRAINING_LOSS = "train/seen/loss"
 
-class MonitorCheck(Callback):
+
+class MonitorCheck(FederatedCallback):
     """Refuses an EarlyStopping or a ModelCheckpoint whose `monitor` no callback logs.
 
-    What the evaluation logs is known before training; an algorithm's own metrics, `train/…`, after the first round. In
-    a run with callbacks of other packages, which may log what they like, nothing is refused.
+    What the evaluation logs is known before training; an algorithm's own metrics, `train/…`, after the first round with
+    clients. In a run with callbacks of other packages, which may log what they like, nothing is refused.
     """
 
     def __init__(self) -> None:
-        self._checked = False
+        self._checked = self._trained = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check what can be known."""
-        self._checked = False
+        self._checked = self._trained = False
         self._refuse(trainer, known_keys(trainer, pl_module), lambda key: not key.startswith("train/"))
 
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """A round without clients logs no training loss: whoever watches it sees the last one, if there is any."""
+        if len(record.client_ids):
+            self._trained = True
+            return
+        seen = {key: value for key, value in module.results.items() if key.startswith("train/seen/")}
+        for key, value in seen.items():  # of the checkpoint, where a run goes on in such a round
+            trainer.callback_metrics.setdefault(key, torch.tensor(value))
+        known = known_keys(trainer, module) - {TRAINING_LOSS} | trainer.callback_metrics.keys()
+        for callback, key in _watching(trainer):
+            if key.startswith("train/") and key not in known and getattr(callback, "strict", True):
+                raise ConfigError(
+                    f"--trainer.callbacks: {type(callback).__name__}.monitor is {key}, and nobody takes part "
+                    f"in the first round; give one of {', '.join(sorted(known))}, or another --seed_everything"
+                )
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the rest, behind the first round."""
-        if not self._checked:
+        """Check the rest, behind the first round with clients."""
+        if self._trained and not self._checked:
             self._checked = True
             self._refuse(trainer, known_keys(trainer, pl_module) | trainer.callback_metrics.keys(), lambda _: True)
 
@@ -41,13 +61,19 @@ class MonitorCheck(Callback):
         packages = {type(one).__module__.partition(".")[0] for one in (*callbacks, trainer.lightning_module)}
         if not packages <= {"lit_fed", "lightning"}:
             return
-        for callback in callbacks:
-            key = getattr(callback, "monitor", None) if isinstance(callback, EarlyStopping | ModelCheckpoint) else None
-            if key is not None and key not in known and decided(key):
+        for callback, key in _watching(trainer):
+            if key not in known and decided(key):
                 raise ConfigError(
                     f"--trainer.callbacks: {type(callback).__name__}.monitor is {key}, which this run does not log; "
                     f"give one of {', '.join(sorted(known))}"
                 )
+
+
+def _watching(trainer: Trainer) -> list[tuple[Callback, str]]:
+    """Lightning's callbacks that watch a metric, with its key."""
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    watching = [one for one in callbacks if isinstance(one, EarlyStopping | ModelCheckpoint)]
+    return [(one, one.monitor) for one in watching if one.monitor is not None]
 
 
 def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
@@ -59,4 +85,4 @@ def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]
         served = ["loss@served", *statistics]
         keys |= {f"train/{one}/{key}" for one in populations for key in served if key != "loss"}
-    return keys | {"train/seen/loss"}
+    return keys | {TRAINING_LOSS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import math
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
+from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import Population
@@ -133,6 +135,8 @@ class RunReport(Callback):
         if not trainer.is_global_zero:
             return
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
+        guarantee = guarantee_of(module)
+        sys.stdout.write(guarantee_in_words(guarantee))
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -142,7 +146,8 @@ class RunReport(Callback):
             from lit_fed.pictures.run import draw
 
             draw(folder, table, self.formats)
-        summary = {**module.results, **self._facts(module)}
+        finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
+        summary = {**module.results, **self._facts(module), **finite}
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 

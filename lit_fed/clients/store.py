@@ -18,6 +18,7 @@ from lit_fed.clients.store_index import INDEX_KEY
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
+from lit_fed.wrappers.around import buffer_names
 
 __all__ = ["ClientStore"]
 
@@ -53,7 +54,7 @@ class ClientStore(nn.Module):
         super().__init__()
         self._initial = initial
         self.template = tree.map_leaves(lambda leaf: leaf.clone(), initial(0))
-        self._leaves = {self._name(path): leaf for path, leaf in tree.items(self.template)}
+        self._leaves = dict(zip(_names(self.template), tree.leaves(self.template), strict=True))
         chosen = choose_leaves([leaf.nbytes for leaf in self._leaves.values()], num_clients, memory_bytes)
         in_files = [name for position, name in enumerate(self._leaves) if position in chosen]
         self._names = [name for name in self._leaves if name not in in_files]
@@ -78,11 +79,6 @@ class ClientStore(nn.Module):
             for name in self._names:
                 getattr(self, name)[start : start + len(some)] = torch.stack([state[name] for state in some])
             start += len(some)
-
-    @staticmethod
-    def _name(path: str) -> str:
-        parts = path.removeprefix("state/").removeprefix("inner/").split("/")  # `inner`: within a LocalNorm
-        return "__".join(BUFFER_NAMES.get(part, part) for part in parts).replace(".", "_")
 
     def _by_name(self, states: Tree) -> dict[str, Tensor]:
         return dict(zip(self._leaves, tree.leaves(states), strict=True))
@@ -169,6 +165,8 @@ class ClientStore(nn.Module):
             counts: staged rows of each rank.
             client_ids: clients of the phase, [C].
         """
+        if not len(client_ids):
+            return
         if self.files is not None:
             self._stage_version(client_ids)
             self._version += 1
@@ -271,6 +269,12 @@ class ClientStore(nn.Module):
 
     def _index(self) -> np.ndarray:
         return self.versions.cpu().numpy()
+
+
+def _names(template: Tree) -> list[str]:
+    """Names of the buffers for the leaves of a client's state, in their order."""
+    paths = (path.removeprefix("state/").split("/") for path, _ in tree.items(template))
+    return buffer_names("/".join(BUFFER_NAMES.get(part, part) for part in parts) for parts in paths)
 
 
 def _overlay(rows: list[Tensor], staged: list[Tensor], found: Tensor) -> list[Tensor]:

@@ -22,6 +22,7 @@ __all__ = [
     "draw_cohort",
     "make_blocks",
     "round_blocks",
+    "sampling_probability",
     "serving_blocks",
     "split_by_work",
     "whole_part",
@@ -49,13 +50,33 @@ def cohort_size(num_clients: int, fraction: float = 1.0, number: int | None = No
     return max(1, whole_part(fraction, num_clients))
 
 
+def sampling_probability(
+    num_clients: int,
+    fraction: float = 1.0,
+    number: int | None = None,
+    sampling: Literal["uniform", "size", "poisson"] = "uniform",
+) -> float:
+    """The probability with which a client takes part in a round; where draws are by size, draws per client.
+
+    Example:
+        >>> sampling_probability(8, 0.3), sampling_probability(8, 0.3, sampling="poisson")
+        (0.25, 0.3)
+    """
+    drawn = cohort_size(num_clients, fraction, number)
+    if drawn > num_clients and sampling != "size":
+        raise ConfigError(
+            f"clients per round = {drawn}, but there are only {num_clients} clients; draw fewer, or sample by size"
+        )
+    return fraction if sampling == "poisson" and number is None else drawn / num_clients
+
+
 def draw_cohort(
     num_clients: int,
     sizes: np.ndarray,
     *,
     fraction: float = 1.0,
     number: int | None = None,
-    sampling: Literal["uniform", "size"] = "uniform",
+    sampling: Literal["uniform", "size", "poisson"] = "uniform",
     seed: int,
     round_idx: int,
 ) -> np.ndarray:
@@ -65,25 +86,25 @@ def draw_cohort(
         num_clients: number of clients T.
         sizes: training samples of each client [T].
         fraction: part of the clients to draw, where `number` is None.
-        number: how many clients to draw.
-        sampling: "uniform": without replacement; "size": with replacement, in proportion to `sizes`.
+        number: how many clients to draw; with "poisson" on average.
+        sampling: "uniform": without replacement; "size": with replacement, in proportion to `sizes`; "poisson": each
+            client with the same probability, whoever else is drawn.
         seed: training seed.
         round_idx: round, from 0.
 
     Returns:
-        Client ids in ascending order [m] int64; with "size" an id may occur several times.
+        Client ids in ascending order [m] int64; with "size" an id may occur several times, with "poisson" there may be
+        none.
     """
-    num_drawn = cohort_size(num_clients, fraction, number)
-    rng = generator(seed, round_idx, 0, "cohort")
+    if sampling not in ("uniform", "size", "poisson"):
+        raise ConfigError(f"sampling = {sampling!r}; choose 'uniform', 'size' or 'poisson'")
+    probability = sampling_probability(num_clients, fraction, number, sampling)
+    if sampling == "poisson":
+        return np.flatnonzero(generator(seed, round_idx, 0, "cohort/poisson").random(num_clients) < probability)
+    num_drawn, rng = cohort_size(num_clients, fraction, number), generator(seed, round_idx, 0, "cohort")
     if sampling == "size":
         weights = np.asarray(sizes, dtype=np.float64)
         return np.sort(rng.choice(num_clients, num_drawn, p=weights / weights.sum()))
-    if sampling != "uniform":
-        raise ConfigError(f"sampling = {sampling!r}; choose 'uniform' or 'size'")
-    if num_drawn > num_clients:
-        raise ConfigError(
-            f"clients per round = {num_drawn}, but there are only {num_clients} clients; draw fewer, or sample by size"
-        )
     return np.sort(rng.choice(num_clients, num_drawn, replace=False))
 
 
@@ -164,6 +185,9 @@ def round_blocks(
 ) -> list[ClientBlock]:
     """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a ghost.
 
+    In a phase without clients all ranks have one, the first client: the server learns the form of the messages from it,
+    and whoever adds to their sum may act.
+
     Args:
         phases: phases of the round; ids may stand in one more than once.
         data: training split.
@@ -183,10 +207,11 @@ def round_blocks(
             for share in split_by_work(ids, work, num_ranks)
         ]
         slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
-        for position in range(max(map(len, ordered))):
+        ghost = ids[:1] if len(ids) else np.zeros(1, dtype=np.int64)
+        for position in range(max(1, *map(len, ordered))):
             present = position < len(ordered[rank])
-            chosen = ordered[rank][position] if present else ids[:1]
-            multiplicity = counts[np.searchsorted(ids, chosen)] * present
+            chosen = ordered[rank][position] if present else ghost
+            multiplicity = counts[np.searchsorted(ids, chosen)] if present else np.zeros(1)
             blocks.append(
                 ClientBlock(
                     phase._replace(client_ids=torch.from_numpy(chosen)),

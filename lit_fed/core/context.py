@@ -32,14 +32,24 @@ class Context(NamedTuple):
     num_rounds: int = 1
     most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
+    draws: Tensor | None = None  # [T] how often each was drawn for this phase, where messages count that themselves
     private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
+    sampling_probability: float = 1.0  # q, with which each client takes part in a round; 1: all take part in each
+    capped_samples: int = 0  # of all T clients, each with no more than it may weigh; 0: weights have no cap
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
     augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
+    mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
+    unprotected: Context | None = None  # the same without protection of samples; None: there is none
+
+    @property
+    def own(self) -> Context:
+        """The same for what never leaves the client and steers nothing that does: no privacy takes part there."""
+        return self if self.unprotected is None else self.unprotected
 
     @property
     def total_weight(self) -> int:
-        """Weight of all T clients together: their number of samples, or T."""
-        return self.total_samples if self.weighting == "samples" else self.num_clients
+        """Weight of all T clients together: their number of samples, up to a cap of each, or T."""
+        return (self.capped_samples or self.total_samples) if self.weighting == "samples" else self.num_clients
 
     def client_weight(self, data: ClientData) -> Tensor:
         """Weight of a client's message, [] float64: its number of samples, or 1."""

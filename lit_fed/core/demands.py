@@ -78,12 +78,15 @@ def check_division(algorithm: Any, name: str, divided_by: str, dataset: str) -> 
         )
 
 
-def check_sampling(algorithm: Any, name: str, sampling: str, aggregation: str, weighting: str | None) -> None:
-    """Refuse clients that are drawn by size, with replacement, where a mean over draws is not what is wanted.
+def check_sampling(
+    algorithm: Any, name: str, sampling: str, aggregation: str, weighting: str | None, probability: float = 1.0
+) -> None:
+    """Refuse ways to draw clients in which the algorithm has no meaning.
 
-    If p_i = n_i/n is the probability of client i, the mean over C draws of what they send is the mean weighted by
-    samples on average, E[Σ_draws m_i / C] = Σ_i p_i m_i. So every draw weighs the same, and no client is absent.
-    Nothing of the kind holds where each client has to count once.
+    Drawn each for itself (`poisson`), any client may be absent. Drawn by size, with replacement, a mean over draws has
+    to be what is wanted: if p_i = n_i/n is the probability of client i, the mean over C draws of what they send is the
+    mean weighted by samples on average, E[Σ_draws m_i / C] = Σ_i p_i m_i. So every draw weighs the same, and no client
+    is absent. Nothing of the kind holds where each client has to count once.
 
     Args:
         algorithm: the algorithm.
@@ -91,10 +94,17 @@ def check_sampling(algorithm: Any, name: str, sampling: str, aggregation: str, w
         sampling: how clients are drawn.
         aggregation: what absent clients count for.
         weighting: weight of a client's message, where it was given.
+        probability: with which a client takes part in a round, where each is drawn for itself.
 
     Raises:
         ConfigError: naming the two settings that do not go together.
     """
+    if sampling == "poisson" and algorithm.needs_all_clients and probability < 1:
+        raise ConfigError(
+            f"--data.client_sampling is poisson, by which a client takes part in a round with probability "
+            f"{probability:.4g}, and {name} needs every client in every round; leave out --data.client_fraction and "
+            "--data.clients_per_round"
+        )
     if sampling != "size":
         return
     reason = (

@@ -52,7 +52,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
         client_ids: positions of the gathered rows in the result, rank after rank, [C].
         counts: rows of each rank; every rank computes them for itself, so ids need not be sent.
     """
-    if _ranks() == 1:
+    if _ranks() == 1 or not len(client_ids):
         return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
     flat = [_as_bytes(leaf) for leaf in tree.leaves(rows)]
     widths = [part.shape[1] for part in flat]
@@ -63,7 +63,8 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [
-        part.contiguous().view(leaf.dtype).view(len(whole), *leaf.shape[1:])
+        # a copy also of a single row, whose place among the others need not be one of its type
+        part.clone(memory_format=torch.contiguous_format).view(leaf.dtype).view(len(whole), *leaf.shape[1:])
         for part, leaf in zip(parts, tree.leaves(rows), strict=True)
     ]
     return tree.map_leaves(lambda leaf: _place(leaf, client_ids), tree.rebuild(rows, values))
@@ -122,21 +123,23 @@ class Accumulator:
             counts: clients of each rank.
 
         Returns:
-            What the server sees; the bits sent up and down in this phase, [2] float64; the mean of each metric.
+            What the server sees; the bits sent up and down in this phase, [2] float64; the mean of each metric. Means
+            of what weighs nothing are 0.
         """
         assert self._totals is not None
         if self.kind == "stack":
             rows: Message = tree.map_leaves(lambda *parts: torch.cat(parts), *self._stacked)
             rows = gather_rows(rows, positions, counts)
             totals = all_reduce(self._totals)
-            return Reduced(rows.value, rows.weight), totals[1:3], totals[3:] / totals[0]
+            return Reduced(rows.value, rows.weight), totals[1:3], totals[3:] / _divisor(totals[0])
         totals, sums = self._totals, tree.leaves(self._sum)
         if _ranks() > 1:
             flat = all_reduce(torch.cat([totals, *(leaf.flatten() for leaf in sums)]))
             parts = torch.split(flat, [len(totals), *(leaf.numel() for leaf in sums)])
             totals, sums = parts[0], [part.view(leaf.shape) for part, leaf in zip(parts[1:], sums, strict=True)]
-        values = [leaf / totals[0] for leaf in sums]
-        return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], totals[3:] / totals[0]
+        divisor = _divisor(totals[0])
+        values = [leaf / divisor for leaf in sums]
+        return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], totals[3:] / divisor
 
 
 class RunningMeans:
@@ -156,10 +159,17 @@ class RunningMeans:
         self._totals: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, mean: float, weight: float) -> None:
-        """Take in the mean of a part and its weight."""
+        """Take in the mean of a part and its weight; one that weighs nothing has no mean."""
+        if not weight:
+            return
         total, before = self._totals.get(name, (0.0, 0.0))
         self._totals[name] = total + weight * mean, before + weight
         self.means[name] = (total + weight * mean) / (before + weight) if before else mean
+
+
+def _divisor(weight: Tensor) -> Tensor:
+    """What a weighted sum is divided by; a sum of nothing stays 0."""
+    return torch.where(weight == 0, torch.ones_like(weight), weight)
 
 
 def _zeros(leaf: Tensor) -> Tensor:

@@ -92,6 +92,7 @@ class LocalWork(NamedTuple):
     batch_size: int | None = None  # None: that of the data module; 0: the whole local set
     batches_per_step: int = 1  # K > 1: each step gets K batches, each from its own shuffle
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
+    sample_rate: float = 0.0  # b > 0: each sample enters each step by itself with this probability; 0: shuffled passes
 
 
 class Phase(NamedTuple):
@@ -100,6 +101,7 @@ class Phase(NamedTuple):
     name: str
     client_ids: Tensor  # [C] int64; an id drawn twice trains once and counts twice
     work: LocalWork
+    draws: Tensor | None = None  # [T] how often each was drawn, where messages count that themselves and ids stand once
 
 
 class PhaseTraffic(NamedTuple):
@@ -277,6 +279,11 @@ class ClientBlock(NamedTuple):
     slices: tuple[Tensor, ...] = ()  # ids of each rank in this phase, in the order of its blocks
     ends_phase: bool = True  # the last block of its phase on this rank
     ends_round: bool = True  # the last block of the round
+
+    @property
+    def is_ghost(self) -> bool:
+        """Whether its one client takes no part: nothing but the shapes of what it sends is looked at."""
+        return not bool(self.multiplicity.any())
 
     def to(self, device: torch.device) -> ClientBlock:
         """The block with all that its clients work on elsewhere."""

@@ -34,6 +34,8 @@ class TrainingFacts(NamedTuple):
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
     columns: TableColumns | None = None  # of the table that inputs were made from
     augment: str | None = None  # transforms of the inputs of local steps, as `written_out` gives them
+    sampling_probability: float = 1.0  # with which a client takes part in a round
+    capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
 
     @property
     def dtype(self) -> torch.dtype:

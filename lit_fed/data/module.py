@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
-from lit_fed.core.blocks import draw_cohort, serving_blocks
+from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.errors import ClientError, ConfigError, notice
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Target
@@ -89,10 +89,12 @@ class FederatedDataModule(LightningDataModule):
             nothing.
         unseen_fraction: share of the clients kept out of training, which are served as unseen clients; above 0 at
             least one, and at least one is left to train.
-        client_fraction: share of the clients sampled in each round, at least one.
-        clients_per_round: number of clients sampled in each round, instead of a share.
-        client_sampling: `uniform` without replacement, or `size`: with replacement, in proportion to the samples;
-            refused by algorithms in which each client has to count once.
+        client_fraction: share of the clients sampled in each round, at least one; with `poisson` the probability with
+            which each takes part, and there may be none.
+        clients_per_round: number of clients sampled in each round, instead of a share; with `poisson` on average.
+        client_sampling: `uniform` without replacement; `size`: with replacement, in proportion to the samples, refused
+            by algorithms in which each client has to count once; or `poisson`: each client for itself, with the same
+            probability, as guarantees of differential privacy want it.
         clients_per_block: most clients handed to a client trainer at once; fewer where their states lie in files.
         eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
             clients and one of the unseen, drawn from `seed`; null measures all.
@@ -112,7 +114,7 @@ class FederatedDataModule(LightningDataModule):
         unseen_fraction: float = 0.0,
         client_fraction: float = 1.0,
         clients_per_round: int | None = None,
-        client_sampling: Literal["uniform", "size"] = "uniform",
+        client_sampling: Literal["uniform", "size", "poisson"] = "uniform",
         clients_per_block: int = 1024,
         eval_clients: int | None = None,
         seed: int = 0,
@@ -242,8 +244,20 @@ class FederatedDataModule(LightningDataModule):
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
-            self.seen.class_names, self.seen.columns, self.augment,
+            self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
         )  # fmt: skip
+
+    def capped_samples(self, cap: int) -> int:
+        """Training samples of all seen clients, of each no more than a cap."""
+        assert self.seen is not None
+        return int(self.seen.train.sizes.clamp(max=cap).sum())
+
+    @property
+    def sampling_probability(self) -> float:
+        """With which a client takes part in a round; where draws are by size, draws per client."""
+        assert self.seen is not None
+        number = self.seen.train.num_clients
+        return sampling_probability(number, self.client_fraction, self.clients_per_round, self.client_sampling)
 
     @property
     def populations(self) -> tuple[Population, Population | None]:

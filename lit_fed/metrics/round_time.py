@@ -90,7 +90,9 @@ class RoundTime:
         return traffic.num_payloads * each_down + self.uplink_ratio * senders * each_up
 
     def phase(self, traffic: PhaseTraffic, model_bits: float, rng: np.random.Generator | None = None) -> float:
-        """Time of a phase; that of computing is expected, or drawn from `rng`."""
+        """Time of a phase, 0 if nobody took part; that of computing is expected, or drawn from `rng`."""
+        if not traffic.num_clients:
+            return 0.0
         if not traffic.trains:
             return self.transfers(traffic, model_bits)
         m = traffic.num_clients

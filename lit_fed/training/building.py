@@ -14,8 +14,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
+from lit_fed.core.codecs import Codec
+from lit_fed.core.codecs.vectors import Scope
 from lit_fed.core.context import Context
 from lit_fed.core.demands import (
     check_aggregation,
@@ -41,6 +42,11 @@ from lit_fed.rounds import Federation
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
+from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.wrappers.compression import Feedback
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["ModelSettings", "build_federation"]
 
@@ -64,6 +70,12 @@ class ModelSettings(NamedTuple):
     lora_alpha: float | None
     metrics: MetricsGiven
     loss: Loss | None
+    privacy: Privacy | None
+    secure_aggregation: SecureAggregation | None
+    compression: Codec | None
+    compression_feedback: Feedback | None
+    compression_scope: Scope
+    downlink_compression: Codec | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -77,6 +89,12 @@ class ModelSettings(NamedTuple):
         check_aggregation(self.algorithm, self.aggregation)
         wanted_metrics(self.metrics)
         check_loss(self.algorithm, self.name, self.loss)
+        if self.privacy is not None:
+            self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(self.algorithm, self.name)
+        self.codecs.check(self.algorithm, self.name, self.aggregation)
+        self.codecs.check_secure(self.secure_aggregation is not None)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -84,9 +102,19 @@ class ModelSettings(NamedTuple):
         return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
 
     @property
+    def codecs(self) -> Compression:
+        """How what clients send and hear is encoded."""
+        return Compression(
+            self.compression, self.compression_feedback, self.compression_scope, self.downlink_compression
+        )
+
+    @property
     def wrapped(self) -> Any:
-        """The algorithm that runs: the one that was given, or with local BatchNorm the wrapper around it."""
-        return LocalNorm(self.algorithm) if self.batch_norm == "local" else self.algorithm
+        """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
+        return surround(
+            self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
+            secure_aggregation=self.secure_aggregation,
+        )  # fmt: skip
 
     @property
     def name(self) -> str:
@@ -97,12 +125,21 @@ class ModelSettings(NamedTuple):
         """What a federation is built from for these data.
 
         Raises:
-            ConfigError: if their clients are divided in another way than the algorithm needs.
+            ConfigError: if their clients are divided in another way than the algorithm needs, or are too many.
         """
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
         usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
+        if self.privacy is not None:
+            usual = self.privacy.usual_weighting() or usual
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        return data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        if self.secure_aggregation is not None:
+            share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
+            most_weight = facts.most_samples if facts.weighting == "samples" else 1
+            num_messages = round(share * facts.num_clients)
+            self.secure_aggregation.check_cohort(self.algorithm, self.name, num_messages, most_weight)
+        cap = None if self.privacy is None else self.privacy.weight_cap
+        return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 
     def rounds_of_fit(self, trainer: Trainer, data: FederatedDataModule) -> int:
         """Rounds of a fit, from its limits in epochs and steps.
@@ -116,7 +153,11 @@ class ModelSettings(NamedTuple):
             raise ConfigError(
                 "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
             )
-        check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting)
+        self.codecs.check_sampling(data.client_sampling)
+        probability = data.sampling_probability
+        check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
+        if self.privacy is not None:
+            self.privacy.check_sampling(data.client_sampling)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
@@ -162,10 +203,12 @@ def build_federation(
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
         augmentation=make_augmentation(facts.augment, facts.normalisation),
+        sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
-    source = source_of(settings.network, task.template_seed)
-    return Federation(algorithm, terms, ModuleServer(module, task, algorithm.shared_init(terms), source), choose)
+    source, shared = source_of(settings.network, task.template_seed), algorithm.shared_init(terms)
+    settings.codecs.check_models(algorithm, terms, shared)
+    return Federation(algorithm, terms, ModuleServer(module, task, shared, source), choose)
 
 
 def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:

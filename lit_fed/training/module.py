@@ -13,6 +13,8 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.store import ClientStore
+from lit_fed.core.codecs import Codec
+from lit_fed.core.codecs.vectors import Scope
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Loss
@@ -31,6 +33,9 @@ from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
+from lit_fed.wrappers.compression import Feedback
+from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["FederatedModule"]
 
@@ -64,9 +69,18 @@ class FederatedModule(Described, ServingSteps):
         metrics: what clients are measured by beside accuracy and loss: names of torchmetrics classes, such as
             `[AUROC, F1Score]`; null measures nothing else.
         loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
+        privacy: differential privacy of what the server learns, a simulation of the mechanism; null: none.
+        secure_aggregation: let the server see sums of masked messages alone, such as `SecureSum`, which simulates the
+            arithmetic and keeps nothing secret from this process; null: it sees the messages.
+        compression: codec of what clients send, which is encoded as the change of each leaf; null: none.
+        compression_feedback: what becomes of what the codec loses: nothing (`none`), the client tells it later
+            (`ef14`), or it tells how its change differs from what the server knows (`ef21`); null takes `ef14` for a
+            codec that is biased, else `none`.
+        compression_scope: what is encoded as one vector: each `leaf` of a model, or the `whole` model.
+        downlink_compression: codec of what the server sends; null: none.
 
     Attributes:
-        algorithm: the algorithm; with `batch_norm: local` the wrapper around the one that was given.
+        algorithm: the algorithm; the one that was given, inside the wrappers that the settings ask for.
         federation: the algorithm with its server and its clients, which runs the rounds; made by `setup`.
         facts: what the federation was built from.
         record: what the last committed round produced.
@@ -94,11 +108,19 @@ class FederatedModule(Described, ServingSteps):
         lora_alpha: float | None = None,
         metrics: MetricsGiven = None,
         loss: Loss | None = None,
+        privacy: Privacy | None = None,
+        secure_aggregation: SecureAggregation | None = None,
+        compression: Codec | None = None,
+        compression_feedback: Feedback | None = None,
+        compression_scope: Scope = "leaf",
+        downlink_compression: Codec | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
+            secure_aggregation,
+            compression, compression_feedback, compression_scope, downlink_compression,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name

@@ -15,6 +15,7 @@ from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.training.frozen_part import FrozenPart
+from lit_fed.wrappers.around import buffer_names
 
 __all__ = ["Assign", "ModuleServer", "register_leaves"]
 
@@ -117,12 +118,10 @@ def _apart(leaves: list[Tensor], staged: list[Tensor]) -> list[Tensor]:
 def register_leaves(module: nn.Module, shared: Tree) -> list[str]:
     """Register leaves of models as parameters and all others as buffers; returns their names in order."""
     trainable = {id(leaf) for models in tree.models(shared) for leaf in models.parameters.values()}
-    names = []
-    for path, leaf in tree.items(shared):
-        name = path.replace("/", "__").replace(".", "_")
+    names = buffer_names(path for path, _ in tree.items(shared))
+    for name, leaf in zip(names, tree.leaves(shared), strict=True):
         if id(leaf) in trainable:
             module.register_parameter(name, nn.Parameter(leaf.clone()))
         else:
             module.register_buffer(name, leaf.clone())
-        names.append(name)
     return names

@@ -21,13 +21,13 @@ from normalised import NormalisedMLP
 from references.easgd_numpy import asynchronous_round, predict, synchronous_round
 
 from lit_fed.algorithms import EASGD, Local
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
 from lit_fed.models import Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
 MODES = ["synchronous", "asynchronous"]

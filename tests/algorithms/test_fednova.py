@@ -23,7 +23,6 @@ from references.fednova_numpy import fednova_round, step_weights
 
 from lit_fed.algorithms import FedAvg, FedNova, FedProx
 from lit_fed.algorithms.base import GlobalModels
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.algorithms.fednova import largest_pull
 from lit_fed.core import tree
 from lit_fed.core.demands import check_aggregation
@@ -31,6 +30,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ClientData, ModelState, Split
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [
     {"lr": 0.5},

@@ -15,12 +15,12 @@ from references.fedper_numpy import fedper_round, probability, train
 from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedPer, Local
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.models import MLP, Network
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
 

@@ -21,12 +21,12 @@ from references.fedavg_numpy import predict
 from references.qffl_numpy import q_fedavg_round, q_fedsgd_round
 
 from lit_fed.algorithms import FedAvg, QFedAvg, QFedSGD
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 both_classes = pytest.mark.parametrize("kind", [QFedAvg, QFedSGD])

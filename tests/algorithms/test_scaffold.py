@@ -22,12 +22,12 @@ from references.fedavg_numpy import predict
 from references.scaffold_numpy import scaffold_round
 
 from lit_fed.algorithms import SCAFFOLD, FedAvg
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.05}]
 both_options = pytest.mark.parametrize("option", ["I", "II"])

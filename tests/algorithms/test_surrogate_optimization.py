@@ -25,7 +25,6 @@ from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
 
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimization
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -34,6 +33,7 @@ from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSur
 from lit_fed.core.mixtures.surrogate import check_surrogate
 from lit_fed.core.types import Split
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 1, 9, 3]
 COHORTS = [[0, 1, 2, 3], [2, 0], [1, 3, 3]]

@@ -8,10 +8,10 @@ from fed_runs import run_cli
 from prepared import rendering
 from running import run
 
-from lit_fed.algorithms.fedbn import NormState
 from lit_fed.callbacks.component_accuracy import component_table, with_one_component
 from lit_fed.data import Digits, LabelPermutations
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.wrappers.fedbn import NormState
 
 ARGUMENTS = [
     "fit", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "3", "--data.partition", "LabelPermutations",

@@ -34,7 +34,6 @@ from normalised import NormalisedMLP
 
 import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_aggregation
@@ -44,6 +43,7 @@ from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 ROOT = Path(__file__).parents[2]
 

@@ -22,7 +22,6 @@ from test_algorithms import all_algorithms, everything, finite
 from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -31,6 +30,7 @@ from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
 from lit_fed.models import Linear, Network
+from lit_fed.wrappers.fedbn import LocalNorm
 
 every_case = pytest.mark.parametrize("case", CASES)
 TRAINERS = [SequentialTrainer, VectorizedTrainer]

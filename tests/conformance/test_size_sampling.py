@@ -13,7 +13,6 @@ from test_algorithms import SMALL, all_algorithms, federation_of
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM, MeanRegularizedMTL
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.core import tree
 from lit_fed.core.demands import check_cohort, check_sampling
 from lit_fed.core.errors import ConfigError
@@ -21,6 +20,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 6, 9, 3, 4]
 COHORTS = [[0, 0, 2], [4, 0, 0, 3], [0, 0, 2, 3]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.seeds import generator, seed_of, torch_generator, uniforms
+from lit_fed.core.seeds import generator, normals, seed_of, torch_generator, uniforms
 
 PROGRAM = """
 from lit_fed.core.seeds import generator, torch_generator
@@ -85,7 +85,38 @@ def test_hashed_numbers_are_named_by_their_place_and_repeat():
     assert hashed(3, count=2).tolist() == [0.49415347957983613, 0.36338482005521655]
 
 
+def by_whole_numbers(seed, round_idx, client_id, purpose, count):
+    """The same numbers by int64, whose products stay below 2^63."""
+
+    def scramble(word):
+        for _ in range(2):
+            word = ((word >> 16) ^ word) * 0x45D9F3B & (2**32 - 1)
+        return (word >> 16) ^ word
+
+    first, second = (int(word) for word in seed_of(seed, round_idx, 0, purpose).generate_state(2))
+    client = scramble(scramble((client_id + first) & (2**32 - 1)) ^ second)
+    return scramble((scramble(torch.arange(count)) + client) & (2**32 - 1)).double() / 2**32
+
+
+@pytest.mark.parametrize("client", [0, 3, 10**5, 2**31 - 7, 2**32 + 5])
+def test_hashed_numbers_by_words_that_wrap_around(client):
+    for seed in range(5):  # words with and without their highest bit
+        found = uniforms(seed, 2, torch.tensor(client), "rounding", 3000)
+        assert torch.equal(found, by_whole_numbers(seed, 2, torch.tensor(client), "rounding", 3000))
+        assert found.dtype == torch.float64
+
+
 def test_hashed_numbers_of_many_clients_at_once():
     ids = torch.tensor([4, 0, 7])
     at_once = torch.func.vmap(lambda one: uniforms(0, 1, one, "rounding", 50))(ids)
     assert torch.equal(at_once, torch.stack([hashed(int(one), count=50) for one in ids]))
+
+
+def test_normal_numbers():
+    numbers = normals(0, 1, torch.tensor(2), torch.tensor(3), "noise", 200_001)
+    assert numbers.shape == (200_001,)
+    moments = [float((numbers**power).mean()) for power in (1, 2, 3, 4)]
+    assert moments == pytest.approx([0, 1, 0, 3], abs=0.06)
+    assert float((numbers[:-1] * numbers[1:]).mean()) == pytest.approx(0, abs=0.01)
+    together = torch.func.vmap(lambda client_id: normals(0, 1, client_id, torch.tensor(3), "noise", 5))(torch.arange(3))
+    assert torch.equal(together[2], normals(0, 1, torch.tensor(2), torch.tensor(3), "noise", 5))

@@ -14,7 +14,6 @@ from torch import nn
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
@@ -23,6 +22,7 @@ from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.models import MLP, LeNet5, Linear
+from lit_fed.wrappers.fedbn import LocalNorm
 
 DEVICE = torch.device("cuda", 0)
 ON_DEVICE = {"accelerator": "gpu", "devices": 1}

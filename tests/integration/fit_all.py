@@ -21,6 +21,8 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.pictures import run as pictures
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.secure_sum import SecureSum
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def solver_of(name, **options):
 
 def fit(
     name, out, *, rounds=3, callbacks=(), ckpt_path=None, version=None, keep_rounds=0, client_memory_gb=4.0, model=None,
+    data=None,
     **trainer_arguments,
 ):  # fmt: skip
     """Fit and test one algorithm, by default on the CPU; returns its module and trainer."""
@@ -67,9 +70,10 @@ def fit(
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**OPTIONS.get(name, {}))
     vertical = algorithm.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
+    options = {"client_fraction": 1.0 if algorithm.needs_all_clients else 0.7} | (data or {})
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,
-        client_fraction=1.0 if algorithm.needs_all_clients else 0.7, clients_per_block=2, batch_size=32,
+        clients_per_block=2, batch_size=32, **options,
     )  # fmt: skip
     module = FederatedModule(
         algorithm, solver_of(name), client_trainer="sequential", client_memory_gb=client_memory_gb,
@@ -117,12 +121,21 @@ class Whole(NamedTuple):
     """The leaves of it that are in files."""
 
 
-KINDS = {
+WRAPPED = {
+    "client privacy": {
+        "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
+        "data": {"client_sampling": "poisson", "client_fraction": 0.3},
+    },
+    "secure sum": {"model": {"secure_aggregation": SecureSum()}},
+}
+"""What may go around an algorithm, by name."""
+
+KINDS = WRAPPED | {
     "memory": {},
     "files": {"client_memory_gb": 0},
     **{f"{one} BatchNorm": {"model": {"network": NormalisedMLP, "batch_norm": one}} for one in BATCH_NORM},
 }
-"""Where states of clients are, or how batches are normalised."""
+"""What goes around the algorithm, where states of clients are, or how batches are normalised."""
 
 
 def whole(name, place, kind="memory"):
@@ -153,7 +166,8 @@ def fit_in_two_ranks(out, log):
     for number in (1, 2):
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o644), number)
     wanted = [*((name, "memory") for name in NAMES), *((name, "files") for name in IN_FILES)]
-    for name, kind in [*wanted, *(("FedEM", f"{one} BatchNorm") for one in BATCH_NORM)]:
+    kinds = [*(f"{one} BatchNorm" for one in BATCH_NORM), *WRAPPED]
+    for name, kind in [*wanted, *(("FedEM", one) for one in kinds)]:
         extra = {"devices": 2, "strategy": "fed_ddp"}
         pictures.draw = draw if name == "FedEM" else lambda *_: None  # of any other the run of one rank draws them
         module, trainer = fit(name, out / kind, **RUN, callbacks=[TrainingSplitEvaluation()], **KINDS[kind], **extra)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fit_all import BATCH_NORM, IN_FILES, NAMES, fit_in_two_ranks, whole
+from fit_all import BATCH_NORM, IN_FILES, NAMES, WRAPPED, fit_in_two_ranks, whole
 from running import SMALL, ended, folder, forked, history, numbers, of_ranks, run
 
 from lit_fed import algorithms
@@ -58,9 +58,10 @@ def test_two_ranks_equal_one_up_to_rounding(outs, name):
         assert torch.allclose(leaf.double(), state[key].double(), rtol=0, atol=1e-6), key
 
 
-@pytest.mark.parametrize("batch_norm", BATCH_NORM)
-def test_two_ranks_equal_one_with_batch_norm(outs, batch_norm):
-    one, two, state = outs("FedEM", f"{batch_norm} BatchNorm")
+@pytest.mark.parametrize("kind", [*(f"{one} BatchNorm" for one in BATCH_NORM), *WRAPPED])
+def test_two_ranks_equal_one_of_a_kind(outs, kind):
+    """With batch normalisation, and inside wrappers."""
+    one, two, state = outs("FedEM", kind)
     assert numbers(one.folder) == numbers(two)
     assert history(one.folder) == history(two)
     compare_states(one.state, state)

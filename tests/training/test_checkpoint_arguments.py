@@ -4,10 +4,10 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.callbacks import LastCheckpoint
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.training.checkpoint import clients_folder, compare_arguments, compare_identities
+from lit_fed.wrappers.fedbn import LocalNorm
 
 
 @pytest.mark.parametrize(

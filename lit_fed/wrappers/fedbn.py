@@ -13,9 +13,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +24,8 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced, Tree
+from lit_fed.wrappers.around import Around
 
 __all__ = ["LocalNorm", "NormState", "NormWork"]
 
@@ -52,26 +51,14 @@ class NormWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalNorm:
+class LocalNorm(Around):
     """An algorithm whose clients neither send nor receive the parameters and statistics of BatchNorm layers.
 
-    It has the functions of an algorithm; each hands on a shared state that holds the client's own normalisation.
+    Each function is handed a shared state that holds the client's own normalisation.
 
     Args:
         inner: the algorithm.
     """
-
-    inner: Any
-
-    # what the algorithm says of itself
-    default_weighting = property(attrgetter("inner.default_weighting"))
-    needs_all_clients = property(attrgetter("inner.needs_all_clients"))
-    counts_draws = property(attrgetter("inner.counts_draws"))
-    refuses_size_sampling = property(attrgetter("inner.refuses_size_sampling"))
-    refuses_loss = property(attrgetter("inner.refuses_loss"))
-    reduce = property(attrgetter("inner.reduce"))
-    divided_by = property(attrgetter("inner.divided_by"))
-    num_models = property(attrgetter("inner.num_models"))
 
     def __post_init__(self) -> None:
         """Refuse an algorithm that cannot do without the normalisation of its clients."""
@@ -83,14 +70,6 @@ class LocalNorm:
         """As the algorithm's."""
         return self.inner.collaboration(ctx, shared, states.inner)  # type: ignore[no-any-return]
 
-    def num_payloads(self, ctx: Context, shared: Tree, num_clients: int) -> int:
-        """As the algorithm's."""
-        return self.inner.num_payloads(ctx, shared, num_clients)  # type: ignore[no-any-return]
-
-    def shared_init(self, ctx: Context) -> Tree:
-        """The algorithm's; its BatchNorm leaves stay what they are."""
-        return self.inner.shared_init(ctx)
-
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> NormState:
         """Normalisation as in the initial models; a client that was not in training takes its own statistics."""
         models = tree.models(shared)[0]
@@ -98,10 +77,6 @@ class LocalNorm:
             models = models._replace(buffers=ctx.task.statistics(models, data.x))
         norm = _take(models, ctx.task.norm_names)
         return NormState(self.inner.state_init(ctx, _put(shared, norm), data), norm)
-
-    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """As the algorithm's."""
-        return self.inner.phases(ctx, client_ids)  # type: ignore[no-any-return]
 
     def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> None:
         """No loss depends on the shared state alone."""
@@ -145,10 +120,6 @@ class LocalNorm:
         return _put(
             self.inner.server_step(ctx, shared, reduced, client_ids), _take(tree.models(shared)[0], ctx.task.norm_names)
         )
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """As the algorithm's."""
-        return self.inner.adapt_work(ctx, seen)  # type: ignore[no-any-return]
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> None:
         """No prediction depends on the shared state alone."""

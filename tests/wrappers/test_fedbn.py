@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.algorithms.fedbn import LocalNorm
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 9, 3]
 NORM = {"layers.2.weight", "layers.2.bias", "layers.2.running_mean", "layers.2.running_var"}

@@ -1,0 +1,84 @@
+"""What a codec is: a vector goes in, what its receiver decodes comes out, and the bits of the encoding between them.
+
+Nothing is packed: a codec computes what a receiver would decode, and counts the bits of an encoding that exists.
+"""
+
+# Annotations are not postponed, so that the command line can read those of subclasses in other modules.
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["NUMBER_BITS", "Chances", "Codec", "Encoded", "if_any"]
+
+NUMBER_BITS = 32
+"""Bits of a number that is sent as it is: a scale, or one of the vector's own."""
+
+Chances = Callable[[int], Tensor]
+"""Gives so many random numbers in [0, 1), float64; the same ones whenever it is asked."""
+
+
+class Encoded(NamedTuple):
+    """What the receiver knows, and what it cost."""
+
+    decoded: Tensor  # of the shape and type of what was encoded
+    bits: Tensor  # [] float64
+
+
+class Codec(ABC):
+    """Base of everything that `--model.compression` accepts.
+
+    Subclasses are frozen dataclasses of settings. `encode` is pure and runs under `torch.func.vmap`, so no value may
+    steer Python control flow. Scales are computed in float64, everything else in the type of the values.
+    """
+
+    randomness: ClassVar[Literal["none", "client", "common"]] = "none"
+    """Whose random numbers it takes: nobody's, those of the client, or those that all clients share."""
+
+    adds_up: ClassVar[bool] = False
+    """Whether all clients use the same positions and scales, so that what they send can be added up undecoded."""
+
+    keeps_shape: ClassVar[bool] = False
+    """Whether it takes tensors of any shape; others take vectors [d]."""
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether what is decoded is the vector itself on average over the chances; then errors need no memory."""
+        return False
+
+    def relative_variance(self, count: int) -> float:
+        """ω: the variance of what is decoded of a vector [d] is at most ω·‖v‖²; 0 of codecs that are biased.
+
+        Divided by 1 + ω, what is decoded contracts: it is nearer to the vector than 0 is, on average.
+        """
+        return 0.0
+
+    @abstractmethod
+    def encode(self, values: Tensor, chances: Chances) -> Encoded:
+        """What the receiver decodes.
+
+        Args:
+            values: [d], or any shape if `keeps_shape`.
+            chances: the random numbers that `randomness` tells of.
+
+        Raises:
+            ConfigError: if the settings do not fit d.
+        """
+
+    def check_size(self, count: int, place: str) -> None:  # noqa: B027 - most settings fit any vector
+        """Refuse settings that do not fit a vector.
+
+        Args:
+            count: d.
+            place: which vector it is, for the message.
+
+        Raises:
+            ConfigError: naming setting, value and place.
+        """
+
+
+def if_any(scale: Tensor, bits: Tensor | float) -> Tensor:
+    """Bits of an encoding with a scale in front: the scale alone where it is 0, for then nothing follows."""
+    return NUMBER_BITS + torch.where(scale > 0, torch.as_tensor(bits, dtype=torch.float64, device=scale.device), 0.0)

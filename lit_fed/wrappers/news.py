@@ -1,0 +1,72 @@
+"""What is news in a message: clients send models, and what a wrapper bounds, rounds or hides are changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.mixtures.e_step import Chosen
+from lit_fed.core.reduce import cast_like
+from lit_fed.core.types import ModelState, Tree
+
+__all__ = ["known", "news", "tell"]
+
+
+def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
+    """What a server knows of a message already.
+
+    Args:
+        algorithm: says by `sends` whether messages hold models, or changes.
+        shared: what the server sent; its first models are those that clients start from.
+        value: the message's value, or the mean of several.
+
+    Returns:
+        For each `ModelState` of the message the server's leaves of the same names, for all else zeros; of models of
+        which a client sends some, zeros in the place of the others. A tree of the message's structure and shapes.
+    """
+    if algorithm.sends != "models":
+        return tree.zeros_like(value)
+    return _counterpart(value, tree.models(shared)[0])
+
+
+def _counterpart(value: Tree, models: ModelState) -> Tree:
+    if isinstance(value, ModelState):
+        return ModelState(*({name: own[name] for name in part} for part, own in zip(value, models, strict=True)))
+    if isinstance(value, Chosen):
+        taken = value.taken
+        every = _counterpart(value.models, models)
+        sent = tree.map_leaves(lambda leaf: leaf * taken.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1)), every)
+        return Chosen(sent, torch.zeros_like(taken))
+    if isinstance(value, dict):
+        return {key: _counterpart(part, models) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_counterpart(part, models) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return None if value is None else torch.zeros_like(value)
+
+
+def news(value: Tree, of_old: Tree) -> Tree:
+    """The changes value − known, leaves in float64."""
+    return tree.map_leaves(lambda new, old: new.double() - old.double(), value, of_old)
+
+
+def tell(value: Tree, of_old: Tree, changes: Tree, told: Tree) -> Tree:
+    """The message that tells other changes than it did, in its own types.
+
+    Numbers whose change stays what it is are taken from the message itself, so that a wrapper without effect changes
+    no bit.
+
+    Args:
+        value: the message's value.
+        of_old: what is known of it.
+        changes: its news.
+        told: what takes their place, in float64.
+    """
+
+    def leaf(own: Tensor, old: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        return torch.where(after == before, own, cast_like(old.double() + after, own))
+
+    return tree.map_leaves(leaf, value, of_old, changes, told)

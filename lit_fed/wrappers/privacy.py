@@ -1,0 +1,181 @@
+"""What every kind of differential privacy has in common: its settings, what they refuse, and what is reported."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.core.context import Context
+from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.types import Tree
+from lit_fed.wrappers.around import Around, WrapperSettings
+from lit_fed.wrappers.fedbn import LocalNorm
+
+__all__ = ["NOT_COVERED", "Privacy", "Private", "check_statistics", "planned", "private_part"]
+
+NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
+"""What a run writes and ε says nothing of: it is made from the clients' own data without noise."""
+
+
+class Private(Around):
+    """A wrapper that knows what its releases cost."""
+
+    @abstractmethod
+    def guarantee(self, ctx: Context, own: Tree, exact: bool = True) -> dict[str, Any]:
+        """What holds after the releases so far, by name: numbers, and words; ε is inf where there is no noise.
+
+        Args:
+            ctx: what every client knows.
+            own: what the wrapper remembers.
+            exact: False where many rounds ask, and ε may be larger by a thousandth or two.
+        """
+
+    def worth(self, own: Tree) -> dict[str, float]:
+        """What tells how the last release was, by name, for every round."""
+        return {}
+
+    @abstractmethod
+    def plan(self, ctx: Context, own: Tree) -> list[str]:
+        """Refuse a fit that cannot keep what was asked for, before it begins; else what its user should know of it.
+
+        Raises:
+            ConfigError: naming the setting, or the package that is missing.
+        """
+
+
+class Privacy(WrapperSettings):
+    """Settings of differential privacy, given as `--model.privacy`."""
+
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    delta: float | None
+    weight_cap: int | None = None
+    fixes_denominator = False
+    """Whether averages are divided by what takes part in general, whoever it is."""
+
+    def check_budget(self) -> None:
+        """Refuse settings that do not say how much noise there is, and for which δ.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        here = "--model.privacy"
+        if self.noise_multiplier is not None and self.target_epsilon is not None:
+            raise ConfigError(f"{here}.noise_multiplier and target_epsilon are both given; give one")
+        if self.noise_multiplier is None and self.target_epsilon is None:
+            raise ConfigError(f"{here} does not say how much noise there is; give {here}.noise_multiplier or "
+                              f"{here}.target_epsilon")  # fmt: skip
+        if self.delta is None:
+            raise ConfigError(f"{here}.delta is missing, the probability with which ε may fail; give one far below 1 "
+                              "over the number of clients, such as 1e-5")  # fmt: skip
+        noise, target = self.noise_multiplier, self.target_epsilon
+        checks = {
+            "noise_multiplier": (noise is None or 0 <= noise < math.inf, "a number >= 0"),
+            "target_epsilon": (target is None or 0 < target < math.inf, "a number > 0"),
+            "delta": (0 < self.delta < 1, "a number in (0, 1)"),
+        }
+        check_settings(self, checks, here)
+
+    @property
+    def charged(self) -> float:
+        """δ, after `check_budget`."""
+        assert self.delta is not None
+        return self.delta
+
+    def usual_weighting(self) -> Literal["samples", "uniform"] | None:
+        """Weight of a client's message where none is asked for; None: as without privacy."""
+        return "uniform"
+
+    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
+        """Refuse an algorithm whose releases it cannot charge, and an average that it cannot cover.
+
+        Args:
+            algorithm: the algorithm.
+            name: its name.
+            aggregation: what absent clients count for.
+            weighting: weight of a client's message, where it was given.
+
+        Raises:
+            ConfigError: naming the algorithm or the setting, with the reason.
+        """
+        if algorithm.sends not in ("models", "changes"):
+            kept = {"rows": "keeps rows of single clients at the server", "nothing": "sends nothing to a server"}
+            reason = kept.get(algorithm.sends, "sends models times numbers that are private")
+            raise ConfigError(
+                f"--model.privacy clips changes of models, and {name} {reason}; choose an algorithm that averages "
+                "models, or leave it out"
+            )
+        if algorithm.keeps_running_sum:
+            raise ConfigError(
+                f"--model.privacy adds noise to one average a round, and {name} adds up what clients send from round "
+                "to round, noise included; choose an algorithm that averages models, or leave it out"
+            )
+        if algorithm.refuses_privacy:
+            raise ConfigError(
+                f"--model.privacy charges one average of models a round, and {name} {algorithm.refuses_privacy}; "
+                "let all clients send all of their models once a round, choose another algorithm, or leave it out"
+            )
+        if aggregation == "stale_fill" and self.fixes_denominator:
+            raise ConfigError(
+                "--model.aggregation stale_fill has no meaning with --model.privacy, whose denominator is fixed already"
+            )
+
+    def check_sampling(self, client_sampling: str) -> None:
+        """Refuse a way of drawing cohorts that the accountant has no answer for; here all are taken.
+
+        Raises:
+            ConfigError: naming the way.
+        """
+
+
+def planned(
+    epsilon: float, delta: float, noise_multiplier: float, after: str, accountant: str, num_clients: int
+) -> list[str]:
+    """What the user of a private run should know before it begins.
+
+    Args:
+        epsilon: ε at its end.
+        delta: δ.
+        noise_multiplier: z.
+        after: how much will have been released by then, in words.
+        accountant: its name.
+        num_clients: T.
+    """
+    said = f"ε {epsilon:.4g}" if math.isfinite(epsilon) else "no finite ε, since there is no noise,"
+    lines = [f"a noise multiplier of {noise_multiplier:.4g} gives {said} at δ {delta:g} after {after} ({accountant})"]
+    if delta * num_clients >= 1:
+        lines.append(
+            f"--model.privacy.delta {delta:g} is not below 1 over the {num_clients} clients, and would allow to "
+            f"publish the data of one of them; customary is their number to the power of -1.1, {num_clients**-1.1:.2g}"
+        )
+    return lines
+
+
+def check_statistics(algorithm: Any, ctx: Context) -> None:
+    """Refuse BatchNorm whose running statistics would be averaged: a bound on changes does not cover them.
+
+    Args:
+        algorithm: the algorithm, with the wrappers inside.
+        ctx: what every client knows.
+
+    Raises:
+        ConfigError: naming the setting that keeps them with the clients.
+    """
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, LocalNorm):
+            return
+        algorithm = algorithm.inner
+    if ctx.task.norm_names:
+        raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
+                          "--model.batch_norm local")  # fmt: skip
+
+
+def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
+    """The private wrapper among those around an algorithm, with what it remembers; None: there is none."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, Private):
+            return algorithm, shared.own
+        algorithm, shared = algorithm.inner, algorithm.inside(shared)
+    return None

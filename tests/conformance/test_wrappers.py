@@ -1,0 +1,116 @@
+"""Every algorithm inside every wrapper that may go around it: identities bit for bit, and the same numbers anyhow."""
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from federated_round import distance, make_clients, same_bits
+from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everything, small_mlp
+
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.models import Linear
+from lit_fed.wrappers.around import Around, innermost
+from lit_fed.wrappers.client_privacy import ClientPrivacy, PrivateAverage
+from lit_fed.wrappers.news import known, news
+
+ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
+SUMS = [one for one in ALL if one.sends in ("models", "changes")]
+AVERAGES = [one for one in SUMS if not one.keeps_running_sum and not one.refuses_privacy]
+
+
+def named(algorithms):
+    return pytest.mark.parametrize("algorithm", algorithms, ids=lambda one: type(one).__name__)
+
+
+@dataclass(frozen=True)
+class Memory(Around):
+    """Remembers clients and rounds, and changes nothing."""
+
+    remembers_clients = True
+    remembers_rounds = True
+
+    def client_memory(self, ctx, shared, data):
+        return torch.zeros((), dtype=torch.float64)
+
+    def server_memory(self, ctx, shared):
+        return torch.zeros((), dtype=torch.float64)
+
+    def encode(self, ctx, shared, message, memory, data):
+        return message, memory + 1, {}
+
+    def decode(self, ctx, shared, reduced, client_ids):
+        return reduced, shared.own + len(client_ids)
+
+
+IDENTITIES = {
+    "memory": (lambda one: Memory(Memory(one)), ALL),
+    "privacy": (lambda one: PrivateAverage(one, ClientPrivacy(0.0, clip_norm=1e300, delta=1e-3)), AVERAGES),
+}
+"""Wrappers that change nothing, with the algorithms that they may go around."""
+
+
+def two_rounds(algorithm, trainer=SequentialTrainer, **options):
+    network = small_mlp if type(innermost(algorithm)).__name__ == "FedPer" else Linear  # whose head is all there is
+    options = {"weighting": "uniform", "network": network, "dtype": torch.float32} | options
+    return after_rounds(algorithm, make_clients(SIZES, dtype=options["dtype"]), 2, trainer=trainer(), **options)
+
+
+def shown(federation):
+    """What a run shows, without what wrappers remember."""
+    unseen = make_clients([5, 1], seed=9, first_id=len(SIZES), dtype=torch.float32)
+    return [federation.predictions(), federation.predictions(unseen, seen=False)], federation.bits.tolist()
+
+
+@functools.cache
+def plain_run(algorithm, trainer):
+    return shown(two_rounds(algorithm, trainer))
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "algorithm"),
+    [(name, one) for name, (_, algorithms) in IDENTITIES.items() for one in algorithms],
+    ids=lambda one: one if isinstance(one, str) else type(one).__name__,
+)
+def test_a_wrapper_that_changes_nothing(wrapper, algorithm, client_trainer):
+    wrapped = IDENTITIES[wrapper][0](algorithm)
+    plain, other = plain_run(algorithm, type(client_trainer)), shown(two_rounds(wrapped, type(client_trainer)))
+    assert same_bits(plain[0], other[0])
+    assert plain[1] == other[1]
+    assert innermost(wrapped) is algorithm
+
+
+@named(SUMS)
+def test_a_client_without_work_has_no_news(algorithm):
+    """What finds an algorithm that says something wrong of what it sends."""
+    if type(algorithm).__name__ in ("FedSGD", "L2GD", "FedNova", "IFCA"):
+        pytest.skip("its work does not follow the solver, or its message has more than models")
+    seen = []
+
+    @dataclass(frozen=True)
+    class Looks(Around):
+        def encode(self, ctx, shared, message, memory, data):
+            seen.append(news(message.value, known(self.inner, shared, message.value)))
+            return message, memory, {}
+
+    after_rounds(Looks(algorithm), make_clients(SIZES), rounds=1, solver=LocalSolver(local_epochs=0), network=small_mlp)
+    assert len(seen) == len(SIZES)
+    assert all(
+        tree.norm({name: one for name, one in tree.items(changes) if "taken" not in name}) == 0 for changes in seen
+    )
+
+
+@named(AVERAGES)
+def test_privacy_is_the_same_for_both_client_trainers(algorithm):
+    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, clip_norm=0.1, delta=1e-3))
+    runs = (two_rounds(wrapped, trainer, dtype=torch.float64) for trainer in (SequentialTrainer, VectorizedTrainer))
+    assert distance(*map(everything, runs)) < 1e-9
+
+
+@named([one for one in ALL if one not in AVERAGES])
+def test_privacy_refuses_what_is_no_average(algorithm):
+    with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
+        ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3).check(algorithm, type(algorithm).__name__, "renormalised", None)
