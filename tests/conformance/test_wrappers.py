@@ -10,11 +10,15 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everythi
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.codecs import QSGD, Codec, Encoded, TopK
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.models import Linear
 from lit_fed.wrappers.around import Around, innermost
+from lit_fed.wrappers.broadcast import CompressedBroadcast
 from lit_fed.wrappers.client_privacy import ClientPrivacy, PrivateAverage
+from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.wrappers.compression import Compressed
 from lit_fed.wrappers.news import known, news
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -46,9 +50,23 @@ class Memory(Around):
         return reduced, shared.own + len(client_ids)
 
 
+@dataclass(frozen=True)
+class Exact(Codec):
+    """Loses nothing, and costs what the numbers cost."""
+
+    def encode(self, values, chances):
+        return Encoded(values, torch.full((), 32.0 * values.numel(), dtype=torch.float64))
+
+
+def compressed(algorithm, up, down, feedback="ef14"):
+    """An algorithm whose clients send and hear encoded changes, of the whole model since that is small."""
+    return CompressedBroadcast(Compressed(algorithm, up, feedback, "whole"), down, "whole")
+
+
 IDENTITIES = {
     "memory": (lambda one: Memory(Memory(one)), ALL),
     "privacy": (lambda one: PrivateAverage(one, ClientPrivacy(0.0, clip_norm=1e300, delta=1e-3)), AVERAGES),
+    "compression": (lambda one: compressed(one, Exact(), Exact()), SUMS),
 }
 """Wrappers that change nothing, with the algorithms that they may go around."""
 
@@ -114,3 +132,19 @@ def test_privacy_is_the_same_for_both_client_trainers(algorithm):
 def test_privacy_refuses_what_is_no_average(algorithm):
     with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
         ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3).check(algorithm, type(algorithm).__name__, "renormalised", None)
+
+
+@named(SUMS)
+def test_compression_is_the_same_for_both_client_trainers(algorithm):
+    usual = not algorithm.keeps_running_sum and not algorithm.sends_beside_models and algorithm.sends_all
+    wrapped = compressed(algorithm, TopK(0.5), QSGD(3), "ef21" if usual else "ef14")
+    runs = (two_rounds(wrapped, trainer, dtype=torch.float64) for trainer in (SequentialTrainer, VectorizedTrainer))
+    assert distance(*map(everything, runs)) < 1e-9
+
+
+@named([one for one in ALL if one not in SUMS])
+def test_compression_refuses_what_is_no_sum_of_changes(algorithm):
+    name = type(algorithm).__name__
+    for option, settings in (("compression", Compression(QSGD())), ("downlink_compression", Compression(down=QSGD()))):
+        with pytest.raises(ConfigError, match=rf"--model.{option} .* {name}"):
+            settings.check(algorithm, name, "renormalised")

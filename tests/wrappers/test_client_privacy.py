@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from federated_round import Federation, make_clients, make_context, make_task, same_bits
+from normalised import NormalisedMLP
 
 from lit_fed.algorithms import EASGD, L2GD, SCAFFOLD, FedAvg, FedEM
 from lit_fed.algorithms.base import GlobalModels
@@ -17,6 +18,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Message, ModelState
 from lit_fed.wrappers.around import Guarded
 from lit_fed.wrappers.client_privacy import ClientPrivacy, Counted, PrivateAverage
+from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy import private_part
 
 CHANGES = [[3.0, 4.0, 0.0], [0.3, 0.4, 0.0], [0.0, 0.0, -2.0], [0.6, -0.8, 0.0]]
@@ -324,6 +326,14 @@ def test_wrong_settings(settings, message):
 def test_what_does_not_go_together(privacy, algorithm, options, message):
     with pytest.raises(ConfigError, match=message):
         privacy.check(algorithm, type(algorithm).__name__, *options)
+
+
+def test_running_statistics_stay_with_the_clients():
+    ctx = context(task=make_task(network=NormalisedMLP))
+    start = FedAvg().shared_init(ctx)
+    with pytest.raises(ConfigError, match=r"running statistics are not clipped; add --model\.batch_norm local"):
+        PrivateAverage(FedAvg(), QUIET).server_memory(ctx, start)
+    PrivateAverage(LocalNorm(FedAvg()), QUIET).server_memory(ctx, start)
 
 
 def test_other_cohorts():
