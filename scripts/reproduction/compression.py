@@ -65,7 +65,7 @@ thousand = ("--trainer.max_epochs", "60", "--trainer.check_val_every_n_epoch", "
 SETTINGS = tuple(
     _setting(name, label, config, base, arguments)
     for name, kind, config, arguments, rates in (
-        ("compressed_synthetic", "Synthetic", "synthetic_thousand_clients", thousand, (1.0, 10.0)),
+        ("compressed_synthetic", "Synthetic", "synthetic_thousand_clients", thousand, (1.0, 5.0)),
         ("compressed_cifar10", "CIFAR-10", "cifar10_dirichlet", pictures, (0.003, 0.03)),
     )
     for label, base in (

@@ -234,7 +234,7 @@ def test_private_runs_keep_to_their_epsilon():
 def test_a_mixture_pays_more_for_privacy_than_one_model():
     found = {name: 100 * record["summary"]["test/seen/accuracy"] for name, record in records_of("privacy").items()}
     paid = {
-        name: found[f"private_synthetic_150/{name}_epsilon_inf-1"] - found[f"private_synthetic_150/{name}_epsilon_1-1"]
+        name: found[f"private_synthetic/{name}_epsilon_inf-1"] - found[f"private_synthetic/{name}_epsilon_1-1"]
         for name in ("fedavg", "fedem")
     }
     assert paid["fedem"] > paid["fedavg"] + 5
