@@ -130,7 +130,7 @@ def _row(records: Sequence[Record], plain: Sequence[Record], wanted: int) -> lis
         return ["not run", "", "", ""]
     fewer = total_up(plain) / total_up(records)
     return [
-        cell(records, ACCURACY, wanted), f"{_per_round(records):.3g}", f"{fewer:.1f}",
+        cell(records, ACCURACY, wanted), _short(_per_round(records)), f"{fewer:.1f}",
         _reached(records, mean(plain) - CLOSE),
     ]  # fmt: skip
 
@@ -151,7 +151,12 @@ def _reached(records: Sequence[Record], target: float) -> str:
     sent = [_first(one, target / 100) for one in records]
     if any(one is None for one in sent):
         return "never"
-    return f"{statistics.mean(one for one in sent if one is not None):.3g}"
+    return _short(statistics.mean(one for one in sent if one is not None))
+
+
+def _short(value: float) -> str:
+    """Three digits, and of thousands all."""
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _first(record: Record, target: float) -> float | None:
