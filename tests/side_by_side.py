@@ -18,9 +18,11 @@ from multiprocessing.connection import Pipe, wait
 
 import pytest
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a device would keep forked processes from it
 PATIENCE_S = 10
 """What a process has to end when it is interrupted."""
+
+ASKS_GENTLY = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Set while tests are collected: the other way to ask whether there is a GPU keeps it from all forked processes."""
 
 
 def pytest_addoption(parser):
@@ -48,6 +50,7 @@ class SideBySide:
         self.waiting = deque()
         """Lists of numbers of tests: each is a file, or what a process that died has left of one."""
         self.workers = []
+        os.environ[ASKS_GENTLY] = "1"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session):
@@ -225,6 +228,7 @@ def begin(config, said, name):
     """Leave the terminal to the process that hands out tests, and take a folder and files of one's own."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.pop(ASKS_GENTLY, None)
     plugins = config.pluginmanager
     plugins.unregister(name="terminalreporter")
     plugins.register(said, "said")

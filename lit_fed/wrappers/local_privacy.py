@@ -127,8 +127,7 @@ class NoisyClients(Private):
         return message._replace(value=value, weight=alike), memory, {"privacy/clipped_share": (factor < 1).double()}
 
     def _normal(self, ctx: Context, data: ClientData, path: str, count: int) -> Tensor:
-        once, purpose = torch.zeros_like(data.client_id), f"privacy/{ctx.phase}/{path}"  # in a phase
-        return normals(ctx.seed, ctx.round_idx, data.client_id, once, purpose, count)
+        return normals(ctx.seed, ctx.round_idx, data.client_id, f"privacy/{ctx.phase}/{path}", count)
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Sent]:
         """The average as it is, and one message more of each client."""

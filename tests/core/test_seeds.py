@@ -113,10 +113,21 @@ def test_hashed_numbers_of_many_clients_at_once():
 
 
 def test_normal_numbers():
-    numbers = normals(0, 1, torch.tensor(2), torch.tensor(3), "noise", 200_001)
+    numbers = normals(0, 1, torch.tensor(2), "noise", 200_001)
     assert numbers.shape == (200_001,)
     moments = [float((numbers**power).mean()) for power in (1, 2, 3, 4)]
     assert moments == pytest.approx([0, 1, 0, 3], abs=0.06)
     assert float((numbers[:-1] * numbers[1:]).mean()) == pytest.approx(0, abs=0.01)
-    together = torch.func.vmap(lambda client_id: normals(0, 1, client_id, torch.tensor(3), "noise", 5))(torch.arange(3))
-    assert torch.equal(together[2], normals(0, 1, torch.tensor(2), torch.tensor(3), "noise", 5))
+    together = torch.func.vmap(lambda client_id: normals(0, 1, client_id, "noise", 5))(torch.arange(3))
+    assert torch.equal(together[2], normals(0, 1, torch.tensor(2), "noise", 5))
+
+
+def test_steps_of_a_client_have_numbers_of_their_own():
+    many = torch.func.vmap(lambda client_id, step: normals(0, 1, client_id, "noise", 400, step))
+    ids, steps = torch.tensor([2, 2, 3, 3]), torch.tensor([0.0, 1.0, 0.0, 1.0])
+    rows = many(ids, steps)
+    assert torch.equal(rows[1], normals(0, 1, torch.tensor(2), "noise", 400, torch.tensor(1)))
+    assert (torch.corrcoef(rows) - torch.eye(4)).abs().max() < 0.2
+    assert rows.unique().numel() == rows.numel()
+    assert rows.mean().abs() < 0.1
+    assert abs(float(rows.std()) - 1) < 0.1

@@ -102,7 +102,7 @@ def test_numbers_beyond_the_range_are_cut_off_and_counted():
     changes, cut = (tree.leaves(tree.sub(one.shared, before)) for one in (plain, narrow))
     flat = torch.cat([leaf.flatten() for leaf in changes])
     wanted = flat.clamp(-(2.0**-6), 2.0**-6)
-    assert 0 < float((flat != wanted).double().mean()) == narrow.metrics["secure/clamped_share"]
+    assert 0 < float((flat != wanted).float().mean()) == narrow.metrics["secure/clamped_share"]
     assert distance(torch.cat([leaf.flatten() for leaf in cut]), wanted) < 1e-8
 
 

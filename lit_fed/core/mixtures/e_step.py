@@ -82,8 +82,7 @@ def private_expectation(
     pi, q, negative = expectation(mixture, losses, data.mask, num_factors)
     if ctx.mixture_noise is None:
         return pi, q, negative
-    first = torch.zeros_like(data.client_id)
-    chances = normals(ctx.seed, ctx.round_idx, data.client_id, first, f"mixture/{ctx.phase}", len(mixture))
+    chances = normals(ctx.seed, ctx.round_idx, data.client_id, f"mixture/{ctx.phase}", len(mixture))
     total = q.sum(0, dtype=torch.float64) + ctx.mixture_noise * chances
     noised = nearest_mixture(total / data.num_samples.clamp(min=1)).to(mixture.dtype)
     return torch.where(data.num_samples > 0, noised, mixture), q, negative

@@ -87,7 +87,7 @@ class PrivateSolver(LocalSolver):
         """(Σ_s f_s·g_s + N(0, (zC)²))/L."""
         seed, round_idx, phase, client_id, step = self.noisy[3:]
         if isinstance(self.noisy.noise, Tensor) or self.noisy.noise:
-            chances = normals(seed, round_idx, client_id, step, f"example/{phase}/{name}", total.numel())
+            chances = normals(seed, round_idx, client_id, f"example/{phase}/{name}", total.numel(), step)
             noise = self.noisy.noise * self.noisy.clip_norm * chances.view(total.shape)
             total = total + noise.to(total.dtype)
         return total / self.noisy.expected.to(total.dtype)
