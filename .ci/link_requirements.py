@@ -36,12 +36,19 @@ def closure(requirements: list[Requirement]) -> dict[str, Distribution]:
 
 
 def link(one: Distribution, site: Path) -> None:
-    """Link the files of a distribution, except for its programs."""
+    """Link the files of a distribution, except for its programs, and what Python keeps of its modules, compiled."""
     for file in one.files or ():
-        source, target = Path(str(one.locate_file(file))), site / file
-        if ".." not in file.parts and source.is_file() and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(source, target)
+        compiled = file.parent / "__pycache__" / f"{file.stem}.{sys.implementation.cache_tag}.pyc"
+        for each in (file, compiled) if file.suffix == ".py" else (file,):
+            if ".." not in each.parts:
+                link_file(Path(str(one.locate_file(each))), site / each)
+
+
+def link_file(source: Path, target: Path) -> None:
+    """Link a file, if it is there and the other is not."""
+    if source.is_file() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source, target)
 
 
 if __name__ == "__main__":

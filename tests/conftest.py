@@ -1,15 +1,19 @@
-"""Options of the tests; being here also puts `federated_round` on the path of the tests."""
+"""Options of the tests, and what they share."""
 
 import importlib
 
+import pytest
 
-def pytest_addoption(parser):
+pytest_plugins = ["side_by_side"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What is chosen on the command line."""
     parser.addoption(
         "--both-client-trainers", action="store_true", help="run the tests of algorithms with each client trainer"
     )
 
 
-def pytest_configure(config):
-    """Load what tests share, unless this process only hands them out to others."""
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
-        config.pluginmanager.register(importlib.import_module("shared"), "shared")
+def pytest_configure(config: pytest.Config) -> None:
+    """Load what tests share."""
+    config.pluginmanager.register(importlib.import_module("shared"), "shared")

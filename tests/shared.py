@@ -38,8 +38,17 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in gone]
 
 
-def pytest_collection_finish():
-    """What lives as long as the tests is not looked through again and again for garbage."""
+def pytest_collection_finish(session):
+    """Before the first test: what each process that runs tests needs is there, and done once.
+
+    Rendering pictures and building the parser of the command line take longer than all the rest of a small run; and
+    what lives as long as the tests need not be looked through again and again for garbage.
+    """
+    prepared.do_not_render()
+    if "lit_fed.cli" in sys.modules:
+        prepared.build_parser_once()
+    if "running" in sys.modules and session.config.getoption("processes") > 1 and not session.config.option.collectonly:
+        sys.modules["running"].server()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -73,21 +82,6 @@ def _no_needless_newton_steps(request, monkeypatch):
             return solve(task, models, batch, penalty, 1 if quadratic else min(iterations, 7))
 
         monkeypatch.setattr(newton, "_minimise", minimise)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _small_runs_are_small():
-    """Rendering pictures and building the parser of the command line take longer than all the rest of a small run."""
-    prepared.do_not_render()
-    if "lit_fed.cli" in sys.modules:
-        prepared.build_parser_once()
-
-
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory, worker_id):
-    """A folder that all processes of pytest share."""
-    place = tmp_path_factory.getbasetemp()
-    return place if worker_id == "master" else place.parent
 
 
 @pytest.fixture

@@ -104,10 +104,10 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
     def client_step(self, ctx: Context, shared: GlobalModels, work: APFLRun, batch: Batch) -> APFLRun:
         """Steps of w_i, v_i and α_i on one batch, all from the values before it."""
         mixed = tree.lerp(work.models.parameters, work.personal.parameters, work.alpha)
-        loss, gradient, buffers = ctx.task.value_and_grad(work.personal._replace(parameters=mixed), batch)
+        loss, gradient, buffers = ctx.own.task.value_and_grad(work.personal._replace(parameters=mixed), batch)
         models, of_global = ctx.solver.move(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
         slope = tree.scale(gradient, work.alpha) if self.gradient_factor else gradient
-        personal, of_own = ctx.solver.update(work.personal.parameters, slope, work.optimizer[1], ctx.lr)
+        personal, of_own = ctx.own.solver.update(work.personal.parameters, slope, work.optimizer[1], ctx.lr)
         return APFLRun(
             models, ModelState(personal, buffers), self._new_alpha(work, gradient, ctx.lr), (of_global, of_own),
             work.loss + loss.mean(), work.steps + 1,

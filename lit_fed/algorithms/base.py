@@ -100,6 +100,13 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     refuses_privacy: ClassVar[str] = ""
     """Why what reaches the server is not one average that noise could cover; empty where it is."""
 
+    fits_without_noise: ClassVar[str] = ""
+    """What clients fit to their samples beside the steps of the local solver, if what they send depends on it, so that
+    noise in these steps would not do; empty where there is nothing of the kind."""
+
+    heeds_mixture_noise: ClassVar[bool] = False
+    """Whether this is mixture weights alone, to which `Context.mixture_noise` adds what is missing."""
+
     refuses_secure_sums: ClassVar[str] = ""
     """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
 

@@ -97,9 +97,9 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
         """v_k <- v_k − η(∇f_k(v_k) + λ(v_k − w)), with the w that was received."""
         lr = ctx.lr if self.personal_lr is None else torch.full_like(ctx.lr, self.personal_lr)
         penalty = Penalty(self.prox_weight, shared.models.parameters)
-        personal, (untouched, optimizer), total = work.personal, work.optimizer, work.loss
+        personal, (untouched, optimizer), total, own = work.personal, work.optimizer, work.loss, ctx.own
         for _ in range(self.personal_steps):
-            personal, optimizer, loss = ctx.solver.step(ctx.task, personal, optimizer, batch, lr, penalty=penalty)
+            personal, optimizer, loss = own.solver.step(own.task, personal, optimizer, batch, lr, penalty=penalty)
             total = total + loss.mean()
         steps = work.steps + self.personal_steps
         return work._replace(personal=personal, optimizer=(untouched, optimizer), loss=total, steps=steps)

@@ -44,6 +44,7 @@ from lit_fed.core.mixtures.e_step import (
     expectation,
     largest,
     num_factors,
+    private_expectation,
 )
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 
@@ -81,6 +82,9 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         position_loss: what the E-step of a sequence takes: the `mean` of the losses of its positions, or their `sum`,
             the likelihood of the whole text.
     """
+
+    fits_without_noise = "the mixture weights"
+    heeds_mixture_noise = True
 
     num_components: int = 3
     em_steps: int = 1
@@ -135,7 +139,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     ) -> MixtureWork:
         """The E-step and the new mixture weights, both from the received components (Alg. 1, lines 5-6; Eq. 8-9)."""
         factors = num_factors(ctx.task, data, self.position_loss)
-        pi, q, negative_log_likelihood = expectation(state.mixture, losses, data.mask, factors)
+        pi, q, negative_log_likelihood = private_expectation(ctx, state.mixture, losses, data, factors)
         unseen = data.client_id >= ctx.num_clients  # a client of the training takes one E-step
         for _ in range(self.em_steps - 1 if ctx.phase == "adapt" else 0):
             more = expectation(pi, losses, data.mask, factors)

@@ -80,7 +80,7 @@ class FedEMAPFL(Algorithm[GlobalModels, LocalModel, EnsembleRun]):
         """A step of each model by itself."""
         task, solver, (first, second) = ctx.task, ctx.solver, work.optimizer
         models, first, loss = solver.step(task, work.models, first, batch, ctx.lr)
-        local, second, own_loss = solver.step(task, work.local, second, batch, ctx.lr)
+        local, second, own_loss = ctx.own.solver.step(ctx.own.task, work.local, second, batch, ctx.lr)
         loss = work.loss + (loss.mean() + own_loss.mean()) / 2
         return EnsembleRun(models, local, (first, second), loss, work.steps + 1)
 

@@ -60,6 +60,8 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
     private_layers: int = 1
     unseen_epochs: int = 1
 
+    fits_without_noise = "the private head"
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

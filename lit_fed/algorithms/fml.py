@@ -65,6 +65,8 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
     beta: float = 0.5
     unseen_epochs: int = 1
 
+    fits_without_noise = "the personal model, which teaches"
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

@@ -61,6 +61,8 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
 
     sends_all = False
     refuses_privacy = "divides by numbers of members, which are private themselves"
+    fits_without_noise = "the choice of a cluster"
+
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "a client trains one of the k models, and has no normalisation of its own for the others"

@@ -92,6 +92,8 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
 
     sends = "changes"
     keeps_running_sum = True
+    fits_without_noise = "the responsibilities"
+
     default_weighting = "uniform"
     fills_in_absent_clients = False
     counts_draws = False

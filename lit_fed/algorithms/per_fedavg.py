@@ -60,6 +60,8 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
 
     default_weighting = "uniform"
 
+    fits_without_noise = "the inner steps"
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

@@ -78,6 +78,8 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
 
     default_weighting = "uniform"
 
+    fits_without_noise = "the inner steps"
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

@@ -102,6 +102,11 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         }
         check_settings(self, checks)
 
+    @property
+    def fits_without_noise(self) -> str:  # type: ignore[override]
+        """Option I takes gradients at the received model."""
+        return "controls of option I" if self.option == "I" else ""
+
     def shared_init(self, ctx: Context) -> Controlled:
         """A fresh model x, and c = 0; option I refuses networks without a loss of each sample."""
         if self.option == "I":

@@ -63,6 +63,8 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
     unseen_steps: int = 1
     refresh_at_eval: bool = False
 
+    fits_without_noise = "the bounds of its surrogates"
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         check_settings(self, {"unseen_steps": (self.unseen_steps >= 1, "a whole number >= 1")})

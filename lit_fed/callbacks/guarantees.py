@@ -8,13 +8,12 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.core.errors import notice
+from lit_fed.core.types import RoundRecord
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.privacy import private_part
 
 __all__ = ["Guarantees", "guarantee_in_words", "guarantee_of"]
-
-EACH_ROUND = ("clip_norm", "noise_share")
 
 
 def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
@@ -54,11 +53,12 @@ class Guarantees(FederatedCallback):
             if trainer.is_global_zero:
                 notice(line)
 
-    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: Any) -> None:
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Log what the round's release was worth."""
         found = private_part(module.federation.algorithm, module.federation.shared)
         if found is not None:
-            log_round(trainer, module, {f"privacy/{name}": float(getattr(found[1], name)) for name in EACH_ROUND})
+            worth = found[0].worth(found[1])
+            log_round(trainer, module, {f"privacy/{name}": value for name, value in worth.items()})
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log ε and δ beside the statistics of the evaluation."""

@@ -61,6 +61,7 @@ class SequentialTrainer:
         batches = self._batches(job, row, client_id, data)
         first = next(batches, None)
         shares_pass = ctx.augmentation is None and ctx.task.one_by_one and ctx.task.same_in_training
+        shares_pass = shares_pass and not job.block.phase.work.sample_rate  # gradients of single samples take their own
         if first is not None and first.index.ndim == 1 and shares_pass:
             ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 
@@ -131,9 +132,10 @@ class SequentialTrainer:
             smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
-            index = positions[:, :count] if len(positions) > 1 else positions[0, :count]
+            width = max(count, 1)  # a batch into which nothing was drawn is one sample that does not count
+            index = positions[:, :width] if len(positions) > 1 else positions[0, :width]
             index = index.to(data.all_y.device)
-            mask = torch.ones(index.shape, device=index.device)
+            mask = torch.full(index.shape, float(count > 0), device=index.device)
             yield Batch(augmented_inputs(job.ctx, data.all_x[index], client_id, step), data.all_y[index], index, mask)
 
     def predict(self, job: PredictJob) -> Iterator[Served]:

@@ -139,16 +139,15 @@ class VectorizedTrainer:
         plan, rows, mask = self._plan(job, sizes)
         ids = job.block.phase.client_ids
         if job.block.phase.work.straggler_fraction:  # who takes the most steps need not be the largest
-            order = torch.argsort((plan.counts > 0).sum(1), descending=True, stable=True)
-            sorted_plan = Plan(plan.index[order], plan.counts[order])
-            done = self._advance(job, tree.index(work, order), sorted_plan, rows[order], mask[order], ids[order])
+            order = torch.argsort(plan.steps, descending=True, stable=True)
+            done = self._advance(job, *tree.index((work, plan, rows, mask, ids), order))
             return tree.index(done, torch.argsort(order))
         return self._advance(job, work, plan, rows, mask, ids)
 
     def _advance(self, job: TrainJob, work: Any, plan: Plan, rows: Tensor, mask: Tensor, ids: Tensor) -> Any:
         """Take the steps of a plan whose clients come by falling number of steps."""
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
-        active_at = (plan.counts > 0).sum(0).tolist()
+        active_at = (plan.steps[:, None] > torch.arange(plan.counts.shape[1])).sum(0).tolist()
         step = vmap(lambda work, batch: algorithm.client_step(ctx, shared, work, batch))
         finished = []
         active = len(plan.counts)
@@ -181,7 +180,7 @@ class VectorizedTrainer:
         starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]
         mask = mask.to(data.x.device, torch.float32).expand(plan.index.shape)
-        return Plan(plan.index.to(data.x.device), plan.counts), (plan.index + starts).to(data.x.device), mask
+        return plan._replace(index=plan.index.to(data.x.device)), (plan.index + starts).to(data.x.device), mask
 
     def _batch(self, data: Split, rows: Tensor, index: Tensor, mask: Tensor) -> Batch:
         """Batch of the active clients, leaves [A, B, ...] or [A, K, B, ...]; valid until the next one is made."""
@@ -311,7 +310,7 @@ def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
     Padding changes the statistics of a batch, so with BatchNorm (`exact`) only batches of one width go together.
     """
     if not exact or int(counts.min()) == int(counts.max()):
-        return [(slice(0, len(counts)), int(counts.max()))]
+        return [(slice(0, len(counts)), max(int(counts.max()), 1))]
     return [((counts == width).nonzero()[:, 0], width) for width in counts.unique().tolist()]
 
 

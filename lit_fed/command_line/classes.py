@@ -22,6 +22,7 @@ from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
 from lit_fed.models.base import Network
+from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
@@ -32,6 +33,7 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.algorithm.topology": ("topology", Topology),
     "--model.network": ("model.network", Network),
     "--model.loss": ("model.loss", Loss),
+    "--model.privacy": ("model.privacy", Privacy),
     "--model.secure_aggregation": ("model.secure_aggregation", SecureAggregation),
     "--model.compression": ("model.compression", Codec),
     "--model.downlink_compression": ("model.downlink_compression", Codec),
@@ -47,9 +49,12 @@ NO_CLASS = re.compile(
 """What jsonargparse says of a class that cannot be found."""
 
 ABSTRACT = re.compile(
-    r"Expected an instantiatable class, but (?:(\w+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
+    r"[Ee]xpected (?:an )?instantiatable class, but (?:([\w.]+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
 )
 """What it says of a class that is only a base of others."""
+
+NO_CLASS_YET = re.compile(r"Expected an instantiatable class, but lit_fed\.\S+ is abstract")
+"""What it says of options of a class where no class is given, and it takes the base."""
 
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
 """What it says of a module that is no network of lit_fed."""
@@ -106,9 +111,12 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     takes = f"{option} takes {takes}"
     if "Not a valid subclass" in message and "Got value: None" in message:
         return [f"{option} is null; leave it out, or give a class", takes]
+    if NO_CLASS_YET.search(message):
+        return [f"{option} has options and no class; give {option} NAME before them", takes]
     abstract = ABSTRACT.search(message)
     if abstract:
-        return [f"{option} {abstract[1] or abstract[2]}: a base of other classes, which cannot be run itself", takes]
+        base_name = (abstract[1] or abstract[2]).rpartition(".")[2]
+        return [f"{option} {base_name}: a base of other classes, which cannot be run itself", takes]
     other = OTHER_KIND.search(message)
     if other:
         return [

@@ -38,6 +38,13 @@ class Context(NamedTuple):
     capped_samples: int = 0  # of all T clients, each with no more than it may weigh; 0: weights have no cap
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
     augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
+    mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
+    unprotected: Context | None = None  # the same without protection of samples; None: there is none
+
+    @property
+    def own(self) -> Context:
+        """The same for what never leaves the client and steers nothing that does: no privacy takes part there."""
+        return self if self.unprotected is None else self.unprotected
 
     @property
     def total_weight(self) -> int:

@@ -23,7 +23,8 @@ class Plan(NamedTuple):
     """Batches of C clients; a client's real samples come first in each of its batches."""
 
     index: Tensor  # type: ignore[assignment] # [C, S, K, B] int64 position within the client's samples; 0 where padded
-    counts: Tensor  # [C, S] int64 samples in the batch; 0 after a client's last step
+    counts: Tensor  # [C, S] int64 samples in the batch; 0 after a client's last step, and where none was drawn
+    steps: Tensor  # [C] int64 steps that a client takes
 
 
 def _batch_size(num_samples: int, work: LocalWork, default: int) -> int:
@@ -38,6 +39,8 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
         >>> num_steps(300, LocalWork(epochs=2), 128), num_steps(129, LocalWork(epochs=1), 128, smallest_batch=2)
         (6, 1)
     """
+    if work.sample_rate:
+        return (work.steps or (work.epochs or 0) * round(1 / work.sample_rate)) if num_samples else 0
     per_pass = _steps_per_pass(num_samples, _batch_size(num_samples, work, batch_size), smallest_batch)
     if not per_pass:
         return 0
@@ -84,6 +87,9 @@ def make_plan(
     if work.straggler_fraction:
         each = zip(steps.tolist(), client_ids, strict=True)
         steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in each], dtype=np.int64)
+    if work.sample_rate:
+        rngs = [generator(seed, round_idx, int(one), f"plan/{phase}") for one in client_ids]
+        return _drawn(sizes, rngs, steps, work)
     widths = np.array([_batch_size(size, work, batch_size) for size in sizes], dtype=np.int64)
     per_pass = np.array([_steps_per_pass(n, int(b), smallest_batch) for n, b in zip(sizes, widths, strict=True)])
     longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
@@ -100,7 +106,25 @@ def make_plan(
                 for stream in range(work.batches_per_step):
                     index[row, stream, start : start + kept] = rng.permutation(size)[:kept]
     index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
-    return Plan(torch.from_numpy(index), torch.from_numpy(_counts(np.array(sizes), steps, widths, per_pass)))
+    counts = _counts(np.array(sizes), steps, widths, per_pass)
+    return Plan(*map(torch.from_numpy, (index, counts, steps)))
+
+
+def _drawn(sizes: Sequence[int], rngs: Sequence[np.random.Generator], steps: np.ndarray, work: LocalWork) -> Plan:
+    """Batches into which every sample comes by itself, cut to `work.batch_size` where that is a number."""
+    drawn: list[list[np.ndarray]] = []
+    for size, rng, count in zip(sizes, rngs, steps.tolist(), strict=True):
+        batches = [np.flatnonzero(rng.random(size) < work.sample_rate) for _ in range(count)]
+        most = work.batch_size or size
+        drawn.append([one if len(one) <= most else np.sort(rng.choice(one, most, replace=False)) for one in batches])
+    counts = np.zeros((len(sizes), int(steps.max(initial=0))), dtype=np.int64)
+    for row, batches in enumerate(drawn):
+        counts[row, : len(batches)] = [len(one) for one in batches]
+    index = np.zeros((*counts.shape, 1, max(int(counts.max(initial=0)), 1)), dtype=np.int64)
+    for row, batches in enumerate(drawn):
+        for step, batch in enumerate(batches):
+            index[row, step, 0, : len(batch)] = batch
+    return Plan(*map(torch.from_numpy, (index, counts, steps)))
 
 
 def _steps_taken(steps: int, client_id: int, work: LocalWork, seed: int, round_idx: int, phase: str) -> int:

@@ -92,6 +92,7 @@ class LocalWork(NamedTuple):
     batch_size: int | None = None  # None: that of the data module; 0: the whole local set
     batches_per_step: int = 1  # K > 1: each step gets K batches, each from its own shuffle
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
+    sample_rate: float = 0.0  # b > 0: each sample enters each step by itself with this probability; 0: shuffled passes
 
 
 class Phase(NamedTuple):

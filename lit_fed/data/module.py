@@ -94,7 +94,7 @@ class FederatedDataModule(LightningDataModule):
         clients_per_round: number of clients sampled in each round, instead of a share; with `poisson` on average.
         client_sampling: `uniform` without replacement; `size`: with replacement, in proportion to the samples, refused
             by algorithms in which each client has to count once; or `poisson`: each client for itself, with the same
-            probability, as differential privacy counts on.
+            probability, as guarantees of differential privacy want it.
         clients_per_block: most clients handed to a client trainer at once; fewer where their states lie in files.
         eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
             clients and one of the unseen, drawn from `seed`; null measures all.

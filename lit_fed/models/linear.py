@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
@@ -53,3 +54,13 @@ class Linear(Network):
         else:
             weight = (residual.flatten(1).T @ x.flatten(1)).view(*residual.shape[1:], -1)
         return {"linear.weight": weight, "linear.bias": residual.sum(0)}
+
+    def squared_norms(self, x: Tensor, residual: Tensor, names: Collection[str]) -> Tensor:
+        """Squared norms [B, M] float64 of each sample's gradient, of the parameters of these names: |r|²(|x|² + 1)."""
+        squares = x.new_zeros(len(x), dtype=torch.float64)
+        if "linear.weight" in names:
+            squares = squares + torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64).square()
+        if "linear.bias" in names:
+            squares = squares + 1
+        of_residual: Tensor = torch.linalg.vector_norm(residual, dim=2, dtype=torch.float64)
+        return of_residual.square() * squares.unsqueeze(1)

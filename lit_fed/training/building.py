@@ -130,7 +130,7 @@ class ModelSettings(NamedTuple):
         check_division(self.algorithm, self.name, data.dataset.divided_by, type(data.dataset).__name__)
         usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
         if self.privacy is not None:
-            usual = self.privacy.usual_weighting()
+            usual = self.privacy.usual_weighting() or usual
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
         if self.secure_aggregation is not None:

@@ -212,7 +212,7 @@ class WrapperSettings(ABC):
         """The wrapper around an algorithm, which may be a wrapper itself."""
 
 
-def own_work(work: Carried) -> Any:
+def own_work(work: Any) -> Any:
     """The algorithm's work, with the optimizer that the client trainer may have put in."""
     return work.inner._replace(optimizer=work.optimizer) if hasattr(work.inner, "optimizer") else work.inner
 

@@ -39,9 +39,8 @@ from lit_fed.core.privacy.clipping import adapted_bound, clip_factor, noise_besi
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
 from lit_fed.wrappers.around import Around
-from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.news import known, news, tell
-from lit_fed.wrappers.privacy import NOT_COVERED, Privacy, Private, planned
+from lit_fed.wrappers.privacy import NOT_COVERED, Privacy, Private, check_statistics, planned
 
 __all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released"]
 
@@ -104,6 +103,8 @@ class ClientPrivacy(Privacy):
     accountant: Accountant = "pld"
     noise_scale: float = 1.0
 
+    fixes_denominator = True
+
     def __post_init__(self) -> None:
         """Refuse values outside their range, and what does not go together."""
         self.check_budget()
@@ -123,6 +124,7 @@ class ClientPrivacy(Privacy):
             "clip_quantile": (0 < self.clip_quantile < 1, "a number in (0, 1)"),
             "clip_lr": (self.clip_lr >= 0, "a number >= 0"),
             "clip_count_noise": (self.clip_count_noise is None or self.clip_count_noise > 0, "a number > 0"),
+            "accountant": (self.accountant in ("pld", "rdp"), "pld or rdp"),
             "noise_scale": (0 < self.noise_scale <= 1, "a number in (0, 1]"),
         }
         check_settings(self, checks, here)
@@ -178,7 +180,7 @@ class PrivateAverage(Private):
 
     def server_memory(self, ctx: Context, shared: Tree) -> Released:
         """The first bound; refuses statistics of BatchNorm, which a bound on changes does not cover."""
-        _check_statistics(self.inner, ctx)
+        check_statistics(self.inner, ctx)
         privacy = self.privacy
         bound = torch.tensor(privacy.clip_norm or privacy.initial_clip_norm, dtype=torch.float64)
         return Released(bound, *(torch.zeros_like(bound) for _ in Released._fields[1:]))
@@ -267,13 +269,18 @@ class PrivateAverage(Private):
                 f"the run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to "
                 f"{epsilon:.4g}; give fewer --trainer.max_epochs, or begin a new run"
             )
-        return planned(epsilon, privacy.charged, noise, f"{in_all} rounds", privacy.accountant, ctx.num_clients)
+        name = accountant_name(privacy.accountant)
+        return planned(epsilon, privacy.charged, noise, f"{in_all} rounds", name, ctx.num_clients)
 
     def _epsilon(self, ctx: Context, noise: float, releases: int, exact: bool = True) -> float:
         privacy = self.privacy
         return epsilon_of_releases(
             ctx.sampling_probability, noise, releases, privacy.charged, privacy.accountant, exact=exact
         )
+
+    def worth(self, own: Released) -> dict[str, float]:
+        """The bound of the coming round, and the share of the noise in what was released."""
+        return {"clip_norm": float(own.clip_norm), "noise_share": float(own.noise_share)}
 
     def guarantee(self, ctx: Context, own: Released, exact: bool = True) -> dict[str, Any]:
         """ε for adding or removing one client with all of its samples."""
@@ -295,10 +302,8 @@ class PrivateAverage(Private):
             "sampling_probability": ctx.sampling_probability,
             "noise_multiplier": noise,
             "releases": releases,
-            "clip_norm": float(own.clip_norm),
-            "noise_share": float(own.noise_share),
         }
-        return found | numbers | words
+        return found | numbers | self.worth(own) | words
 
 
 _noise_for = lru_cache(maxsize=8)(noise_for_releases)
@@ -317,19 +322,3 @@ def _beside_models(value: Tree) -> list[int]:
         parts = value.values() if isinstance(value, dict) else value
         return [one for part in parts for one in _beside_models(part)]
     return [] if value is None else [1]
-
-
-def _check_statistics(algorithm: Any, ctx: Context) -> None:
-    """Refuse BatchNorm whose running statistics would be averaged.
-
-    Raises:
-        ConfigError: naming the setting that keeps them with the clients.
-    """
-    inside = algorithm
-    while isinstance(inside, Around):
-        if isinstance(inside, LocalNorm):
-            return
-        inside = inside.inner
-    if ctx.task.norm_names:
-        raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
-                          "--model.batch_norm local")  # fmt: skip

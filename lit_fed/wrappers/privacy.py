@@ -9,11 +9,11 @@ from typing import Any, Literal
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.core.privacy.accountant import Accountant, accountant_name
 from lit_fed.core.types import Tree
 from lit_fed.wrappers.around import Around, WrapperSettings
+from lit_fed.wrappers.fedbn import LocalNorm
 
-__all__ = ["NOT_COVERED", "Privacy", "Private", "planned", "private_part"]
+__all__ = ["NOT_COVERED", "Privacy", "Private", "check_statistics", "planned", "private_part"]
 
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
 """What a run writes and ε says nothing of: it is made from the clients' own data without noise."""
@@ -32,6 +32,10 @@ class Private(Around):
             exact: False where many rounds ask, and ε may be larger by a thousandth or two.
         """
 
+    def worth(self, own: Tree) -> dict[str, float]:
+        """What tells how the last release was, by name, for every round."""
+        return {}
+
     @abstractmethod
     def plan(self, ctx: Context, own: Tree) -> list[str]:
         """Refuse a fit that cannot keep what was asked for, before it begins; else what its user should know of it.
@@ -47,8 +51,9 @@ class Privacy(WrapperSettings):
     noise_multiplier: float | None
     target_epsilon: float | None
     delta: float | None
-    accountant: Accountant
     weight_cap: int | None = None
+    fixes_denominator = False
+    """Whether averages are divided by what takes part in general, whoever it is."""
 
     def check_budget(self) -> None:
         """Refuse settings that do not say how much noise there is, and for which δ.
@@ -70,7 +75,6 @@ class Privacy(WrapperSettings):
             "noise_multiplier": (noise is None or 0 <= noise < math.inf, "a number >= 0"),
             "target_epsilon": (target is None or 0 < target < math.inf, "a number > 0"),
             "delta": (0 < self.delta < 1, "a number in (0, 1)"),
-            "accountant": (self.accountant in ("pld", "rdp"), "pld or rdp"),
         }
         check_settings(self, checks, here)
 
@@ -80,8 +84,8 @@ class Privacy(WrapperSettings):
         assert self.delta is not None
         return self.delta
 
-    def usual_weighting(self) -> Literal["samples", "uniform"]:
-        """Weight of a client's message where none is asked for."""
+    def usual_weighting(self) -> Literal["samples", "uniform"] | None:
+        """Weight of a client's message where none is asked for; None: as without privacy."""
         return "uniform"
 
     def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
@@ -113,7 +117,7 @@ class Privacy(WrapperSettings):
                 f"--model.privacy charges one average of models a round, and {name} {algorithm.refuses_privacy}; "
                 "let all clients send all of their models once a round, choose another algorithm, or leave it out"
             )
-        if aggregation == "stale_fill":
+        if aggregation == "stale_fill" and self.fixes_denominator:
             raise ConfigError(
                 "--model.aggregation stale_fill has no meaning with --model.privacy, whose denominator is fixed already"
             )
@@ -127,7 +131,7 @@ class Privacy(WrapperSettings):
 
 
 def planned(
-    epsilon: float, delta: float, noise_multiplier: float, after: str, accountant: Accountant, num_clients: int
+    epsilon: float, delta: float, noise_multiplier: float, after: str, accountant: str, num_clients: int
 ) -> list[str]:
     """What the user of a private run should know before it begins.
 
@@ -136,20 +140,36 @@ def planned(
         delta: δ.
         noise_multiplier: z.
         after: how much will have been released by then, in words.
-        accountant: who says so.
+        accountant: its name.
         num_clients: T.
     """
     said = f"ε {epsilon:.4g}" if math.isfinite(epsilon) else "no finite ε, since there is no noise,"
-    lines = [
-        f"a noise multiplier of {noise_multiplier:.4g} gives {said} at δ {delta:g} after {after} "
-        f"({accountant_name(accountant)})"
-    ]
+    lines = [f"a noise multiplier of {noise_multiplier:.4g} gives {said} at δ {delta:g} after {after} ({accountant})"]
     if delta * num_clients >= 1:
         lines.append(
             f"--model.privacy.delta {delta:g} is not below 1 over the {num_clients} clients, and would allow to "
             f"publish the data of one of them; customary is their number to the power of -1.1, {num_clients**-1.1:.2g}"
         )
     return lines
+
+
+def check_statistics(algorithm: Any, ctx: Context) -> None:
+    """Refuse BatchNorm whose running statistics would be averaged: a bound on changes does not cover them.
+
+    Args:
+        algorithm: the algorithm, with the wrappers inside.
+        ctx: what every client knows.
+
+    Raises:
+        ConfigError: naming the setting that keeps them with the clients.
+    """
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, LocalNorm):
+            return
+        algorithm = algorithm.inner
+    if ctx.task.norm_names:
+        raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
+                          "--model.batch_norm local")  # fmt: skip
 
 
 def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:

@@ -166,7 +166,7 @@ class MaskedAverage(Around):
         ]
         value = Masked(tree.rebuild(message.value, sent), of_weight[:, 0])
         beyond = torch.stack([(leaf.abs() > point.largest).sum() for point, leaf in pairs]).sum()
-        metrics = {"secure/clamped_share": beyond.double() / (len(flat) - 1)}
+        metrics = {"secure/clamped_share": (beyond.double() / (len(flat) - 1)).float()}  # short, so that sums are exact
         counts, metrics = self._counts(ctx, cohort, data.client_id, metrics)
         numbers = 1 + self._num_sent(ctx, message.value)
         bits = counts * self.settings.modulus_bits * numbers + agreement_bits(cohort.num_partners)
@@ -181,20 +181,20 @@ class MaskedAverage(Around):
             present = self._present(ctx, cohort)
             void = torch.full_like(counts, float(not survives(cohort, present, self.settings.threshold)))
             gone = torch.ones_like(counts) - present.double().mean()
-            metrics = metrics | {"secure/dropped_share": gone, "secure/void_share": void}
+            metrics = metrics | {"secure/dropped_share": gone.float(), "secure/void_share": void}
         return counts, metrics
 
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
         """The algorithm's; where clients drop out, with the state that they go back to."""
         work = super().client_init(ctx, shared, state, data, losses)
-        return Carried(work, state, getattr(work, "optimizer", None)) if self._may_lose(ctx) else work
+        return Carried(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
         """The algorithm's."""
         if not self._may_lose(ctx):
             return super().client_step(ctx, shared, work, batch)
         stepped = super().client_step(ctx, shared, own_work(work), batch)
-        return Carried(stepped, work.memory, getattr(stepped, "optimizer", None))
+        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's, masked; a client whose message is lost keeps the state from before."""

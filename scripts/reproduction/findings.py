@@ -62,6 +62,8 @@ FINDINGS = {
         "data most still climb at the end of the few reduced rounds."
     ),
     "precision": ("bf16-mixed changes the accuracy by a few hundredths of a point."),
+    "privacy": ("Not decided yet: few runs were made."),
+    "compression": ("Not decided yet: few runs were made."),
     "ucfl-table1": (
         "Under concept shift UCFL's four streams serve users as well as an oracle that knows the groups, and FedAvg "
         "falls below local training, as in the paper. In the label shifts on MNIST, with one seed, UCFL does not "

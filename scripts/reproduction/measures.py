@@ -35,6 +35,13 @@ def data_statistics(cli: Any, folder: Path) -> dict[str, Any]:
     }
 
 
+def participation(cli: Any, folder: Path) -> dict[str, float]:
+    """Clients of the training, and how many of them take part in a round on average."""
+    data = cli.datamodule
+    clients = data.seen.train.num_clients
+    return {"clients": clients, "per_round": data.clients_per_round or clients}
+
+
 def objective(cli: Any, folder: Path) -> dict[str, Any]:
     """What `ObjectiveGap` measured after each round, and the megabits that clients have sent and received by then."""
     import pandas as pd
@@ -57,6 +64,7 @@ MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "data_statistics": data_statistics,
     "mixture_entropy": mixture_entropy,
     "objective": objective,
+    "participation": participation,
     "recovery": recovery,
     "sine_lines": sine_lines,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reproduction import (
+    compression,
     fedem,
     fedem_components,
     fedem_convergence,
@@ -15,6 +16,7 @@ from reproduction import (
     federico_sine,
     optimization,
     precision,
+    privacy,
     ucfl,
 )
 
@@ -23,6 +25,6 @@ __all__ = ["TABLES"]
 MODULES = (
     fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence,
     precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
-    optimization,
+    optimization, privacy, compression,
 )  # fmt: skip
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}

@@ -14,7 +14,7 @@ from fit_all import StackedAverage
 from running import ended, forked, of_ranks
 from test_algorithms import SMALL, all_algorithms, federation_of
 
-from lit_fed.algorithms import EASGD, FedAdam, FedAvg
+from lit_fed.algorithms import EASGD, FedAdam, FedAvg, FedEM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_sampling
@@ -22,7 +22,9 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
+from lit_fed.wrappers.client_privacy import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.secure_sum import MaskedAverage, SecureSum
 
 SIZES = [6, 3, 9, 4]
 COHORTS = [[], [2], [], [0, 2, 3]]
@@ -158,6 +160,26 @@ def test_a_server_may_want_the_reduction_of_nothing(trainer, wrap):
         assert found == ([*value, (rows, torch.float64, 0.0)], [], 0)
         assert same_bits(federation.shared, tree.map_leaves(lambda leaf: leaf + 1, before))
         assert (federation.metrics, federation.bits.tolist()) == ({}, [0, 0])
+
+
+@pytest.mark.parametrize(
+    "wrap", [LocalNorm, lambda one: MaskedAverage(one, SecureSum(masks=True))], ids=["norm", "sum"]
+)
+def test_wrappers_leave_it_at_that(wrap):
+    run(fresh(wrap(FedEM(num_components=2))))
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_a_private_average_of_nobody_is_noise(noise):
+    """Whether somebody took part is private: the server takes its step in any case."""
+    private = PrivateAverage(FedAvg(), ClientPrivacy(noise, clip_norm=1.0, delta=1e-3))
+    federation = fresh(private, sampling_probability=0.5, weighting="uniform")
+    before = federation.shared.inner
+    federation.round([])
+    changes = torch.cat([leaf.flatten() for leaf in tree.leaves(tree.sub(federation.shared.inner, before))])
+    assert (changes != 0).tolist() == [noise > 0] * len(changes)
+    assert float(changes.abs().max()) <= 4 * noise / (0.5 * 4)
+    assert int(federation.shared.own.releases) == 1
 
 
 def test_moments_of_the_server_stay():

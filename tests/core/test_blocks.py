@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.blocks import cohort_size, cut_blocks, draw_cohort, make_blocks, round_blocks, split_by_work
+from lit_fed.core.blocks import (
+    cohort_size,
+    cut_blocks,
+    draw_cohort,
+    make_blocks,
+    round_blocks,
+    sampling_probability,
+    split_by_work,
+)
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import LocalWork, Phase, Split
 
@@ -46,6 +54,32 @@ def test_uniform_sampling_is_uniform():
     np.testing.assert_allclose(np.bincount(np.concatenate(drawn)) / 1000, np.ones(6), atol=0.1)
 
 
+POISSON = [[0, 3, 5, 8, 9], [0, 1, 2, 6], [0, 3, 4, 6], [0, 7], [1, 4, 8], [0]]
+"""Cohorts of ten clients, each with probability 0.3, in the first rounds of seed 0."""
+
+
+@pytest.mark.parametrize("how_many", [{"fraction": 0.3}, {"number": 3}], ids=str)
+def test_each_client_is_drawn_for_itself(how_many):
+    options = {"sampling": "poisson", "seed": 0, **how_many}
+    cohorts = [draw_cohort(10, np.ones(10), round_idx=one, **options) for one in range(6)]
+    assert [cohort.tolist() for cohort in cohorts] == POISSON
+    assert {cohort.dtype for cohort in cohorts} == {np.dtype(np.int64)}
+
+
+def test_a_third_of_the_rounds_has_nobody():
+    """Where one of ten is expected, 0.9^10 = 34.87 %."""
+    options = {"fraction": 0.1, "sampling": "poisson", "seed": 0}
+    drawn = [len(draw_cohort(10, np.ones(10), round_idx=one, **options)) for one in range(1000)]
+    assert drawn.count(0) == 340
+    assert np.mean(drawn) == pytest.approx(1, abs=0.1)
+
+
+def test_with_probability_one_all_take_part():
+    for how_many in ({"fraction": 1.0}, {"number": 6}):
+        assert sampling_probability(6, sampling="poisson", **how_many) == 1
+        assert draw_cohort(6, SIZES, sampling="poisson", seed=0, round_idx=0, **how_many).tolist() == list(range(6))
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -53,7 +87,9 @@ def test_uniform_sampling_is_uniform():
         ({"number": 7}, "clients per round = 7, but there are only 6"),
         ({"fraction": 0.0}, r"= 0\.0; choose"),
         ({"fraction": 1.5}, r"= 1\.5; choose"),
-        ({"sampling": "other"}, "'other'; choose"),
+        ({"sampling": "other"}, "'other'; choose 'uniform', 'size' or 'poisson'"),
+        ({"number": 7, "sampling": "poisson"}, "clients per round = 7, but there are only 6"),
+        ({"fraction": 0.0, "sampling": "poisson"}, r"= 0\.0; choose"),
     ],
 )
 def test_wrong_cohorts_are_refused(wrong, message):
@@ -82,6 +118,21 @@ def test_blocks_know_how_often_each_client_was_drawn(num_ranks):
             ghosts += count == 0
     assert drawn == {0: 1, 2: 2, 5: 3}
     assert ghosts == {1: 0, 2: 1, 4: 1}[num_ranks]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_phase_without_clients_has_a_ghost_on_each_rank(num_ranks):
+    data = Split(torch.zeros(52, 1), torch.zeros(52), torch.tensor([0, *SIZES.cumsum().tolist()]))
+    phases = [Phase(name, torch.tensor(ids).long(), LocalWork(epochs=1)) for name, ids in (("a", [4, 1]), ("b", []))]
+    options = {"batch_size": 4, "clients_per_block": 2, "num_ranks": num_ranks}
+    for rank in range(num_ranks):
+        *_, last = blocks = round_blocks(phases, data, rank=rank, **options)
+        ends = [(one.phase.name, one.ends_phase, one.ends_round) for one in blocks]
+        assert ends == [("a", True, False), ("b", True, True)]
+        assert (last.phase.client_ids.tolist(), last.multiplicity.tolist(), last.is_ghost) == ([0], [0.0], True)
+        assert [len(one) for one in last.slices] == [0] * num_ranks
+        assert last.slices[0].dtype == torch.int64
+        assert blocks[0].is_ghost == (rank == 2)
 
 
 def test_work_is_balanced():

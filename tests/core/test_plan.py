@@ -39,6 +39,8 @@ def joined(some):
         (10, LocalWork(), 3, 0),
         (0, LocalWork(steps=7), 3, 0),
         (0, LocalWork(epochs=2), 3, 0),
+        (9, LocalWork(epochs=2, sample_rate=1.0), 3, 2),
+        (0, LocalWork(epochs=2, sample_rate=0.3), 3, 0),
     ],
 )
 def test_num_steps(num_samples, work, batch_size, steps):
@@ -224,3 +226,24 @@ def test_steps_of_the_largest_client_leave_out_a_batch_too_small_for_normalisati
     ctx = make_context(make_task(network=NormalisedMLP), most_samples=9, batch_size=4)
     assert most_steps(ctx) == 2
     assert most_steps(ctx._replace(most_samples=0)) == 0
+
+
+def test_drawn_batches_have_every_sample_by_itself():
+    work = LocalWork(epochs=200, sample_rate=0.3)
+    plan = plan_of([10, 3, 0], work, client_ids=[4, 7, 5])
+    assert plan.steps.tolist() == [600, 600, 0]
+    every = [plan.index[0, step, 0, :count].tolist() for step, count in enumerate(plan.counts[0].tolist())]
+    assert all(batch == sorted(set(batch)) for batch in every)
+    shares = np.array([[position in batch for position in range(10)] for batch in every]).mean(0)
+    assert abs(shares - 0.3).max() < 4 * (0.3 * 0.7 / 600) ** 0.5
+    assert (plan.counts[1] == 0).any()  # a step of its own, into which nothing was drawn
+    alone = plan_of([3], work, client_ids=[7])
+    assert torch.equal(alone.counts[0], plan.counts[1])
+    assert torch.equal(alone.index[0], plan.index[1, :, :, : alone.index.shape[3]])
+
+
+def test_drawn_batches_are_cut():
+    plan = plan_of([40], LocalWork(steps=300, sample_rate=0.5, batch_size=20))
+    assert plan.counts.max() == 20 == plan.index.shape[3]
+    last = [39 in plan.index[0, step, 0, :20].tolist() for step in range(300) if plan.counts[0, step] == 20]
+    assert 0.3 < np.mean(last) < 0.7  # the first are not preferred

@@ -3,7 +3,7 @@ import torch
 from federated_round import flat, make_context, same_bits
 
 from lit_fed.core import tree
-from lit_fed.core.reduce import Accumulator, all_reduce, exact_average, gather_rows, server_average
+from lit_fed.core.reduce import Accumulator, RunningMeans, all_reduce, exact_average, gather_rows, server_average
 from lit_fed.core.types import Message, ModelState, Reduced
 
 
@@ -141,3 +141,21 @@ def test_one_process_needs_no_collective():
     assert all_reduce(value) is value
     rows = gather_rows({"w": torch.tensor([[1.0], [2.0], [3.0]])}, torch.tensor([2, 0, 1]), [3])
     assert rows["w"].tolist() == [[2.0], [3.0], [1.0]]
+
+
+@pytest.mark.parametrize("kind", ["sum", "stack"])
+def test_what_weighs_nothing_has_means_of_zero(kind):
+    message, nobody = messages(1), torch.zeros(1, dtype=torch.float64)
+    accumulator = add_all(kind, message, nobody, [[0]], {"loss": torch.ones(1)})
+    reduced, bits, means = accumulator.reduce(torch.arange(0), [0])
+    rows = [0] if kind == "stack" else []
+    assert [list(leaf.shape) for leaf in tree.leaves(reduced)] == [[*rows, 2], [*rows, 1, 3], rows]
+    assert all(float(leaf.sum()) == 0 for leaf in tree.leaves(reduced))
+    assert (bits.tolist(), means.tolist()) == ([0, 0], [0])
+
+
+def test_a_mean_over_parts_leaves_out_those_without_weight():
+    means = RunningMeans()
+    for name, mean, weight in (("loss", 0.0, 0.0), ("loss", 2.0, 3.0), ("loss", 0.0, 0.0), ("other", 0.0, 0.0)):
+        means.add(name, mean, weight)
+    assert means.means == {"loss": 2.0}

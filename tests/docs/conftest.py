@@ -12,13 +12,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory, worker_id):
+def site(shared_folder):
     """Folder of the built documentation; several processes of pytest share one build."""
-    shared = tmp_path_factory.getbasetemp()
-    if worker_id != "master":
-        shared = shared.parent
-    folder, log = shared / "site", shared / "site.log"
-    with FileLock(shared / "site.lock"):
+    folder, log = shared_folder / "site", shared_folder / "site.log"
+    with FileLock(shared_folder / "site.lock"):
         if not log.exists():
             log.write_text(build(folder))
     return folder, log.read_text()

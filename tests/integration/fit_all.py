@@ -23,6 +23,8 @@ from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.pictures import run as pictures
 from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.secure_sum import SecureSum
 
 
 @dataclass(frozen=True)
@@ -121,13 +123,17 @@ class Whole(NamedTuple):
     """The leaves of it that are in files."""
 
 
+NOISY_STEPS = ExamplePrivacy(noise_multiplier=0.5, clip_norm=1.0, sample_rate=0.3, delta=1e-3, mixture_noise=3.0)
+
 WRAPPED = {
     "client privacy": {
-        "model": {"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=0.1, delta=1e-3)},
+        "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
+    "secure sum": {"model": {"secure_aggregation": SecureSum(masks=True, dropout_fraction=0.3, threshold=0.4)}},
     "compression": {"model": {"compression": TopK(0.1), "downlink_compression": QSGD()}},
     "compression by EF21": {"model": {"compression": QSGD(15), "compression_feedback": "ef21"}},
+    "example privacy": {"model": {"privacy": NOISY_STEPS}},
 }
 """What may go around an algorithm, by name."""
 

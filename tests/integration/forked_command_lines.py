@@ -1,7 +1,4 @@
-"""Runs many command lines in forked processes of one that has loaded lit_fed, each in a folder of its own.
-
-Reads a list of lists of arguments as JSON from standard input and writes, as JSON, what became of each.
-"""
+"""Runs many command lines in forked processes of one that has loaded lit_fed, each in a folder of its own."""
 
 import json
 import os
@@ -9,9 +6,7 @@ import resource
 import signal
 import sys
 import time
-from pathlib import Path
 
-import warm  # noqa: F401 - before the first fork
 from prepared import do_not_render
 
 from lit_fed.cli import main
@@ -71,8 +66,7 @@ def run_all(lines, root):
     return results
 
 
-if __name__ == "__main__":
+def run_from_file(lines, root, results):
+    """Write what became of each of many command lines, in a process of its own; both files are JSON."""
     do_not_render()
-    json.dump(run_all(json.load(sys.stdin), Path(sys.argv[1])), sys.stdout)
-    sys.stdout.flush()
-    os._exit(0)  # libraries tell of the objects that were frozen
+    results.write_text(json.dumps(run_all(json.loads(lines.read_text()), root)))

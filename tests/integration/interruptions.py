@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import sys
 from contextlib import contextmanager
 
 import torch
@@ -12,13 +13,18 @@ from lit_fed.callbacks import FederatedCallback
 
 @contextmanager
 def file_size_limit(size):
-    """As `ulimit -f`: the system refuses to let a file grow beyond so many bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """As `ulimit -f`: the system refuses to let a file grow beyond so many bytes.
+
+    Python would keep modules that it compiles meanwhile as far as they go, and fail to load them ever after.
+    """
+    before, keeps_none = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = keeps_none
 
 
 class Kill(FederatedCallback):

@@ -23,6 +23,9 @@ SMALL = [
     "0.7", "--trainer.accelerator", "cpu", "--trainer.max_epochs", "4", "--model.solver.momentum", "0.9",
 ]  # fmt: skip
 
+started_by = []
+"""Processes that asked for the one which others are forked from, the one that started it first."""
+
 
 class Started:
     """`python -m lit_fed`, or a script, in a forked process: as a fresh one, but nothing is left to be loaded.
@@ -57,11 +60,18 @@ class Started:
 
 
 def server():
-    """The context of processes that are forked from one that has loaded lit_fed."""
+    """The context of processes that are forked from one that has loaded lit_fed.
+
+    That one is shared with the processes that are forked from this one.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["warm"])
-    with mock.patch.dict(os.environ, PYTHONPATH=_paths(), OMP_NUM_THREADS="1"):
-        multiprocessing.forkserver.ensure_running()
+    started_by.append(os.getpid())
+    if started_by[0] == os.getpid():
+        context.set_forkserver_preload(["warm"])
+        with mock.patch.dict(os.environ, PYTHONPATH=_paths(), OMP_NUM_THREADS="1"):
+            multiprocessing.forkserver.ensure_running()
+    else:  # it is no child of this process, which could not find out whether it runs
+        multiprocessing.forkserver._forkserver.ensure_running = lambda: None
     return context
 
 
@@ -81,6 +91,13 @@ def ended(process, timeout):
     process.join()
     assert not late, f"a forked process took more than {timeout} seconds"
     return process.exitcode
+
+
+def write_what_loads_with_lit_fed(file):
+    """The names of all modules that a process has loaded with the command line; to be called in a forked one."""
+    from warm import LOADED_WITH_LIT_FED
+
+    file.write_text("\n".join(LOADED_WITH_LIT_FED))
 
 
 def start(arguments, script=None, **environment):

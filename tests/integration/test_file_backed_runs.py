@@ -2,18 +2,16 @@
 
 import gc
 import os
-import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import peak_memory
 import pytest
 import torch
 from fit_all import IN_FILES, fit, resumed, whole
 from kill_test import kill_runs
 from lightning.pytorch.callbacks import ModelCheckpoint
-from running import SMALL, folder, history, numbers
+from running import SMALL, ended, folder, forked, history, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import Local
@@ -190,8 +188,7 @@ def test_two_killed_runs_continue_exactly(capsys):
 @pytest.mark.slow
 def test_memory_stays_at_a_few_models(tmp_path):
     """In memory, 24 clients' states alone are 24 models, and new ones are staged beside them."""
-    command = [sys.executable, str(Path(__file__).with_name("peak_memory.py")), str(tmp_path), "24", "0"]
-    finished = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
-    assert finished.returncode == 0, finished.stderr
-    assert float(re.search(r"grew by ([\d.]+) models", finished.stdout)[1]) < 15
+    grown = tmp_path / "grown"
+    assert ended(forked(peak_memory.fit, tmp_path, 24, 0, grown), timeout=200) == 0
+    assert float(grown.read_text()) < 15
     shutil.rmtree(tmp_path / "peak")

@@ -1,33 +1,27 @@
-"""The documented SLURM script, with a stand-in for `srun` that starts two tasks on this machine, forked from it."""
+"""The documented SLURM script, with a stand-in for `srun` that has two tasks started on this machine."""
 
+import contextlib
 import csv
+import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from doc_pages import ROOT, blocks
-from running import run
+from running import run, start
 
-SRUN = f"""#!{sys.executable}
-import os, sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import prepared, warm
-from lit_fed.__main__ import main
-
-prepared.do_not_render()
-
-assert sys.argv[1:4] == ["python", "-m", "lit_fed"]
-del sys.argv[1:4]
-tasks = []
-for rank in range(2):
-    tasks.append(os.fork())
-    if not tasks[-1]:
-        os.environ |= {{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)}}
-        main()
-        sys.exit()
-sys.exit(max(os.waitpid(task, 0)[1] for task in tasks) != 0)
+SRUN = f"""#!{sys.executable} -S
+import json, os, socket, sys
+with socket.create_connection(("127.0.0.1", os.environ["TASKS"])) as tasks, tasks.makefile("rw") as both:
+    print(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]), file=both, flush=True)
+    status, out, err = json.loads(both.readline())
+sys.stdout.write(out)
+sys.stderr.write(err)
+sys.exit(status)
 """
+"""Asks for the tasks and says what they said: the test has them forked from a process that has loaded lit_fed."""
 JOB = {
     "SLURM_JOB_ID": "2871", "SLURM_JOB_NAME": "fedem", "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "2",
     "SLURM_NTASKS_PER_NODE": "2", "SLURM_NODEID": "0", "SLURM_NODELIST": "localhost", "SLURM_CPUS_PER_TASK": "1",
@@ -39,12 +33,30 @@ def submit(folder, rounds):
     (script,) = [block.text for block in blocks("docs/guides/several_machines.md") if block.title == "fedem.sbatch"]
     assert script.count("--trainer.accelerator auto") == 1
     script = script.replace("--trainer.accelerator auto", f"{SHORT} --trainer.max_epochs {rounds}")
-    environment = os.environ | JOB | {"PATH": f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "-e", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    paths = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(60)
+        environment = os.environ | JOB | {"PATH": paths, "TASKS": str(server.getsockname()[1])}
+        job = subprocess.Popen(
+            ["bash", "-e", "-c", script], cwd=folder, env=environment,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        asked, _ = server.accept()
+        with asked, asked.makefile("rw") as both:
+            print(json.dumps(srun(*json.loads(both.readline()))), file=both, flush=True)
+    out, err = job.communicate(timeout=60)
+    assert job.returncode == 0, err
+    return out
+
+
+def srun(arguments, folder, environment):
+    """Two tasks, in the folder and the environment of `srun`: whether one failed, and what they said."""
+    assert arguments[:3] == ["python", "-m", "lit_fed"]
+    each = [environment | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    with contextlib.chdir(folder):
+        tasks = [start(arguments[3:], **one) for one in each]
+    said = zip(*(task.communicate(timeout=200) for task in tasks), strict=True)
+    return [int(any(task.returncode for task in tasks)), *("".join(one) for one in said)]
 
 
 def rows(folder, name):
@@ -54,9 +66,9 @@ def rows(folder, name):
 
 def test_two_tasks_share_the_clients_and_a_second_job_goes_on(tmp_path):
     (tmp_path / "bin").mkdir()
-    srun = tmp_path / "bin/srun"
-    srun.write_text(SRUN)
-    srun.chmod(0o755)
+    program = tmp_path / "bin/srun"
+    program.write_text(SRUN)
+    program.chmod(0o755)
     assert "round 2/2" in submit(tmp_path, 2)
     second = submit(tmp_path, 3)
     assert "round 2/3" in second

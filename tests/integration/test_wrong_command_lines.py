@@ -5,14 +5,13 @@ two rounds on the digits, FILES for a folder of configurations and checkpoints t
 """
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forked_command_lines import run_from_file
+from running import ended, forked
 
 HERE = Path(__file__).parent
 
@@ -96,13 +95,10 @@ def outcomes(tmp_path_factory):
     for name, content in CHECKPOINTS.items():
         torch.save(content, files / name)
     lines = [arguments_of(line, files) for _, line, _ in ROWS]
-    done = subprocess.run(
-        [sys.executable, str(HERE / "forked_command_lines.py"), str(root / "runs")],
-        input=json.dumps(lines), capture_output=True, text=True, timeout=600, check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    given, results = root / "lines.json", root / "results.json"
+    given.write_text(json.dumps(lines))
+    assert ended(forked(run_from_file, given, root / "runs", results), 600) == 0
+    return json.loads(results.read_text())
 
 
 @pytest.mark.parametrize("number", range(len(ROWS)), ids=[line.removeprefix("fit… ")[:70] for _, line, _ in ROWS])

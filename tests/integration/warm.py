@@ -1,19 +1,22 @@
 """Import this before forking: loads lit_fed and all that its runs load, and fills the caches of its command line."""
 
+import atexit
 import contextlib
 import gc
 import importlib
 import os
+import sys
 
-import matplotlib.backends.backend_agg
-import pandas
 import torch
 from prepared import build_parser_once
 
 from lit_fed.cli import main
 
-__all__ = ["matplotlib", "pandas"]
+LOADED_WITH_LIT_FED = frozenset(sys.modules)
+"""What is loaded with the command line, before a run asks for more."""
 
+for name in ("matplotlib.backends.backend_agg", "pandas"):
+    importlib.import_module(name)
 torch.set_num_threads(1)
 build_parser_once()
 for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed", "-1"]):
@@ -23,3 +26,4 @@ for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed
 importlib.import_module("sklearn.datasets")
 gc.collect()
 gc.freeze()
+atexit.register(gc.unfreeze)  # or libraries complain of what is left at the end of this process

@@ -41,6 +41,11 @@ def test_rounds_of_one_model_each_way(scenario, payloads, expected):
     assert SCENARIOS[scenario].phase(traffic(payloads=payloads), MODEL) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("rng", [None, np.random.default_rng(0)], ids=["expected", "drawn"])
+def test_a_phase_without_clients_takes_no_time(rng):
+    assert SCENARIOS["a"].phase(PhaseTraffic(0, True, 0, 0.0, 0.0), MODEL, rng) == 0
+
+
 def test_the_extra_payloads_of_personal_models_matter_less_where_uplinks_are_slow():
     more = [one.phase(traffic(payloads=100), MODEL) / one.phase(traffic(), MODEL) for one in SCENARIOS.values()]
     assert more == sorted(more)

@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
+from lit_fed.core.seeds import normals
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState, Reduced
 
@@ -21,7 +22,9 @@ __all__ = [
     "choose",
     "expectation",
     "largest",
+    "nearest_mixture",
     "num_factors",
+    "private_expectation",
 ]
 
 PositionLoss = Literal["mean", "sum"]
@@ -66,6 +69,35 @@ def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int 
     pi = (q.sum(0, dtype=torch.float64) / num_samples.clamp(min=1)).to(mixture.dtype)
     pi = torch.where(num_samples > 0, pi, mixture)
     return pi, q, (negative * mask).sum() / num_samples.clamp(min=1)
+
+
+def private_expectation(
+    ctx: Context, mixture: Tensor, losses: Tensor, data: ClientData, num_factors: int = 1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`expectation` whose new π is noised where a context asks for it, so that a sample tells little by it.
+
+    q comes from the old π, which was noised when it was new. One sample more or less changes Σ_s q_s by a vector of
+    norm 1 at most; how many there are counts as public.
+    """
+    pi, q, negative = expectation(mixture, losses, data.mask, num_factors)
+    if ctx.mixture_noise is None:
+        return pi, q, negative
+    chances = normals(ctx.seed, ctx.round_idx, data.client_id, f"mixture/{ctx.phase}", len(mixture))
+    total = q.sum(0, dtype=torch.float64) + ctx.mixture_noise * chances
+    noised = nearest_mixture(total / data.num_samples.clamp(min=1)).to(mixture.dtype)
+    return torch.where(data.num_samples > 0, noised, mixture), q, negative
+
+
+def nearest_mixture(weights: Tensor) -> Tensor:
+    """The mixture weights [M], not negative and summing to 1, that are closest to any M numbers.
+
+    Example:
+        >>> nearest_mixture(torch.tensor([0.755138, 0.294862], dtype=torch.float64)).tolist()
+        [0.730138, 0.269862]
+    """
+    falling = weights.sort(descending=True).values
+    counts = torch.arange(1, len(weights) + 1, device=weights.device)
+    return (weights - ((falling.cumsum(0) - 1) / counts).max()).clamp(min=0)
 
 
 def batch_weights(responsibility: Tensor, batch: Batch) -> Tensor:

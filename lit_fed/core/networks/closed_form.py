@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -18,3 +19,6 @@ class ClosedForm(Protocol):
 
     def stacked_gradient(self, x: Tensor, residual: Tensor, per_model: bool) -> dict[str, Tensor]:
         """Gradient of the parameters, leaves [M, ...], from the gradient of the outputs [B, M, K]."""
+
+    def squared_norms(self, x: Tensor, residual: Tensor, names: Collection[str]) -> Tensor:
+        """Squared norms [B, M] float64 of what each sample [B, ...] adds to the gradient of these parameters."""

@@ -34,7 +34,8 @@ def initial_seeds(num_models: int, seed: int, given: Sequence[int] | None = None
 def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
     """A network whose weights follow from the seed; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        # torch.manual_seed seeds devices as well, and takes a millisecond to find that there are none
+        (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
         return build().to(dtype)
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "Accountant",
     "accountant_name",
     "epsilon_of_local_messages",
+    "epsilon_of_mixed_releases",
     "epsilon_of_releases",
     "epsilon_of_truncated_batches",
     "noise_for_local_messages",
@@ -85,7 +86,13 @@ def epsilon_of_releases(
 
 
 def noise_for_releases(
-    target_epsilon: float, sampling_probability: float, releases: int, delta: float, accountant: Accountant = "pld"
+    target_epsilon: float,
+    sampling_probability: float,
+    releases: int,
+    delta: float,
+    accountant: Accountant = "pld",
+    *,
+    beside: tuple[float, int] = (0.0, 0),
 ) -> float:
     """The smallest noise multiplier, up to 0.01 %, whose releases cost at most a given ε.
 
@@ -97,13 +104,14 @@ def noise_for_releases(
         releases: how many sums will be published, 1 or more.
         delta: in (0, 1).
         accountant: who says what the releases cost.
+        beside: noise multiplier and number of other sums, which every member enters.
 
     Raises:
         ConfigError: if no noise multiplier between 0.001 and a million does it, or if the package is missing.
     """
 
     def costs(teller: Accountant) -> Callable[[float], float]:
-        return lambda noise: epsilon_of_releases(sampling_probability, noise, releases, delta, teller)
+        return lambda noise: epsilon_of_mixed_releases(sampling_probability, noise, releases, *beside, delta, teller)
 
     above = _least_noise(costs("rdp"), target_epsilon, 1.0)
     return above if accountant == "rdp" else _least_noise(costs("pld"), target_epsilon, above)
@@ -171,13 +179,59 @@ def epsilon_of_truncated_batches(
         return float(teller.compose(event, steps).get_epsilon(delta))
 
 
-def accountant_name(accountant: Accountant) -> str:
-    """What reports call an accountant: with the package and its version, since conversions to ε differ by both."""
+def epsilon_of_mixed_releases(
+    sampling_probability: float,
+    noise_multiplier: float,
+    steps: int,
+    other_noise: float,
+    others: int,
+    delta: float,
+    accountant: Accountant = "pld",
+    *,
+    exact: bool = True,
+) -> float:
+    """ε of Poisson-sampled sums and of other sums, which every member entered, together.
+
+    Args:
+        sampling_probability: of one member in one of the sampled sums, in (0, 1].
+        noise_multiplier: of a sampled sum.
+        steps: how many sampled sums were published.
+        other_noise: noise multiplier of another sum.
+        others: how many other sums were published.
+        delta: in (0, 1).
+        accountant: `pld` or `rdp`.
+        exact: as of `epsilon_of_releases`.
+    """
+    if not others:
+        return epsilon_of_releases(sampling_probability, noise_multiplier, steps, delta, accountant, exact=exact)
+    if not steps:
+        return epsilon_of_releases(1.0, other_noise, others, delta, accountant, exact=exact)
+    if not noise_multiplier or not other_noise:
+        return math.inf
+    if accountant == "rdp":
+        orders, divergences = _divergences(sampling_probability, noise_multiplier)
+        both = divergences * steps + _divergences(1.0, other_noise)[1] * others
+        with _quiet() as library:
+            return float(library.rdp.compute_epsilon(orders, both, delta)[0])
+    grid = _grid(noise_multiplier, steps, exact)
+    one = _loss_distribution(sampling_probability, noise_multiplier, grid).self_compose(steps)
+    with _quiet():
+        all_others = _loss_distribution(1.0, other_noise / math.sqrt(others), grid)  # one Gaussian of them all
+        return float(one.compose(all_others).get_epsilon_for_delta(delta))
+
+
+def accountant_name(accountant: Literal["pld", "rdp", "gaussian"]) -> str:
+    """What reports call an accountant: with the package and its version, since conversions to ε differ by both.
+
+    Raises:
+        ConfigError: if the package is missing.
+    """
     from importlib.metadata import version
 
     with _quiet():  # refuses where it is missing
         pass
-    return f"{accountant.upper()}, dp-accounting {version('dp-accounting')}"
+    kind = "exact Gaussian" if accountant == "gaussian" else accountant.upper()
+    return f"{kind}, dp-accounting {version('dp-accounting')}"
 
 
 def _least_noise(cost: Callable[[float], float], target: float, guess: float) -> float:

@@ -65,7 +65,7 @@ def test_masks_cancel(size, bits, neighbours):
     assert torch.equal(found, modulo(residues.sum(0), bits))
 
 
-@pytest.mark.parametrize(("size", "neighbours", "threshold"), [(5, None, 0.6), (6, 4, 0.6), (7, 2, 0.33)])
+@pytest.mark.parametrize(("size", "neighbours", "threshold"), [(5, None, 0.6), (6, 4, 0.6), (6, 2, 0.33)])
 def test_whoever_drops_out(size, neighbours, threshold):
     """Every set of clients that are there: the sum is exactly theirs, or the round is void."""
     one, void = cohort(list(range(3, size + 3)), 32, neighbours), 0

@@ -1,0 +1,97 @@
+"""The local solver under privacy of samples: clipped gradients and noise in the place of gradients (DP-SGD).
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang. "Deep Learning with Differential Privacy". CCS 2016.
+https://arxiv.org/abs/1607.00133, Algorithm 1.
+
+Symbols:
+    g_s    -> PrivateTask.clipped_sum  gradient of sample s for all models jointly, with its weights
+    C, σ   -> clip_norm, noise_multiplier
+    L      -> expected                 what a batch holds on average, not what it holds
+Deviations:
+    Penalties are added after the noise: they are functions of what is known already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver, OptimizerState
+from lit_fed.core.penalty import Penalty
+from lit_fed.core.privacy.private_task import PrivateTask, refuse_gradient
+from lit_fed.core.seeds import normals
+from lit_fed.core.task import Task
+from lit_fed.core.types import Batch, ModelState
+
+__all__ = ["NoisyStep", "PrivateSolver"]
+
+
+class NoisyStep(NamedTuple):
+    """What one step of one client releases."""
+
+    clip_norm: float  # C
+    noise: Tensor | float  # z, standard deviation of the noise over C
+    expected: Tensor  # [] L, samples in a batch on average
+    seed: int
+    round_idx: int
+    phase: str
+    client_id: Tensor  # []
+    step: Tensor  # [] which of its steps in this phase
+
+
+@dataclass(frozen=True)
+class PrivateSolver(LocalSolver):
+    """The local solver of one client in one step, which it may take once.
+
+    Args:
+        noisy: what the step releases.
+    """
+
+    noisy: NoisyStep = None  # type: ignore[assignment] # fields of the solver have defaults, so this has to have one
+    taken: list[bool] = field(default_factory=list, compare=False)
+
+    @classmethod
+    def of(cls, solver: LocalSolver, noisy: NoisyStep) -> PrivateSolver:
+        """The same solver with private gradients."""
+        return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
+
+    def _advance(
+        self,
+        task: Task,
+        models: ModelState,
+        optimizer: OptimizerState,
+        batch: Batch,
+        lr: Tensor,
+        weight: Tensor | None,
+        penalty: Penalty | None,
+        *,
+        with_loss: bool,
+    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+        assert isinstance(task, PrivateTask)
+        if self.taken:
+            raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
+        self.taken.append(True)
+        loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm)
+        gradient = {name: self._noised(name, leaf) for name, leaf in total.items()}
+        if penalty is not None:
+            gradient = tree.map_leaves(torch.add, gradient, penalty.gradient(models.parameters))
+        parameters, optimizer = LocalSolver.update(self, models.parameters, gradient, optimizer, lr)
+        return ModelState(parameters, models.buffers), optimizer, loss / self.noisy.expected.to(loss.dtype)
+
+    def _noised(self, name: str, total: Tensor) -> Tensor:
+        """(Σ_s f_s·g_s + N(0, (zC)²))/L."""
+        seed, round_idx, phase, client_id, step = self.noisy[3:]
+        if isinstance(self.noisy.noise, Tensor) or self.noisy.noise:
+            chances = normals(seed, round_idx, client_id, f"example/{phase}/{name}", total.numel(), step)
+            noise = self.noisy.noise * self.noisy.clip_norm * chances.view(total.shape)
+            total = total + noise.to(total.dtype)
+        return total / self.noisy.expected.to(total.dtype)
+
+    def update(self, *_: object, **__: object) -> NoReturn:
+        """Refused: a gradient that comes from elsewhere is neither clipped nor noised."""
+        refuse_gradient()
