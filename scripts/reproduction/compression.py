@@ -42,7 +42,8 @@ CODECS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 """Each codec's label and arguments."""
 OF_ROWS = tuple(name for name in CODECS if name != "lowrank")
-"""Without the one for matrices: the synthetic data's model is a single row."""
+OF_MATRICES = tuple(name for name in CODECS if name != "randomk")
+"""Eight codecs each, and none: the synthetic data's model is a single row, for which there is no low rank."""
 
 
 def _methods(base: Method, names: Sequence[str]) -> tuple[Method, ...]:
@@ -50,7 +51,7 @@ def _methods(base: Method, names: Sequence[str]) -> tuple[Method, ...]:
 
 
 def _setting(name: str, label: str, config: str, base: Method, arguments: tuple[str, ...]) -> Setting:
-    names = tuple(CODECS) if config.startswith("cifar10") else OF_ROWS
+    names = OF_MATRICES if config.startswith("cifar10") else OF_ROWS
     methods, drawn = _methods(base, names), config.startswith("cifar10")
     return Setting(name, label, config, methods, arguments, ("participation",), draws_data=drawn)
 
@@ -64,8 +65,8 @@ thousand = ("--trainer.max_epochs", "60", "--trainer.check_val_every_n_epoch", "
 SETTINGS = tuple(
     _setting(name, label, config, base, arguments)
     for name, kind, config, arguments, rates in (
-        ("compressed_synthetic", "Synthetic", "synthetic_thousand_clients", thousand, (1.0, 10.0)),
-        ("compressed_cifar10", "CIFAR-10", "cifar10_dirichlet", pictures, (0.03, 0.1)),
+        ("compressed_synthetic", "Synthetic", "synthetic_thousand_clients", thousand, (1.0, 5.0)),
+        ("compressed_cifar10", "CIFAR-10", "cifar10_dirichlet", pictures, (0.003, 0.03)),
     )
     for label, base in (
         (f"{kind}, FedAvg", method("fedavg", algorithm("FedAvg"), solver(lr=rates[0]))),
@@ -78,7 +79,10 @@ def settings(scale: Scale) -> tuple[Setting, ...]:
     """The settings of a scale, one for each data set and algorithm; `paper` is `reduced`, since there is no paper."""
     if scale != "smoke":
         return SETTINGS
-    small = {"compressed_synthetic": (*tiny, *brief), "compressed_cifar10": (*stand_in("[3,32,32]", 10), *brief, *few)}
+    small = {
+        "compressed_synthetic": (*tiny, "--data.dataset.dimension", "64", *brief),
+        "compressed_cifar10": (*stand_in("[3,32,32]", 10), *brief, *few),
+    }
     return tuple(
         one._replace(
             arguments=(*(_without_fraction(one.arguments)), *small[one.name]),

@@ -62,7 +62,11 @@ FINDINGS = {
         "data most still climb at the end of the few reduced rounds."
     ),
     "precision": ("bf16-mixed changes the accuracy by a few hundredths of a point."),
-    "privacy": ("Not decided yet: few runs were made."),
+    "privacy": (
+        "A mixture is worth its M under privacy where it is worth a lot without: on the synthetic data FedEM is eight "
+        "points above FedAvg+ at ε = 8, five at ε = 4, level at ε = 2 and below at ε = 1, while single models lose "
+        "next to nothing. On MNIST's writers, whom one model serves, it is behind FedAvg+ at every ε."
+    ),
     "compression": ("Not decided yet: few runs were made."),
     "ucfl-table1": (
         "Under concept shift UCFL's four streams serve users as well as an oracle that knows the groups, and FedAvg "

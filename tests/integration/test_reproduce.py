@@ -17,7 +17,7 @@ ASKED_FOR = {
     *("fedem-mocha", "fedem-entropy", "fedem-clusters", "fedem-resnet", "fedem-convergence"),
     *("ucfl-table1", "ucfl-figure2", "ucfl-figure3", "federico-table1", "federico-table2", "federico-figure1"),
     *(f"federico-figure{number}" for number in range(3, 10)),
-    "optimization-convex",
+    *("optimization-convex", "privacy", "compression"),
 }
 RESULTS = reproduce.ROOT / "docs/results"
 

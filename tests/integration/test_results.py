@@ -210,3 +210,41 @@ def test_commands_make_the_runs_of_the_page(entry, parser):
     assert module.algorithm == entry.algorithm(0.1)
     assert module.settings.solver == entry.solver(0.1)
     assert module.settings.init_seeds == list(synthetic_entries.INIT_SEEDS)
+
+
+# ---------------------------------------------------------------------- around any algorithm
+def records_of(name):
+    """The records of a page, by the names of their runs."""
+    table, kept = TABLES[name], reproduce.kept_of("reduced", RESULTS)
+    found = {run.name: kept.find(run) for run in table.runs("reduced", table.seeds)}
+    return {name: record for name, record in found.items() if record is not None}
+
+
+def test_private_runs_keep_to_their_epsilon():
+    found = records_of("privacy")
+    assert len(found) >= 24
+    for name, record in found.items():
+        target, summary = name.rpartition("_epsilon_")[2].partition("-")[0], record["summary"]
+        if target == "inf":
+            assert "privacy/epsilon" not in summary
+        else:
+            assert 0.999 * float(target) <= summary["privacy/epsilon"] <= float(target)
+
+
+def test_a_mixture_pays_more_for_privacy_than_one_model():
+    found = {name: 100 * record["summary"]["test/seen/accuracy"] for name, record in records_of("privacy").items()}
+    paid = {
+        name: found[f"private_synthetic/{name}_epsilon_inf-1"] - found[f"private_synthetic/{name}_epsilon_1-1"]
+        for name in ("fedavg", "fedem")
+    }
+    assert paid["fedem"] > paid["fedavg"] + 5
+
+
+@pytest.mark.parametrize(("codec", "fewer"), [("float16", 2), ("qsgd", 8), ("terngrad", 16), ("sign", 32)])
+@pytest.mark.parametrize("setting", ["compressed_synthetic/fedem", "compressed_cifar10/fedem"])
+def test_codecs_send_as_many_fewer_bits_as_their_papers_say(setting, codec, fewer):
+    """Up to scales, and leaves that go as they are."""
+    plain, encoded = (
+        records_of("compression")[f"{setting}_{name}-1"]["summary"]["comm/total_bytes_up"] for name in ("none", codec)
+    )
+    assert 0.7 * fewer < plain / encoded <= fewer
