@@ -3,6 +3,7 @@
 Whatever a program of one's own needs can be imported from here: `from lit_fed import FedEM, FederatedTrainer`.
 """
 
+import functools
 import importlib
 import warnings
 from importlib.metadata import version
@@ -47,13 +48,19 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return __dir__()
     if not name.startswith("_"):
-        if find_spec(f"lit_fed.{name}") is not None:  # `from lit_fed import rounds` needs no other room
+        if _is_module(name):  # `from lit_fed import rounds` needs no other room
             return importlib.import_module(f"lit_fed.{name}")
         for room in _ROOMS:
             module = importlib.import_module(room)
             if name in module.__all__:
                 return getattr(module, name)
     raise AttributeError(f"module 'lit_fed' has no attribute {name!r}")
+
+
+@functools.cache
+def _is_module(name: str) -> bool:
+    """Whether lit_fed has a module or a folder of this name; the command line asks a thousand times."""
+    return find_spec(f"lit_fed.{name}") is not None
 
 
 def __dir__() -> list[str]:

@@ -94,7 +94,7 @@ class ModelSettings(NamedTuple):
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(self.algorithm, self.name)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
-        self.codecs.check_secure(self.secure_aggregation is not None)
+        self.codecs.check_wrappers(private=self.privacy is not None, secure=self.secure_aggregation is not None)
 
     @property
     def adapters(self) -> LowRankAdapters:

@@ -98,12 +98,21 @@ class Compression(NamedTuple):
         if reason:
             raise ConfigError(f"--model.compression_feedback is ef21, and {reason}; give ef14")
 
-    def check_secure(self, secure: bool) -> None:
-        """Refuse codecs whose messages cannot be added up undecoded, where the server sees sums alone.
+    def check_wrappers(self, *, private: bool, secure: bool) -> None:
+        """Refuse what other wrappers cannot live with.
+
+        Args:
+            private: whether noise is added to what the server learns.
+            secure: whether the server sees sums alone, so that messages have to be added up undecoded.
 
         Raises:
-            ConfigError: naming the codec.
+            ConfigError: naming the options.
         """
+        if private and self.feedback == "ef21":
+            raise ConfigError(
+                "--model.compression_feedback is ef21, whose server adds up what it learns from round to round, the "
+                "noise of --model.privacy included; give ef14"
+            )
         if secure and self.up is not None and not self.up.adds_up:
             raise ConfigError(
                 f"--model.compression {type(self.up).__name__}: its scales or positions differ from client to client, "

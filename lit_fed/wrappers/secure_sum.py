@@ -25,6 +25,7 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.codecs.vectors import vectors_of
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.mixtures.e_step import Chosen
@@ -34,6 +35,7 @@ from lit_fed.core.secure.recovery import survives, take_masks_off
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.wrappers.around import Around, Carried, own_work
+from lit_fed.wrappers.compression import Compressed, sent_leaves
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.news import known, news
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
@@ -168,7 +170,7 @@ class MaskedAverage(Around):
         beyond = torch.stack([(leaf.abs() > point.largest).sum() for point, leaf in pairs]).sum()
         metrics = {"secure/clamped_share": (beyond.double() / (len(flat) - 1)).float()}  # short, so that sums are exact
         counts, metrics = self._counts(ctx, cohort, data.client_id, metrics)
-        numbers = 1 + self._num_sent(ctx, message.value)
+        numbers = 1 + self._num_sent(ctx, shared, message.value)
         bits = counts * self.settings.modulus_bits * numbers + agreement_bits(cohort.num_partners)
         return message._replace(value=value, weight=counts, bits_up=bits), memory, metrics
 
@@ -260,14 +262,17 @@ class MaskedAverage(Around):
 
         return [whole if is_whole(path) else point for path in paths]
 
-    def _num_sent(self, ctx: Context, value: Tree) -> int:
-        """Numbers of a message that leave the client, d."""
-        inner, private = self.inner, frozenset[str]()
+    def _num_sent(self, ctx: Context, shared: Tree, value: Tree) -> int:
+        """Numbers of a message that leave the client, d: without those that stay there, or that a codec leaves out."""
+        inner, private, left_out = self.inner, frozenset[str](), 0
         while isinstance(inner, Around):
-            private |= ctx.task.norm_names if isinstance(inner, LocalNorm) else frozenset()
+            if isinstance(inner, LocalNorm):
+                private |= ctx.task.norm_names
+            if isinstance(inner, Compressed):
+                left_out = _left_out(inner, ctx, tree.models(self.heard(ctx, shared))[0].parameters)
             inner = inner.inner
         of_one = tree.map_leaves(lambda leaf: torch.empty(leaf.shape, dtype=torch.uint8, device="meta"), value)
-        return tree.bits(of_one, private) // 8
+        return tree.bits(of_one, private) // 8 - left_out
 
     def _may_lose(self, ctx: Context) -> bool:
         """Whether messages of a phase may be lost."""
@@ -283,3 +288,12 @@ class MaskedAverage(Around):
         if not len(cohort.client_ids):
             return torch.zeros_like(cohort.client_ids, dtype=torch.bool)
         return ~torch.func.vmap(lambda client_id: self._drops_out(ctx, client_id))(cohort.client_ids)
+
+
+def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor]) -> int:
+    """Numbers that a codec leaves out whose positions all clients share: of d it sends d/(1 + ω)."""
+    codec, left_out = compressed.codec, 0
+    for vector in vectors_of(sent_leaves(compressed.inner, ctx, parameters), codec, compressed.scope).values():
+        count = vector[0].numel()
+        left_out += len(vector) * (count - round(count / (1 + codec.relative_variance(count))))
+    return left_out * (2 if compressed.sends_beside_models else 1)

@@ -308,11 +308,17 @@ def test_sampling_by_size_counts_a_client_twice():
 def test_sums_of_what_is_encoded_by_clients_of_their_own():
     message = "--model.compression QSGD: its scales or positions differ from client to client.*; choose RandomK"
     with pytest.raises(ConfigError, match=message):
-        Compression(QSGD()).check_secure(True)
+        Compression(QSGD()).check_wrappers(private=False, secure=True)
     with pytest.raises(ConfigError, match=r"--model.downlink_compression .* leave one out"):
-        Compression(down=QSGD()).check_secure(True)
-    Compression(RandomK()).check_secure(True)
-    Compression(QSGD(), down=QSGD()).check_secure(False)
+        Compression(down=QSGD()).check_wrappers(private=False, secure=True)
+    Compression(RandomK()).check_wrappers(private=False, secure=True)
+    Compression(QSGD(), down=QSGD()).check_wrappers(private=True, secure=False)
+
+
+def test_noise_is_not_added_up():
+    with pytest.raises(ConfigError, match=r"--model.compression_feedback is ef21, .* noise of --model.privacy"):
+        Compression(QSGD(), "ef21").check_wrappers(private=True, secure=False)
+    Compression(TopK(), "ef14").check_wrappers(private=True, secure=False)
 
 
 def test_codecs_have_to_fit_the_models():

@@ -11,10 +11,12 @@ from normalised import NormalisedMLP
 from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, FedAvg, FedEM, FedNova, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.codecs import RandomK
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.secure.fixed_point import error_of_mean
+from lit_fed.wrappers.compression import Compressed
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.secure_sum import SecureSum
 
@@ -173,6 +175,17 @@ def test_what_batch_normalisation_keeps_at_home_costs_no_bits():
     )
     assert kept > 0
     assert float(one.bits[0] - local.bits[0]) == 3 * 32 * kept
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_what_a_codec_leaves_out_costs_no_bits(masks):
+    """Positions that all clients share: of the 5 numbers of each model 2 are sent."""
+    plain, one = (
+        after(Compressed(FedEM(), RandomK(fraction=0.4), scope="whole"), settings, cohorts=[range(5)])
+        for settings in (None, replace(FINE, masks=masks))
+    )
+    assert distance(shown(plain), shown(one)) < 1e-12
+    assert float(one.bits[0]) == 5 * (64 * (3 * 2 + 1) + 512 + 4 * 512)
 
 
 # ---------------------------------------------------------------------- what the server sees
