@@ -30,6 +30,7 @@ import torch
 from bench_codecs import CODEC_ROWS
 from bench_frozen import FROZEN_ROWS
 from bench_networks import NETWORK_ROWS
+from bench_wrappers import WRAPPER_ROWS
 from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook, index_batches
 from torch import nn
@@ -250,6 +251,7 @@ ROWS = (
     | NETWORK_ROWS
     | FROZEN_ROWS
     | CODEC_ROWS
+    | WRAPPER_ROWS
 )
 
 

@@ -99,8 +99,7 @@ class Compressed(Around):
         of_old = known(self.inner, heard, value)
         changes = news(value, of_old)
         parts = _parts(changes, _names(heard))
-        num_models = len(next(iter(parts[0].values())))
-        taken = value.taken if isinstance(value, Chosen) else message.weight.new_ones(num_models, dtype=torch.float64)
+        taken = value.taken if isinstance(value, Chosen) else None
         sent = []
         for place, part in enumerate(parts):
             leaves = sent_leaves(self.inner, ctx, part)
@@ -117,23 +116,27 @@ class Compressed(Around):
         return message, tuple(one.memory for one in sent), metrics
 
     def _sent(
-        self, ctx: Context, leaves: Leaves, kept: Leaves | None, taken: Tensor, client_id: Tensor, stream: str
+        self, ctx: Context, leaves: Leaves, kept: Leaves | None, taken: Tensor | None, client_id: Tensor, stream: str
     ) -> SentPart:
-        """One tree of parameters, leaves [M, ...], of which the models with `taken` = 1, [M], are sent."""
+        """One tree of parameters, leaves [M, ...], of which the models with `taken` = 1, [M], are sent; None: all."""
         vectors = vectors_of(leaves, self.codec, self.scope)
-        told, memory, numbers = dict(vectors), {}, torch.zeros(3, dtype=torch.float64, device=taken.device)
+        told, memory, numbers = dict(vectors), {}, torch.zeros(3, dtype=torch.float64, device=client_id.device)
         for name, vector in vectors.items():
             number, rows = vector[0].numel(), (vector,) if kept is None else (vector, kept[name].double())
             named = (ctx.seed, ctx.round_idx, self._whose(client_id), f"compression/{stream}/{name}")
             encoded, wanted, new = encode_each(self._encode_one, rows, named)
-            mask = taken.view(-1, *[1] * (vector.ndim - 1)) > 0
-            told[name] = torch.where(mask, encoded.decoded, 0.0)
+            told[name], lost, saved = encoded.decoded, encoded.decoded - wanted, 8 * ctx.task.dtype.itemsize * number
+            saved = saved - encoded.bits
             if kept is not None:
-                memory[name] = torch.where(mask, new.to(kept[name].dtype), kept[name])
-            plain = 8 * ctx.task.dtype.itemsize * number
-            lost = torch.where(mask, encoded.decoded - wanted, 0.0).square().sum()
-            squared = torch.where(mask, wanted, 0.0).square().sum()
-            numbers = numbers + torch.stack([(taken * (plain - encoded.bits)).sum(), lost, squared])
+                memory[name] = new.to(kept[name].dtype)
+            if taken is not None:
+                mask = taken.view(-1, *[1] * (vector.ndim - 1)) > 0
+                told[name], lost, wanted = (torch.where(mask, one, 0.0) for one in (told[name], lost, wanted))
+                saved = taken * saved
+                if kept is not None:
+                    memory[name] = torch.where(mask, memory[name], kept[name])
+            squares = [torch.dot(one.flatten(), one.flatten()) for one in (lost, wanted)]
+            numbers = numbers + torch.stack([saved.sum(), *squares])
         return SentPart(leaves_of(told, leaves, self.scope), memory, *numbers)
 
     def _whose(self, client_id: Tensor) -> Tensor:

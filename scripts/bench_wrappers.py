@@ -1,0 +1,73 @@
+"""The row of bench.py about wrappers: what a round costs with one around FedAvg, beside a round without."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from typing import Any
+
+import torch
+from measuring import medians
+
+from lit_fed import rounds
+from lit_fed.algorithms import FedAvg
+from lit_fed.core.codecs import QSGD, FloatCast, TopK
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.targets import Multiclass
+from lit_fed.core.task import Task
+from lit_fed.core.types import Split
+from lit_fed.models import LeafCNN
+from lit_fed.rounds import Federation
+from lit_fed.wrappers.around import Around
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.compression import Compressed
+from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.wrappers.secure_sum import SecureSum
+
+__all__ = ["WRAPPER_ROWS"]
+
+CLIENTS, IMAGES, CLASSES = 4, 128, 10
+
+AROUND: dict[str, Any] = {
+    "Around": Around,
+    "ClientPrivacy": ClientPrivacy(1.0, delta=1e-3, clip_norm=1.0).around,
+    "LocalPrivacy": LocalPrivacy(1.0, delta=1e-3, clip_norm=1.0).around,
+    "SecureSum": SecureSum().around,
+    "FloatCast": lambda inner: Compressed(inner, FloatCast()),
+    "QSGD": lambda inner: Compressed(inner, QSGD()),
+    "TopK with EF14": lambda inner: Compressed(inner, TopK(), "ef14"),
+}
+
+
+def federation(algorithm: Any) -> tuple[Federation, Split]:
+    """LEAF's network on random images of four clients, 128 of each; an epoch in batches of 16."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * IMAGES, 1, 28, 28, generator=rng)
+    y = torch.randint(CLASSES, (CLIENTS * IMAGES,), generator=rng)
+    train = Split(x, y, torch.arange(CLIENTS + 1) * IMAGES)
+    task = Task.create(lambda: LeafCNN((1, 28, 28), CLASSES, dropout=0.0), Multiclass(CLASSES), 0)
+    found = rounds.start(
+        algorithm, task, train, solver=LocalSolver(lr=0.05), client_trainer="sequential", batch_size=16,
+        num_rounds=100, weighting="uniform",
+    )  # fmt: skip
+    return found, train
+
+
+@torch.no_grad()
+def wrappers() -> dict[str, float]:
+    """A round of FedAvg, LEAF's network, 4 clients × 128 images: CPU seconds, and how many times that with wrappers."""
+    running = {"plain": federation(FedAvg())} | {name: federation(around(FedAvg())) for name, around in AROUND.items()}
+    for one, train in running.values():
+        one.round(train)
+    functions = {name: (lambda one=one, train=train: one.round(train), 1) for name, (one, train) in running.items()}
+    row = medians(7, **functions)
+    return {"plain": row["plain"]} | {f"{name} / plain": row[name] / row["plain"] for name in AROUND}
+
+
+WRAPPER_ROWS = {"wrappers": wrappers}
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    print({name: round(value, 4) for name, value in wrappers().items()})
