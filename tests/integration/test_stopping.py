@@ -185,7 +185,7 @@ def test_a_table_that_cannot_be_written_is_named(capsys, tmp_path, whole):
 
 
 def test_a_row_of_metrics_that_cannot_be_written_is_named(capsys, tmp_path):
-    with file_size_limit(2000):
+    with file_size_limit(3000):  # config.yaml fits
         long = ["--trainer.enable_checkpointing", "false", "--trainer.max_epochs", "40"]
         status, said = ended(capsys, tmp_path, *long)
     assert status == 1
