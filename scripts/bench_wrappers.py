@@ -30,10 +30,10 @@ __all__ = ["WRAPPER_ROWS"]
 
 CLIENTS, IMAGES, CLASSES = 4, 128, 10
 
-AROUND: dict[str, Any] = {
+AROUND: dict[str, Any] = {  # little noise, since much would stop the training, and costs the same
     "Around": Around,
-    "ClientPrivacy": ClientPrivacy(1.0, delta=1e-3, clip_norm=1.0).around,
-    "LocalPrivacy": LocalPrivacy(1.0, delta=1e-3, clip_norm=1.0).around,
+    "ClientPrivacy": ClientPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
+    "LocalPrivacy": LocalPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
     "SecureSum": SecureSum().around,
     "FloatCast": lambda inner: Compressed(inner, FloatCast()),
     "QSGD": lambda inner: Compressed(inner, QSGD()),

@@ -108,8 +108,8 @@ def body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     lines = wrap(
         "Test accuracy of seen clients in percent, mean ± standard deviation over the seeds, after all rounds; "
         "kilobytes that a client sends in a round in which it takes part; how many times fewer that is than without "
-        f"a codec; and kilobytes in all until the accuracy is within {CLOSE:g} point of its end without a codec, per "
-        "client and on average over the seeds. Bits are those of a real encoding, scales, signs and positions "
+        f"a codec; and kilobytes in all until the accuracy is within {CLOSE:g} point of the same seed's end without "
+        "a codec, per client and on average over the seeds. Bits are those of a real encoding, scales, signs and positions "
         "counted in; nothing is packed. Only what clients send is encoded: what they hear has full size. "
         "EF14: what a codec loses is kept by the client and told later."
     )
@@ -131,7 +131,7 @@ def _row(records: Sequence[Record], plain: Sequence[Record], wanted: int) -> lis
     fewer = total_up(plain) / total_up(records)
     return [
         cell(records, ACCURACY, wanted), _short(_per_round(records)), f"{fewer:.1f}",
-        _reached(records, mean(plain) - CLOSE),
+        _reached(records, plain),
     ]  # fmt: skip
 
 
@@ -146,9 +146,11 @@ def _per_round(records: Sequence[Record]) -> float:
     return total_up(records) / statistics.mean(messages) / 1e3
 
 
-def _reached(records: Sequence[Record], target: float) -> str:
-    """Kilobytes of a client up to the first evaluation at a percentage or above, mean over the seeds."""
-    sent = [_first(one, target / 100) for one in records]
+def _reached(records: Sequence[Record], plain: Sequence[Record]) -> str:
+    """Kilobytes of a client up to the first evaluation close to the end without a codec, mean over the seeds."""
+    if len(records) < len(plain):
+        return "not all run"
+    sent = [_first(one, (mean([base]) - CLOSE) / 100) for one, base in zip(records, plain, strict=True)]
     if any(one is None for one in sent):
         return "never"
     return _short(statistics.mean(one for one in sent if one is not None))
