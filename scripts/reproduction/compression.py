@@ -109,8 +109,8 @@ def body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "Test accuracy of seen clients in percent, mean ± standard deviation over the seeds, after all rounds; "
         "kilobytes that a client sends in a round in which it takes part; how many times fewer that is than without "
         f"a codec; and kilobytes in all until the accuracy is within {CLOSE:g} point of the same seed's end without "
-        "a codec, per client and on average over the seeds. Bits are those of a real encoding, scales, signs and positions "
-        "counted in; nothing is packed. Only what clients send is encoded: what they hear has full size. "
+        "a codec, per client and on average over the seeds. Bits are those of a real encoding, scales, signs and "
+        "positions counted in; nothing is packed. Only what clients send is encoded: what they hear has full size. "
         "EF14: what a codec loses is kept by the client and told later."
     )
     for setting in settings(scale):

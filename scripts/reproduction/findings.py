@@ -65,15 +65,16 @@ FINDINGS = {
     "privacy": (
         "A mixture is worth its M under privacy where it is worth a lot without, and the guarantee is weak: on the "
         "synthetic data FedEM is four points below FedAvg+ at ε = 1, level with it at 2, two points above at 4, three "
-        "and a half at 8 and nine without privacy, with a spread over seeds as large as the lead (3 to 5 points), while "
-        "single models lose next to nothing. On MNIST's writers, whom one model serves, it is behind FedAvg+ at every ε."
+        "and a half at 8 and nine without privacy, with a spread over seeds as large as the lead (3 to 5 points), "
+        "while single models lose next to nothing. On MNIST's writers, whom one model serves, it is behind FedAvg+ at "
+        "every ε."
     ),
     "compression": (
         "Sixteen bits for a number and eight change nothing. Two bits (TernGrad) and one of a rotated vector (Drive) "
         "cost at most half a point with FedAvg, and with FedEM less than its spread over seeds, for a thirteenth to a "
         "thirtieth of the bytes. Signs and TopK, which remember what they left out, do as well for FedAvg; TopK takes "
-        "six points from FedEM on the synthetic data, where a client takes part in every tenth round. LowRank costs two "
-        "to six points."
+        "six points from FedEM on the synthetic data, where a client takes part in every tenth round. LowRank costs "
+        "two to six points."
     ),
     "ucfl-table1": (
         "Under concept shift UCFL's four streams serve users as well as an oracle that knows the groups, and FedAvg "
