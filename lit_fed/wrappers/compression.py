@@ -108,9 +108,9 @@ class Compressed(Around):
         told = _replaced(changes, iter([part | one.told for part, one in zip(parts, sent, strict=True)]), _names(heard))
         plain = torch.full_like(message.weight, tree.bits(value)) if message.bits_up is None else message.bits_up
         saved, lost, squared = (torch.stack(each).sum() for each in list(zip(*sent, strict=True))[2:])
-        metrics = {
-            "compression/error": lost / torch.where(squared > 0, squared, 1.0),
-            "comm/compression_up": plain / (plain - saved),
+        metrics = {  # in float32, whose mean over clients does not depend on their order
+            "compression/error": (lost / torch.where(squared > 0, squared, 1.0)).float(),
+            "comm/compression_up": (plain / (plain - saved)).float(),
         }
         message = message._replace(value=tell(value, of_old, changes, told), bits_up=plain - saved)
         return message, tuple(one.memory for one in sent), metrics
@@ -135,7 +135,7 @@ class Compressed(Around):
                 saved = taken * saved
                 if kept is not None:
                     memory[name] = torch.where(mask, memory[name], kept[name])
-            squares = [torch.dot(one.flatten(), one.flatten()) for one in (lost, wanted)]
+            squares = [one.square().sum() for one in (lost, wanted)]
             numbers = numbers + torch.stack([saved.sum(), *squares])
         return SentPart(leaves_of(told, leaves, self.scope), memory, *numbers)
 
