@@ -1,0 +1,79 @@
+"""Two wrappers at once: every pair gives the same bits however clients are cut into blocks, or is refused by name."""
+
+from itertools import combinations
+
+import pytest
+from federated_round import make_clients, same_bits
+from normalised import NormalisedMLP
+from test_algorithms import SIZES, after_rounds, everything, small_mlp
+
+from lit_fed import FederatedModule
+from lit_fed.algorithms import FedEM
+from lit_fed.core.codecs import QSGD, RandomK, TopK
+from lit_fed.core.errors import ConfigError
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.secure_sum import SecureSum
+
+BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3}
+
+WRAPPERS = {
+    "FedBN": {"batch_norm": "local"},
+    "RandomK": {"compression": Compression(RandomK(0.5), scope="whole")},
+    "QSGD": {"compression": Compression(QSGD(), scope="whole")},
+    "TopK": {"compression": Compression(TopK(0.5), scope="whole")},
+    "EF21": {"compression": Compression(TopK(0.5), "ef21", "whole")},
+    "downlink": {"compression": Compression(scope="whole", down=QSGD())},
+    "client privacy": {"privacy": ClientPrivacy(**BUDGET)},
+    "local privacy": {"privacy": LocalPrivacy(**BUDGET)},
+    "example privacy": {"privacy": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0)},
+    "secure sum": {"secure_aggregation": SecureSum()},
+}
+
+REFUSED = {
+    ("FedBN", "example privacy"): "batch normalisation",
+    ("QSGD", "secure sum"): "choose RandomK",
+    ("TopK", "secure sum"): "choose RandomK",
+    ("EF21", "secure sum"): "choose RandomK",
+    ("downlink", "secure sum"): "leave one out",
+    ("EF21", "client privacy"): "give ef14",
+    ("EF21", "local privacy"): "give ef14",
+    ("EF21", "example privacy"): "give ef14",
+}
+
+PAIRS = [pair for pair in combinations(WRAPPERS, 2) if not WRAPPERS[pair[0]].keys() & WRAPPERS[pair[1]].keys()]
+
+
+def run(*names, **options):
+    wrapped = surround(FedEM(2), **{key: value for name in names for key, value in WRAPPERS[name].items()})
+    network = NormalisedMLP if "FedBN" in names else small_mlp
+    return after_rounds(wrapped, make_clients(SIZES), 2, network=network, weighting="uniform", **options)
+
+
+def arguments(pair):
+    """The pair as a module is given it."""
+    options = WRAPPERS[pair[0]] | WRAPPERS[pair[1]]
+    codecs = options.pop("compression", Compression())
+    up, feedback, scope, down = codecs
+    chosen = {"compression": up, "compression_feedback": feedback, "compression_scope": scope}
+    return options | chosen | {"downlink_compression": down}
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
+def test_a_pair_runs_or_is_refused(pair):
+    if pair in REFUSED:
+        with pytest.raises(ConfigError, match=REFUSED[pair]):
+            run(*pair) if "FedBN" in pair else FederatedModule(FedEM(2), **arguments(pair))
+        return
+    FederatedModule(FedEM(2), **arguments(pair))
+    whole, cut, inner = run(*pair), run(*pair, clients_per_block=1), run(pair[0])
+    assert same_bits(everything(whole), everything(cut))
+    assert all(leaf.isfinite().all() for leaf in whole.predictions())
+    assert not same_bits(whole.predictions(), inner.predictions()), "the second does something"
+
+
+def test_refused_pairs_are_pairs():
+    assert REFUSED.keys() <= set(PAIRS)
