@@ -14,6 +14,8 @@ from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch.utils.data import Dataset
 
 from lit_fed.algorithms.base import Algorithm
+from lit_fed.core.aggregation import Rule
+from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
@@ -37,6 +39,8 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.secure_aggregation": ("model.secure_aggregation", SecureAggregation),
     "--model.compression": ("model.compression", Codec),
     "--model.downlink_compression": ("model.downlink_compression", Codec),
+    "--model.robust_aggregation": ("model.robust_aggregation", Rule),
+    "--model.attack": ("model.attack", Attack),
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
 }

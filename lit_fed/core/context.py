@@ -33,6 +33,7 @@ class Context(NamedTuple):
     most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
     draws: Tensor | None = None  # [T] how often each was drawn for this phase, where messages count that themselves
+    attackers: Tensor | None = None  # [T] True for clients that are known to attack; None: nothing is known of any
     private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
     sampling_probability: float = 1.0  # q, with which each client takes part in a round; 1: all take part in each
     capped_samples: int = 0  # of all T clients, each with no more than it may weigh; 0: weights have no cap

@@ -254,6 +254,7 @@ class Population(NamedTuple):
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
     normalisation: Any = None  # a `Normalisation` by constants that were learnt from the training samples
     columns: Any = None  # the `TableColumns` that inputs were made from
+    attackers: Tensor | None = None  # [A] int64 ascending, those that attack; None: nobody was asked for
 
     @property
     def num_measured(self) -> int:

@@ -36,11 +36,19 @@ class TrainingFacts(NamedTuple):
     augment: str | None = None  # transforms of the inputs of local steps, as `written_out` gives them
     sampling_probability: float = 1.0  # with which a client takes part in a round
     capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
+    attackers: Tensor | None = None  # [A] clients that attack; None: nobody was asked for
 
     @property
     def dtype(self) -> torch.dtype:
         """The inputs' type."""
         return getattr(torch, self.input_type)  # type: ignore[no-any-return]
+
+    @property
+    def attacking(self) -> Tensor | None:
+        """Whether each client attacks, [T] bool; None: nobody was asked for."""
+        if self.attackers is None:
+            return None
+        return torch.zeros(self.num_clients, dtype=torch.bool).index_fill(0, self.attackers, True)
 
     def plain(self) -> dict[str, Any]:
         """These facts in numbers, strings, tuples and tensors, which a checkpoint may hold."""

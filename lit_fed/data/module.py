@@ -21,6 +21,7 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
+from lit_fed.data.populations.attackers import draw_attackers
 from lit_fed.data.populations.build import build_populations, infer_target
 from lit_fed.data.populations.checks import (
     check_labels,
@@ -99,6 +100,9 @@ class FederatedDataModule(LightningDataModule):
         eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
             clients and one of the unseen, drawn from `seed`; null measures all.
         seed: seed of partition, splits and the sample of clients that is measured.
+        attackers: clients of the training that attack, to try out what becomes of the others: a whole number of them,
+            or a share below 1; drawn from `seed`. They lie about their samples (`poison`) or about what they learnt
+            (`--model.attack`), and take no part in averages over honest clients.
         augment: torchvision's transforms of pictures in local steps, by name, drawn anew for each of them, such as
             `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null takes pictures as they are.
     """
@@ -119,6 +123,7 @@ class FederatedDataModule(LightningDataModule):
         eval_clients: int | None = None,
         seed: int = 0,
         augment: str | list[str] | None = None,
+        attackers: float | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 0:
@@ -143,7 +148,7 @@ class FederatedDataModule(LightningDataModule):
         self.val_fraction, self.test_fraction, self.unseen_fraction = val_fraction, test_fraction, unseen_fraction
         self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
-        self.eval_clients, self.augment = eval_clients, written_out(augment)
+        self.eval_clients, self.augment, self.attackers = eval_clients, written_out(augment), attackers
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.predicted = Predicted()
@@ -209,6 +214,8 @@ class FederatedDataModule(LightningDataModule):
             for split in (unseen.train, unseen.val, unseen.test):
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
+        if self.attackers is not None:
+            seen = seen._replace(attackers=draw_attackers(self.attackers, seen.train.num_clients, self.seed))
         self.fingerprint = fingerprint(seen, unseen)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
@@ -245,6 +252,7 @@ class FederatedDataModule(LightningDataModule):
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
             self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
+            attackers=self.seen.attackers,
         )  # fmt: skip
 
     def capped_samples(self, cap: int) -> int:

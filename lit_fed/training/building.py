@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients import ClientTrainer, MemoryFormat, choose_trainer
+from lit_fed.core.aggregation import Rule
+from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
 from lit_fed.core.codecs.vectors import Scope
 from lit_fed.core.context import Context
@@ -46,6 +48,7 @@ from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.compression import Feedback
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.robustness import Robustness
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["ModelSettings", "build_federation"]
@@ -76,6 +79,8 @@ class ModelSettings(NamedTuple):
     compression_feedback: Feedback | None
     compression_scope: Scope
     downlink_compression: Codec | None
+    robust_aggregation: Rule | None
+    attack: Attack | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -94,6 +99,7 @@ class ModelSettings(NamedTuple):
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(self.algorithm, self.name)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
+        self.robustness.check(self.algorithm, self.name)
         self.codecs.check_wrappers(private=self.privacy is not None, secure=self.secure_aggregation is not None)
 
     @property
@@ -109,11 +115,16 @@ class ModelSettings(NamedTuple):
         )
 
     @property
+    def robustness(self) -> Robustness:
+        """What stands against clients that lie, and what these do."""
+        return Robustness(self.robust_aggregation, self.attack)
+
+    @property
     def wrapped(self) -> Any:
         """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
         return surround(
             self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
-            secure_aggregation=self.secure_aggregation,
+            secure_aggregation=self.secure_aggregation, robustness=self.robustness,
         )  # fmt: skip
 
     @property
@@ -131,7 +142,10 @@ class ModelSettings(NamedTuple):
         usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
         if self.privacy is not None:
             usual = self.privacy.usual_weighting() or usual
+        if self.robust_aggregation is not None:
+            usual = "uniform"
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        self.robustness.check_data(data.populations[0].attackers)
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
         if self.secure_aggregation is not None:
             share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
@@ -203,7 +217,7 @@ def build_federation(
         facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
         facts.most_samples, batch_size=facts.batch_size,
         augmentation=make_augmentation(facts.augment, facts.normalisation),
-        sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
+        sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples, attackers=facts.attacking,
     )  # fmt: skip
     check_augmented_steps(algorithm, settings.name, terms)
     source, shared = source_of(settings.network, task.template_seed), algorithm.shared_init(terms)

@@ -8,12 +8,45 @@ from functools import partial
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from lit_fed.clients.store import ClientStore
+from lit_fed.core.types import Tree
+from lit_fed.rounds import Federation
 
 __all__ = ["Described"]
 
 
 class Described(LightningModule):
-    """A module that is printed as what it trains: its states would be hundreds of lines without a number."""
+    """A module that says what it holds, and is printed as what it trains: its states would be hundreds of lines."""
+
+    federation: Federation
+    store: ClientStore
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the module has its federation."""
+        return "federation" in self.__dict__
+
+    @property
+    def shared(self) -> Tree:
+        """What the server knows: within a round as its last phase left it."""
+        return self.federation.shared
+
+    @property
+    def mixture_weights(self) -> Tensor:
+        """Mixture weights of all clients, [T, M]; an `AttributeError` if the algorithm has none."""
+        return self.store.mixture_weights  # type: ignore[return-value]
+
+    @property
+    def num_rounds_done(self) -> int:
+        """Completed rounds."""
+        return self.federation.server.rounds_done
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the fit, those done before a resume included."""
+        return self.federation.terms.num_rounds
 
     def __repr__(self) -> str:
         """Algorithm, solver and network with their settings; once it is built, parameters and clients."""

@@ -7,18 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.store import ClientStore
+from lit_fed.core.aggregation import Rule
+from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
 from lit_fed.core.codecs.vectors import Scope
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Loss
-from lit_fed.core.types import ClientBlock, Population, RoundRecord, Tree
+from lit_fed.core.types import ClientBlock, Population, RoundRecord
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -78,6 +80,9 @@ class FederatedModule(Described, ServingSteps):
             codec that is biased, else `none`.
         compression_scope: what is encoded as one vector: each `leaf` of a model, or the `whole` model.
         downlink_compression: codec of what the server sends; null: none.
+        robust_aggregation: rule by which the server makes one change of those that clients send, of which some may lie,
+            such as `CenteredClipping`; null: their average.
+        attack: what the clients of `--data.attackers` send in place of what they learnt; null: that.
 
     Attributes:
         algorithm: the algorithm; the one that was given, inside the wrappers that the settings ask for.
@@ -114,13 +119,15 @@ class FederatedModule(Described, ServingSteps):
         compression_feedback: Feedback | None = None,
         compression_scope: Scope = "leaf",
         downlink_compression: Codec | None = None,
+        robust_aggregation: Rule | None = None,
+        attack: Attack | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
             memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
-            secure_aggregation,
-            compression, compression_feedback, compression_scope, downlink_compression,
+            secure_aggregation, compression, compression_feedback, compression_scope, downlink_compression,
+            robust_aggregation, attack,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
@@ -162,31 +169,6 @@ class FederatedModule(Described, ServingSteps):
         self.facts, self.target = facts, facts.target
         self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
         self.federation = build_federation(self, self.settings, facts, self.history.warm_start)
-
-    @property
-    def is_built(self) -> bool:
-        """Whether the module has its federation."""
-        return "federation" in self.__dict__
-
-    @property
-    def shared(self) -> Tree:
-        """What the server knows: within a round as its last phase left it."""
-        return self.federation.shared
-
-    @property
-    def mixture_weights(self) -> Tensor:
-        """Mixture weights of all clients, [T, M]; an `AttributeError` if the algorithm has none."""
-        return self.store.mixture_weights  # type: ignore[return-value]
-
-    @property
-    def num_rounds_done(self) -> int:
-        """Completed rounds."""
-        return self.federation.server.rounds_done
-
-    @property
-    def num_rounds(self) -> int:
-        """Rounds of the fit, those done before a resume included."""
-        return self.federation.terms.num_rounds
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         """Run a block of clients."""

@@ -8,6 +8,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.robustness import Robustness
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["surround"]
@@ -20,10 +21,12 @@ def surround(
     compression: Compression = Compression(),  # noqa: B008 - a tuple
     privacy: Privacy | None = None,
     secure_aggregation: SecureAggregation | None = None,
+    robustness: Robustness = Robustness(),  # noqa: B008 - a tuple
 ) -> Any:
     """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
 
-    From the inside out: FedBN, compression, privacy, secure aggregation, compression of what is broadcast. Clipping is
+    From the inside out: FedBN, compression, privacy, what hides messages from the server or what makes it look at each
+    of them, compression of what is broadcast. Clipping is
     the last thing that a client does before messages are added up, since the bound has to hold for what is added; what
     the sum is made of comes last.
 
@@ -33,9 +36,10 @@ def surround(
         compression: codecs of what clients send and hear.
         privacy: differential privacy.
         secure_aggregation: what hides single messages from the server.
+        robustness: rule of the server against clients that lie, and what these send.
     """
     wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
     wrapped = compression.around(wrapped)
     for one in (privacy, secure_aggregation):
         wrapped = wrapped if one is None else one.around(wrapped)
-    return compression.around_broadcast(wrapped)
+    return compression.around_broadcast(robustness.around(wrapped))
