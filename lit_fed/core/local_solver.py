@@ -191,15 +191,19 @@ class LocalSolver:
     ) -> tuple[ModelState, OptimizerState, Tensor | None]:
         if task.one_by_one:
             return self._advance_each(task, models, optimizer, batch, lr, weight, penalty)
-        loss: Tensor | None = None
-        if with_loss:
-            loss, gradient, buffers = task.value_and_grad(models, batch, weight)
-        else:
-            gradient, buffers = task.grad(models, batch, weight)
+        loss, gradient, buffers = self._gradient(task, models, batch, weight, with_loss=with_loss)
         if penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, penalty.gradient(models.parameters))
-        parameters, optimizer = self.update(models.parameters, gradient, optimizer, lr)
+        parameters, optimizer = self._updated(models.parameters, gradient, optimizer, lr)
         return ModelState(parameters, buffers), optimizer, loss
+
+    def _gradient(
+        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, *, with_loss: bool
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss before the step [M], which may be None without `with_loss`, its gradient, and the new buffers."""
+        if with_loss:
+            return task.value_and_grad(models, batch, weight)
+        return None, *task.grad(models, batch, weight)
 
     def _advance_each(
         self,
@@ -232,6 +236,12 @@ class LocalSolver:
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
     ) -> tuple[dict[str, Tensor], OptimizerState]:
         """New parameters and optimizer state from a gradient; leaves [M, ...]."""
+        return self._updated(parameters, gradient, optimizer, lr)
+
+    def _updated(
+        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
+    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        """What `update` returns; the solver's own steps come straight here."""
         direction, optimizer = self._direction(parameters, gradient, optimizer)
         return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
 

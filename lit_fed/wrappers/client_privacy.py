@@ -176,7 +176,6 @@ class PrivateAverage(Private):
     privacy: ClientPrivacy
 
     steps_on_empty_rounds = True  # noise hides whether somebody took part
-    remembers_rounds = True
 
     def server_memory(self, ctx: Context, shared: Tree) -> Released:
         """The first bound; refuses statistics of BatchNorm, which a bound on changes does not cover."""

@@ -138,7 +138,7 @@ class SteppingClient(NamedTuple):
     client_id: Tensor  # []
     num_samples: Tensor  # [] float64
     step: Tensor  # [] float64, steps taken
-    optimizer: Any  # the algorithm's, where the client trainer finds it; None where it has none
+    optimizer: Any  # the algorithm's, where the client trainer finds it; () where it has none
 
 
 class Charged(NamedTuple):
@@ -159,8 +159,6 @@ class PrivateSteps(Private):
     """
 
     privacy: ExamplePrivacy
-
-    remembers_rounds = True
 
     def server_memory(self, ctx: Context, shared: Tree) -> Charged:
         """Nothing charged; refuses networks and settings that the noise does not cover."""

@@ -100,8 +100,6 @@ class NoisyClients(Private):
 
     privacy: LocalPrivacy
 
-    remembers_rounds = True
-
     def server_memory(self, ctx: Context, shared: Tree) -> Sent:
         """Nobody has sent anything."""
         check_statistics(self.inner, ctx)

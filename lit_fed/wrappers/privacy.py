@@ -20,7 +20,9 @@ NOT_COVERED = "metrics, training losses, mixture weights of clients, and states 
 
 
 class Private(Around):
-    """A wrapper that knows what its releases cost."""
+    """A wrapper that knows what its releases cost, since it remembers them."""
+
+    remembers_rounds = True
 
     @abstractmethod
     def guarantee(self, ctx: Context, own: Tree, exact: bool = True) -> dict[str, Any]:

@@ -99,6 +99,7 @@ def copies_of(network: nn.Module) -> Callable[..., nn.Module]:
     """A function that makes copies of a network, with weights of their own in the last layer where it can draw some."""
 
     def build(*_: Any) -> nn.Module:
+        """A copy, whatever the sizes of the data."""
         made = copy.deepcopy(network)
         names = last_layers(made, 1) if any(leaf.requires_grad for leaf in made.parameters()) else ()
         for path in {name.rpartition(".")[0] for name in names}:

@@ -16,13 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple, NoReturn
 
-import torch
 from torch import Tensor
 
-from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.local_solver import LocalSolver, OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.privacy.private_task import PrivateTask, refuse_gradient
 from lit_fed.core.seeds import normals
 from lit_fed.core.task import Task
@@ -60,28 +57,17 @@ class PrivateSolver(LocalSolver):
         """The same solver with private gradients."""
         return cls(**{one.name: getattr(solver, one.name) for one in fields(LocalSolver)}, noisy=noisy)
 
-    def _advance(
-        self,
-        task: Task,
-        models: ModelState,
-        optimizer: OptimizerState,
-        batch: Batch,
-        lr: Tensor,
-        weight: Tensor | None,
-        penalty: Penalty | None,
-        *,
-        with_loss: bool,
-    ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+    def _gradient(
+        self, task: Task, models: ModelState, batch: Batch, weight: Tensor | None, *, with_loss: bool
+    ) -> tuple[Tensor | None, dict[str, Tensor], dict[str, Tensor]]:
+        """The clipped and noised gradient over the expected batch; buffers stay."""
         assert isinstance(task, PrivateTask)
         if self.taken:
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
         self.taken.append(True)
         loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm)
         gradient = {name: self._noised(name, leaf) for name, leaf in total.items()}
-        if penalty is not None:
-            gradient = tree.map_leaves(torch.add, gradient, penalty.gradient(models.parameters))
-        parameters, optimizer = LocalSolver.update(self, models.parameters, gradient, optimizer, lr)
-        return ModelState(parameters, models.buffers), optimizer, loss / self.noisy.expected.to(loss.dtype)
+        return loss / self.noisy.expected.to(loss.dtype), gradient, models.buffers
 
     def _noised(self, name: str, total: Tensor) -> Tensor:
         """(Σ_s f_s·g_s + N(0, (zC)²))/L."""
@@ -95,3 +81,5 @@ class PrivateSolver(LocalSolver):
     def update(self, *_: object, **__: object) -> NoReturn:
         """Refused: a gradient that comes from elsewhere is neither clipped nor noised."""
         refuse_gradient()
+
+    _advance_each = update

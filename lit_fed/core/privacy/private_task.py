@@ -96,6 +96,11 @@ class PrivateTask(Task):
         each = [every(tree.index(models, m), x, y) for m in range(num_models_of(models))]
         return tree.map_leaves(lambda *leaves: torch.stack(leaves, dim=1), *each)  # type: ignore[no-any-return]
 
+    @property
+    def one_by_one(self) -> bool:
+        """Never: a sample's gradients are clipped for all models together."""
+        return False
+
     def value_and_grad(self, *_: Any, **__: Any) -> NoReturn:
         """Refused, as all gradients are that are not clipped sample by sample."""
         refuse_gradient()

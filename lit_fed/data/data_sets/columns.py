@@ -89,6 +89,7 @@ class TableEncoder:
             inputs = normalisation.apply(inputs)
 
         def encoded(population: Population) -> Population:
+            """The clients with the rows of `inputs` that their row numbers name."""
             splits = [
                 Split(torch.from_numpy(inputs[split.x.numpy()]), split.y, split.offsets)
                 for split in (population.train, population.val, population.test)
