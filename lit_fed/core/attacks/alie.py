@@ -10,7 +10,7 @@ Symbols:
 Deviations:
     Mean and deviation are those of honest clients, whom attackers know; in the paper attackers estimate them from their
     own samples. The deviation is the unbiased one (the official code: divided by the number of clients, and z = 1.5).
-    Rounds whose cohort happens to hold too many attackers, or too few clients, take the nearest s for which z is finite.
+    Rounds whose cohort happens to hold too many attackers, or too few clients, take the nearest s of a finite z.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ class ALIE(Attack):
 
     @staticmethod
     def deviations(num_messages: int, num_attackers: int) -> float:
-        """z with which half of the clients and one more are as far from the mean as the attackers.
+        """The z with which half of the clients and one more are as far from the mean as the attackers.
 
         Args:
             num_messages: m.

@@ -4,9 +4,9 @@ Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via
 https://arxiv.org/abs/2006.09365, Section 3.2.
 
 Deviations:
-    The simple variant: the client that is copied is the same in all rounds, and not the one that lies furthest along the
-    direction in which honest clients differ most. The official code searches for it in the first round, by default, and
-    keeps it then. Where it takes no part in a round, the next honest client does instead.
+    The simple variant: the client that is copied is given, and the same in all rounds. The paper's attackers take the
+    one that lies furthest along the direction in which honest clients differ most; the official code looks for it in
+    the first round, by default, and keeps it then. Where it takes no part in a round, the next honest one is copied.
 """
 
 from dataclasses import dataclass
