@@ -145,8 +145,8 @@ class ModelSettings(NamedTuple):
         if self.robust_aggregation is not None:
             usual = "uniform"
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
-        self.robustness.check_data(data.populations[0].attackers)
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        self.robustness.check_data(facts)
         if self.secure_aggregation is not None:
             share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
             most_weight = facts.most_samples if facts.weighting == "samples" else 1

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.errors import ConfigError
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.wrappers.robust import RobustAverage
 
 __all__ = ["Robustness"]
@@ -56,17 +57,21 @@ class Robustness(NamedTuple):
                 "train; choose CenteredClipping, GeometricMedian or NormBound"
             )
 
-    def check_data(self, attackers: Any) -> None:
-        """Refuse an attack without attackers.
+    def check_data(self, facts: TrainingFacts) -> None:
+        """Refuse an attack without attackers, or with too many of them.
 
         Args:
-            attackers: those of the data; None: nobody was asked for.
+            facts: sizes of the data; they say who attacks.
 
         Raises:
-            ConfigError: naming the option that is missing.
+            ConfigError: naming the option that is missing, or the numbers that do not go together.
         """
-        if self.attack is not None and attackers is None:
+        if self.attack is None:
+            return
+        if facts.attackers is None:
             raise ConfigError(
                 f"--model.attack is {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the "
                 "number of clients that do, or leave it out"
             )
+        num_messages = max(round(facts.sampling_probability * facts.num_clients), 1)
+        self.attack.check(num_messages, -(-len(facts.attackers) * num_messages // facts.num_clients))
