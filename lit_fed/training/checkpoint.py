@@ -115,11 +115,12 @@ class DamagedCheckpointError(ConfigError):
     """A checkpoint is not what was written.
 
     Attributes:
+        path: the checkpoint.
         previous: the one before it, if that is whole.
     """
 
     def __init__(self, path: Path, option: str, reason: str, fix: str) -> None:
-        self.previous = _whole_previous(path)
+        self.path, self.previous = path, _whole_previous(path)
         if self.previous is not None:
             fix = f"the checkpoint before it, {self.previous}, is whole"
         super().__init__(f"{option} {path} cannot be read: {reason}; {fix}")
