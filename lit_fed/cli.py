@@ -20,6 +20,7 @@ from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.compare import compare_parser, compare_runs
 from lit_fed.command_line.config_files import check_configs
+from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.own_networks import with_functions
 from lit_fed.command_line.parser import FederatedParser, refuse_nulls
@@ -27,17 +28,18 @@ from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
+from lit_fed.command_line.trusted_classes import check_modules, classes_in, trusted_arguments
 from lit_fed.core.errors import ClientError, ConfigError, WriteError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.machine.given_paths import shown
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.trainer import FederatedTrainer
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
-from lit_fed.training.round_logger import RoundLogger, newest_version
+from lit_fed.training.round_logger import RoundLogger
 from lit_fed.training.stopping import CutShort, Terminated
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
@@ -48,6 +50,12 @@ next: test, predict, personalize and export take it as --ckpt_path {last}
       the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
 """
 """What the end of a fit says."""
+
+TRUST = (
+    "module whose classes are imported although the checkpoint alone names them; classes that the command line names, "
+    "and those of lit_fed, are in any case. May be given often."
+)
+"""Help of the option that lets a checkpoint name classes of one's own."""
 
 
 WITHOUT_TRAINER = {"partition": partition_parser, "compare": compare_parser, "sweep": sweep_parser}
@@ -136,6 +144,8 @@ class FederatedCLI(LightningCLI):
         if subcommand == "fit":  # a flag: it needs no value
             flag = next(action for action in parser._actions if action.dest == "resume_with_changes")
             flag.nargs, flag.const = "?", True
+        else:
+            parser.add_argument("--trust", type=str, action="append", default=[], metavar="MODULE", help=TRUST)
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -163,11 +173,16 @@ class FederatedCLI(LightningCLI):
         check_classes(config)
         check_run_name(config.name)
         name = config.name or _default_name(given, config)
-        path = self._find_checkpoint(config, name)
-        if path is not None and command != "fit":
-            stored = load_checkpoint(path)[CHECKPOINT_KEY]["arguments"]
-            behind = given.index(command) + 1
-            self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
+        try:
+            path = self._find_checkpoint(config, name)
+            if path is not None and command != "fit":
+                stored = load_checkpoint(path, values=False)[CHECKPOINT_KEY]["arguments"]
+                check_modules(config.trust)
+                stored = trusted_arguments(stored, path, classes_in(config), config.trust)
+                behind = given.index(command) + 1
+                self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
+        except DamagedCheckpointError as error:
+            raise ConfigError(with_command(error, given)) from error
         config = self.config[command]
         config.name = name
         if path is not None:
@@ -198,15 +213,15 @@ class FederatedCLI(LightningCLI):
             if self.config.subcommand != "fit":
                 sys.stderr.write(f"lit_fed: {self.config.subcommand} without --ckpt_path: of models not yet trained\n")
             return None
-        if config.ckpt_path != "last":
+        if config.ckpt_path not in KEYWORDS:
             if not os.path.isfile(config.ckpt_path):  # false too for a name that no file can have
                 raise ConfigError(f"--ckpt_path {shown(config.ckpt_path)}: no such file; give a .ckpt file, or last")
             if self.config.subcommand == "fit":
-                load_checkpoint(Path(config.ckpt_path), resumable=True)  # before the data are read
+                load_checkpoint(Path(config.ckpt_path), resumable=True, values=False)  # before the data are read
             return Path(config.ckpt_path)
-        path, version = _newest_checkpoint(Path(config.trainer.default_root_dir) / name)
+        path, version = newest_checkpoint(Path(config.trainer.default_root_dir) / name, config.ckpt_path)
         if self.config.subcommand == "fit":
-            checkpoint = load_checkpoint(path, resumable=True)
+            checkpoint = load_checkpoint(path, resumable=True, values=False)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
             continue_run(checkpoint)
         return path
@@ -250,7 +265,7 @@ class FederatedCLI(LightningCLI):
         if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
             return {name: value for name, value in given.items() if name != "datamodule"}
         if subcommand == "predict" and given["output"] is None:
-            given["output"] = str(_run_folder(Path(given["ckpt_path"])) / "predictions.csv")
+            given["output"] = str(run_folder(Path(given["ckpt_path"])) / "predictions.csv")
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -316,22 +331,6 @@ def _default_name(given: list[str], config: Namespace) -> str:
     files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
     stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
     return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
-
-
-def _run_folder(checkpoint: Path) -> Path:
-    """The folder of the run that a checkpoint is of: that around `checkpoints`, or else the checkpoint's own."""
-    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
-
-
-def _newest_checkpoint(folder: Path) -> tuple[Path, int]:
-    for version in range(newest_version(folder), -1, -1):
-        path = folder / f"version_{version}" / "checkpoints" / "last.ckpt"
-        if path.is_file():
-            return path, version
-    raise ConfigError(
-        f"--ckpt_path last: no checkpoint under {folder}/version_*/checkpoints; give its path, set "
-        "--trainer.default_root_dir and --name as in the run to be continued, or start without --ckpt_path"
-    )
 
 
 def main(args: ArgsType = None) -> None:

@@ -130,6 +130,8 @@ class ClientStore(nn.Module):
                     first = self._by_name(self._initial(client_id))
                 leaves = [first[name] for name in self.files.names]
             for target, leaf in zip(rows, leaves, strict=True):
+                if (leaf.shape, leaf.dtype) != (target.shape[1:], target.dtype):
+                    raise self.files.unreadable(client_id, version, f"it is {leaf.dtype} of shape {list(leaf.shape)}")
                 target[row] = leaf
         return dict(zip(self.files.names, (leaf.to(client_ids.device) for leaf in rows), strict=True))
 

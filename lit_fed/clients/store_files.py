@@ -15,17 +15,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lit_fed.clients.store_index import CheckpointIndex
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.machine.files import whole_file
+from lit_fed.core.machine.given_paths import reason
+from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = ["ClientFiles", "choose_leaves", "folder_beside"]
 
 SMALL_LEAF = 1024
 """Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""
+
+OWNER = "lit_fed"
+"""Where a file says whose state it is, and which version."""
 
 
 def choose_leaves(sizes: Sequence[int], num_clients: int, memory_bytes: float) -> list[int]:
@@ -61,6 +65,8 @@ def folder_beside(checkpoints: Path) -> Path:
 class ClientFiles:
     """Files `<client_id>.<version>.pt`, each a dict of tensors, in one folder; the checkpoints that need some of them.
 
+    Each file says beside its tensors whose state it is, so that one in the place of another is noticed.
+
     Args:
         names: names of the leaves in a file.
     """
@@ -91,7 +97,7 @@ class ClientFiles:
         """
         own = {name: leaf.detach().cpu().clone() for name, leaf in zip(self.names, leaves, strict=True)}
         with whole_file(self._path(client_id, version), private=True) as file:
-            torch.save(own, file)
+            save_sealed({OWNER: {"client": client_id, "version": version}, **own}, file)
 
     def read(self, client_id: int, version: int) -> list[Tensor]:
         """The leaves of a state, in the order of `names`, on the CPU.
@@ -99,16 +105,39 @@ class ClientFiles:
         Raises:
             ClientError: naming the file, if it is missing or damaged; only the rank that reads it knows.
         """
-        path = self._path(client_id, version)
+        return self._leaves(self._path(client_id, version), client_id, version)
+
+    def _leaves(self, path: Path, client_id: int, version: int) -> list[Tensor]:
         try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            return [content[name] for name in self.names]
-        except Exception as error:
-            reason = (
-                f"cannot be read from {path} ({type(error).__name__}); put the file back, go on from another "
-                "checkpoint with --ckpt_path, or start a new run"
-            )
-            raise ClientError(client_id, "its kept state", None, reason) from error
+            content = load_sealed(path)
+        except (DamagedFileError, OSError) as error:
+            raise self.unreadable(client_id, version, reason(error), path) from error
+        entries = content if isinstance(content, dict) else {}
+        whose = entries.get(OWNER, wanted := {"client": client_id, "version": version})  # older files do not say it
+        if whose != wanted:
+            raise self.unreadable(client_id, version, f"it holds another state, {whose}", path)
+        if not all(isinstance(entries.get(name), Tensor) for name in self.names):
+            raise self.unreadable(client_id, version, "it holds something else", path)
+        return [entries[name] for name in self.names]
+
+    def unreadable(self, client_id: int, version: int, why: str, path: Path | None = None) -> ClientError:
+        """What is said of a file that is not the state that it should be, and how to go on without it.
+
+        Args:
+            client_id: whose state.
+            version: of the state.
+            why: what is wrong.
+            path: of the file; None: in this folder.
+        """
+        other = None if self.checkpoints is None else self.checkpoints.without(client_id, version)
+        instead = "go on from another checkpoint" if other is None else f"go on without it by --ckpt_path {other}"
+        fix = f"put the file back from a copy, {instead}, or start a new run"
+        return ClientError(
+            client_id,
+            "its kept state",
+            None,
+            f"cannot be read from {path or self._path(client_id, version)}: {why}; {fix}",
+        )
 
     # ------------------------------------------------------------------ the folder
     def find(self, index: Tensor, folders: Sequence[Path]) -> None:
@@ -141,7 +170,8 @@ class ClientFiles:
         """Make ready for a fit; on rank zero only, before any rank writes.
 
         Files that neither the index nor a checkpoint of the run needs are deleted, among them those cut off while they
-        were written. Files of the index that lie elsewhere are taken along, under a version of their own.
+        were written. Files of the index that lie elsewhere are taken along: linked, or where the folder has files of
+        the same names, which checkpoints in it need, written anew under a version of their own.
 
         Args:
             folder: the run's; None takes a temporary one, deleted with the store or at the end of the process.
@@ -149,7 +179,7 @@ class ClientFiles:
             index: version of each client, [T].
 
         Returns:
-            The folder; the first version that is free; the version of all files taken along, None without any.
+            The folder; the first version that is free; the version of all files written anew, None without any.
         """
         source, folder = self.folder, folder or self._temporary or self._make_temporary(root)
         folder.mkdir(parents=True, exist_ok=True)
@@ -157,11 +187,16 @@ class ClientFiles:
         self.folder, self.checkpoints = folder, CheckpointIndex(folder)
         own = np.full(len(index), -1) if elsewhere else index.cpu().numpy()
         self._sweep(own)
-        free = 1 + max((version for _, version in self._present()), default=-1)
+        wanted, present = _pairs(index), self._present()
+        free = 1 + max((version for _, version in (*wanted, *present)), default=-1)
         if source is None or not elsewhere:
             return folder, free, None
-        for client_id, version in _pairs(index):
-            _link_or_copy(source / _file_name(client_id, version), folder / _file_name(client_id, free))
+        if set(wanted).isdisjoint(present):
+            for name in (_file_name(*pair) for pair in wanted):
+                _link_or_copy(source / name, folder / name)
+            return folder, free, None
+        for client_id, version in wanted:
+            self.write(client_id, free, self._leaves(source / _file_name(client_id, version), client_id, version))
         return folder, free + 1, free
 
     def _make_temporary(self, root: Path) -> Path:

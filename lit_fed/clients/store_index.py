@@ -6,11 +6,14 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed
 
-__all__ = ["INDEX_KEY", "CheckpointIndex"]
+__all__ = ["INDEX_KEY", "LAST", "PREVIOUS", "CheckpointIndex"]
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+"""A run's newest checkpoint, and the one before it, which is kept beside it."""
 
 INDEX_KEY = "store.versions"
 """Where a checkpoint's `state_dict` keeps the version of each client's state, [T] int64."""
@@ -32,7 +35,7 @@ class CheckpointIndex:
     def __init__(self, clients: Path) -> None:
         self._folder = clients.parent / "checkpoints"
         self._list = clients / "checkpoints.txt"
-        self._known: dict[Path, tuple[Stamp, np.ndarray]] = {}
+        self._known: dict[Stamp, np.ndarray] = {}
         self._warned = False
 
     def announce(self, path: Path) -> None:
@@ -45,23 +48,35 @@ class CheckpointIndex:
 
     def written(self, path: Path, index: np.ndarray) -> None:
         """A checkpoint with this index [T] has been written; it need not be read to know what it refers to."""
-        self._known[path.absolute()] = (_stamp(path), index.copy())
+        self._known[_stamp(path)] = index.copy()
 
     def read(self) -> list[np.ndarray] | None:
         """The indices of all existing checkpoints, each [T]; None if one of them cannot be read."""
-        known: dict[Path, tuple[Stamp, np.ndarray]] = {}
-        for path in {*self._folder.glob("*.ckpt"), *self._listed()}:
+        found = self._found()
+        return None if found is None else list(found.values())
+
+    def without(self, client_id: int, version: int) -> Path | None:
+        """The newest checkpoint that does not need this version of a client's state; None without any."""
+        found = self._found() or {}
+        spared = [path for path, index in found.items() if client_id < len(index) and index[client_id] != version]
+        return max(spared, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def _found(self) -> dict[Path, np.ndarray] | None:
+        """The index of each existing checkpoint; one that got another name since it was read is known."""
+        known: dict[Stamp, np.ndarray] = {}
+        found: dict[Path, np.ndarray] = {}
+        listed = self._listed()
+        for path in {*self._folder.glob("*.ckpt"), *listed, *(one.with_name(PREVIOUS) for one in listed)}:
             try:
                 stamp = _stamp(path)
-                same = path in self._known and self._known[path][0] == stamp
-                known[path] = self._known[path] if same else (stamp, _load(path))
+                found[path] = known[stamp] = self._known[stamp] if stamp in self._known else _load(path)
             except FileNotFoundError:
                 continue
             except Exception as error:
                 self._warn(path, error)
                 return None
         self._known = known
-        return [index for _, index in known.values()]
+        return found
 
     def _listed(self) -> list[Path]:
         return [Path(line) for line in self._list.read_text().splitlines()] if self._list.is_file() else []
@@ -70,8 +85,8 @@ class CheckpointIndex:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f"{path} cannot be read ({type(error).__name__}), so client files that it may need are kept; move it "
-                "elsewhere to have them deleted",
+                f"{path} cannot be read ({error if isinstance(error, DamagedFileError) else type(error).__name__}), so "
+                "client files that it may need are kept; move it elsewhere to have them deleted",
                 stacklevel=2,
             )
 
@@ -82,7 +97,7 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _load(path: Path) -> np.ndarray:
-    """The index of a checkpoint, [T]; empty for one without client files. Only the pages of the index are read."""
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    """The index of a checkpoint, [T]; empty for one without client files."""
+    content = load_sealed(path)
     index = content["state_dict"].get(INDEX_KEY)
     return np.empty(0, dtype=np.int64) if index is None else index.numpy().copy()

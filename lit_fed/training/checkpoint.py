@@ -5,24 +5,26 @@ from __future__ import annotations
 import ast
 import dataclasses
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint
 
 from lit_fed.clients.store_files import folder_beside
+from lit_fed.clients.store_index import LAST, PREVIOUS
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
+from lit_fed.core.machine.given_paths import reason
+from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = [
     "CHECKPOINT_KEY",
     "WITHOUT_DATA",
     "AtomicCheckpointIO",
+    "DamagedCheckpointError",
     "Difference",
     "clients_folder",
     "compare_arguments",
@@ -60,22 +62,34 @@ TRAINING_ENTRIES = ("loops", "optimizer_states", "lr_schedulers")
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact."""
+    """Writes a checkpoint beside its place and moves it there: a kill at any moment leaves the last good one intact.
+
+    The `last.ckpt` before it is kept as `previous.ckpt`, if this process wrote it or went on from it: one that was
+    there already, and that the run did not go on from, may be damaged, and must not take the place of a good one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._good: set[Path] = set()
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         """Write and move; the file system's rename is atomic within a folder."""
-        target = Path(path)
+        target = Path(path).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target, private=True) as file:
-            torch.save(checkpoint, file)
+        keep = target.with_name(PREVIOUS) if target.name == LAST and target in self._good else None
+        with whole_file(target, private=True, keep=keep) as file:
+            save_sealed(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
+        self._good.add(target)
 
     def load_checkpoint(
         self, path: _PATH, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """A checkpoint of lit_fed; whatever else the file holds is refused by name."""
-        return load_checkpoint(Path(path))
+        content = load_checkpoint(Path(path))
+        self._good.add(Path(path).resolve())
+        return content
 
 
 def with_atomic_checkpoints(plugins: Any) -> list[Any]:
@@ -97,24 +111,54 @@ def clients_folder(checkpoints: Sequence[Checkpoint]) -> Path | None:
     return folder_beside(folders[0]).absolute() if folders else None
 
 
-def load_checkpoint(path: Path, *, resumable: bool = False, option: str = "--ckpt_path") -> dict[str, Any]:
+class DamagedCheckpointError(ConfigError):
+    """A checkpoint is not what was written.
+
+    Attributes:
+        path: the checkpoint.
+        previous: the one before it, if that is whole.
+    """
+
+    def __init__(self, path: Path, option: str, reason: str, fix: str) -> None:
+        self.path, self.previous = path, _whole_previous(path)
+        if self.previous is not None:
+            fix = f"the checkpoint before it, {self.previous}, is whole"
+        super().__init__(f"{option} {path} cannot be read: {reason}; {fix}")
+
+
+def _whole_previous(path: Path) -> Path | None:
+    previous = path.with_name(PREVIOUS)
+    if path.name != LAST or not previous.is_file():
+        return None
+    try:
+        load_checkpoint(previous, values=False)
+    except ConfigError:
+        return None
+    return previous
+
+
+def load_checkpoint(
+    path: Path, *, resumable: bool = False, option: str = "--ckpt_path", values: bool = True
+) -> dict[str, Any]:
     """A checkpoint's content, on the CPU; plain types only, so nothing in it is ever executed.
 
     Args:
         path: the file.
         resumable: training shall go on from it, which takes more than serving from it.
         option: the argument that named it.
+        values: read the values of tensors; else their shapes alone.
 
     Raises:
+        DamagedCheckpointError: if it is not what was written.
         ConfigError: if it cannot be read, was not written by lit_fed, or lacks something.
     """
     fix = "give a file from the folder checkpoints of a run"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch's about a file that is none of its own
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ConfigError(f"{option} {path} cannot be read ({type(error).__name__}); {fix}") from error
+        content = load_sealed(path, values=values)
+    except DamagedFileError as error:
+        raise DamagedCheckpointError(path, option, str(error), fix) from error
+    except OSError as error:
+        raise ConfigError(f"{option} {path} cannot be read ({reason(error)}); {fix}") from error
     if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):
         found = "a checkpoint of another program" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise ConfigError(f"{option} {path} holds {found}; {fix}")

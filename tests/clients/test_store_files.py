@@ -202,13 +202,27 @@ def test_a_new_folder_takes_the_files_along(tmp_path, monkeypatch, linked):
     if not linked:
         monkeypatch.setattr(client_files.os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
     kept.open(new / "clients", new)
-    assert names(new) == ["0.0.pt", "1.0.pt"]
+    assert names(new) == ["0.0.pt", "1.1.pt"]
     assert same(kept.table, before)
-    assert ((new / "clients/1.0.pt").stat().st_ino == (old / "clients/1.1.pt").stat().st_ino) == linked
+    assert ((new / "clients/1.1.pt").stat().st_ino == (old / "clients/1.1.pt").stat().st_ino) == linked
     one_round(kept, [1], 2)
     kept.commit()
     assert names(old) == ["0.0.pt", "1.1.pt"]
-    assert names(new) == ["0.0.pt", "1.1.pt"]
+    assert names(new) == ["0.0.pt", "1.2.pt"]
+
+
+def test_files_whose_names_are_taken_are_written_anew(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    first, kept = opened(new), opened(old)
+    for store, salt in ((first, 0), (kept, 1)):
+        one_round(store, [0, 1], salt)
+        store.commit()
+    checkpoint(first, new / "checkpoints/best.ckpt")
+    before, theirs = kept.table, first.table
+    kept.open(new / "clients", new)
+    assert names(new) == ["0.0.pt", "0.1.pt", "1.0.pt", "1.1.pt"]
+    assert same(kept.table, before)
+    assert same(first.table, theirs)
 
 
 def test_without_checkpoints_files_are_temporary(tmp_path):

@@ -52,6 +52,12 @@ def index_of(path):
     return torch.load(path, weights_only=True)["state_dict"]["store.versions"]
 
 
+def needed(path):
+    """The files that the newest checkpoint of a run needs, and the one before it."""
+    assert {one.name for one in (path / "checkpoints").iterdir()} >= {"last.ckpt", "previous.ckpt"}
+    return referred(*(index_of(one) for one in (path / "checkpoints").iterdir()))
+
+
 @pytest.fixture(params=IN_FILES)
 def in_memory(request, shared_folder):
     """An algorithm's name, and its whole run with states in memory."""
@@ -69,7 +75,7 @@ def test_files_give_the_numbers_of_memory(in_memory, in_files):
     assert in_files.in_files
     assert outcome(in_files.folder) == outcome(in_memory[1].folder)
     assert same(in_files.kept, in_memory[1].kept)
-    assert client_files(in_files.folder) == referred(in_files.state["store.versions"])
+    assert client_files(in_files.folder) == needed(in_files.folder) > referred(in_files.state["store.versions"])
 
 
 def test_a_cut_run_goes_on_in_its_folder(tmp_path, in_memory, in_files):
@@ -82,7 +88,8 @@ def test_a_cut_run_goes_on_in_its_folder(tmp_path, in_memory, in_files):
     module, _ = resumed(name, tmp_path, client_memory_gb=0)
     assert outcome(own) == outcome(path)
     assert same(states(module), in_memory[1].kept)
-    assert client_files(own) == referred(module.store.versions) == referred(index_of(last))
+    assert client_files(own) == needed(own)
+    assert torch.equal(module.store.versions, index_of(last))
 
 
 def test_a_checkpoint_opens_a_new_folder_that_stands_alone(tmp_path, in_memory, in_files):
@@ -109,7 +116,7 @@ def test_the_best_models_keep_their_files(tmp_path):
     module, trainer = fit("Local", tmp_path, rounds=5, callbacks=[beside, away], client_memory_gb=0)
     own = folder(tmp_path, "Local")
     paths = [*(own / "checkpoints").glob("*.ckpt"), *(tmp_path / "away").glob("*.ckpt")]
-    assert len(paths) == 4
+    assert len(paths) == 5
     indices = [index_of(path) for path in paths]
     assert len({tuple(index.tolist()) for index in indices}) > 1
     assert client_files(own) - {"checkpoints.txt"} == referred(*indices)
@@ -149,8 +156,8 @@ def test_the_command_line_serves_and_refuses(tmp_path, capsys):
     main(["test", *base, "--ckpt_path", str(last)])
     assert table in capsys.readouterr().out
     main(["validate", *base, "--ckpt_path", "last"])
-    assert client_files(own) == referred(index_of(last))
-    gone = own / "clients" / min(client_files(own))
+    assert client_files(own) == needed(own)
+    gone = own / "clients" / min(referred(index_of(last)) - referred(index_of(last.with_name("previous.ckpt"))))
     os.rename(gone, tmp_path / "hidden")
     for command, checkpoint in (("fit", "last"), ("fit", str(last)), ("validate", str(last))):
         with pytest.raises(SystemExit) as stopped:
@@ -164,7 +171,8 @@ def test_the_command_line_serves_and_refuses(tmp_path, capsys):
         main(["test", *base, "--ckpt_path", str(last)])
     assert stopped.value.code == 2
     said = capsys.readouterr().err
-    assert f"lit_fed: client {gone.name.split('.')[0]}, its kept state: cannot be read from {gone}" in said
+    assert f"lit_fed: client {gone.name.split('.')[0]}, its kept state: cannot be read from {gone}: its end is" in said
+    assert f"go on without it by --ckpt_path {last.with_name('previous.ckpt')}" in said
 
 
 def test_negative_memory_is_refused(capsys):

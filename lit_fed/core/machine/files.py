@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,12 +17,13 @@ OWNER_ONLY = 0o600
 
 
 @contextmanager
-def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+def whole_file(path: Path, *, private: bool = False, keep: Path | None = None) -> Iterator[IO[bytes]]:
     """A file to write into beside `path`, which is moved there at the end, or deleted after an error.
 
     Args:
         path: where the file belongs; whatever stood there stands until the new one is whole.
         private: none but the owner may read or write it; else the umask decides.
+        keep: where whatever stood there is kept, in the same folder; None: it is gone.
 
     Raises:
         WriteError: naming the file, where the system refuses to take it: a full disk, a limit on the size of files.
@@ -31,8 +33,10 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)  # of a process that was killed: its mode may be another
         if private:
             partial.touch(mode=OWNER_ONLY)
-        with partial.open("wb") as file:
+        with partial.open("w+b") as file:
             yield file
+        if keep is not None:
+            _set_aside(path, keep)
         partial.replace(path)
     except (OSError, RuntimeError) as error:
         refused = _from_system(error)
@@ -41,6 +45,21 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
         raise WriteError(path, refused) from error
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, keep: Path) -> None:
+    """Let a file be found under another name, too; where there are no links, for a moment under that one alone."""
+    if not path.is_file():
+        return
+    beside = keep.with_name(f".{keep.name}.partial")
+    beside.unlink(missing_ok=True)
+    try:
+        os.link(path, beside)
+    except OSError:
+        path.replace(keep)
+        return
+    beside.replace(keep)
+    beside.unlink(missing_ok=True)  # it is left where both names are of one file already
 
 
 def _from_system(error: BaseException) -> OSError | None:
