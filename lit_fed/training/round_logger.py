@@ -14,7 +14,7 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_fed.core.errors import WriteError
+from lit_fed.core.errors import WriteError, notice
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.machine.folder_lock import FolderLock
 
@@ -159,12 +159,12 @@ class RoundLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add to the row of round `step`."""
         columns = self._columns or self._open()
-        if step != self._row.get("step"):
-            self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
-        self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
-        if any(key not in columns for key in self._row):
-            columns = self._widen(columns)
         try:
+            if step != self._row.get("step"):
+                self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
+            self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
+            if any(key not in columns for key in self._row):
+                columns = self._widen(columns)
             with self.experiment.open("r+") as file:
                 file.seek(self._row_start)
                 file.write(_to_csv([self._row], columns))
@@ -182,6 +182,8 @@ class RoundLogger(Logger):
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
             rows = [row for row in reader if int(row["step"]) < self._keep_rounds]
             columns = list(reader.fieldnames or columns)
+        elif self._keep_rounds:
+            notice(f"{self.experiment} is gone; it begins again with round {self._keep_rounds}, counted from 0")
         return self._write(rows, columns)
 
     def _widen(self, before: list[str]) -> list[str]:
