@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import sys
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
@@ -31,6 +33,7 @@ from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.command_line.trusted_classes import check_modules, classes_in, trusted_arguments
 from lit_fed.core.errors import ClientError, ConfigError, WriteError
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import shown
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.trainer import FederatedTrainer
@@ -39,7 +42,7 @@ from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
-from lit_fed.training.round_logger import RoundLogger
+from lit_fed.training.round_logger import RoundLogger, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
@@ -110,18 +113,25 @@ class FederatedCLI(LightningCLI):
     def __init__(self, args: ArgsType = None) -> None:
         self._keep_rounds: int | None = None
         self._resume_version: int | None = None
-        super().__init__(
-            FederatedModule,
-            FederatedDataModule,
-            save_config_callback=SaveConfig,
-            trainer_class=FederatedTrainer,
-            trainer_defaults={"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True},
-            seed_everything_default=0,
-            parser_class=CommandParser,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-            args=args,
-        )
+        self._writer: FolderLock | None = None
+        with ExitStack() as self._held:
+            super().__init__(
+                FederatedModule,
+                FederatedDataModule,
+                save_config_callback=SaveConfig,
+                trainer_class=FederatedTrainer,
+                trainer_defaults={"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True},
+                seed_everything_default=0,
+                parser_class=CommandParser,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+                args=args,
+            )
+
+    def _hold(self, folder: Path, **fix: str) -> None:
+        """Let no other process write into a run's folder until this command is over; rank zero holds it for all."""
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+            self._writer = self._held.enter_context(writer_of(folder, **fix))
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -221,6 +231,7 @@ class FederatedCLI(LightningCLI):
             return Path(config.ckpt_path)
         path, version = newest_checkpoint(Path(config.trainer.default_root_dir) / name, config.ckpt_path)
         if self.config.subcommand == "fit":
+            self._hold(run_folder(path))  # before it is read: what another process adds would be cut off again
             checkpoint = load_checkpoint(path, resumable=True, values=False)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
             continue_run(checkpoint)
@@ -243,7 +254,7 @@ class FederatedCLI(LightningCLI):
         check_creatable(Path(config.trainer.default_root_dir), "--trainer.default_root_dir")
         extra = [] if given in (True, None) else given if isinstance(given, list) else [given]
         own = RoundLogger(
-            config.trainer.default_root_dir, config.name, self._resume_version, keep_rounds=self._keep_rounds or 0
+            config.trainer.default_root_dir, config.name, self._resume_version, self._keep_rounds or 0, self._writer
         )
         return [own, *extra]
 
@@ -265,13 +276,17 @@ class FederatedCLI(LightningCLI):
         if subcommand == "personalize":  # works from the checkpoint alone, without the data of the training
             return {name: value for name, value in given.items() if name != "datamodule"}
         if subcommand == "predict" and given["output"] is None:
-            given["output"] = str(run_folder(Path(given["ckpt_path"])) / "predictions.csv")
+            folder = run_folder(Path(given["ckpt_path"]))
+            given["output"] = str(folder / "predictions.csv")
+            if folder.name != Path(given["ckpt_path"]).parent.name:
+                self._hold(folder, fix="wait until it ends, or give --output FILE elsewhere")
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a command; the message of what cuts it short says how to go on."""
         try:
-            super()._run_subcommand(subcommand)
+            with writing(self.trainer.loggers, self.config[subcommand].name if subcommand == "fit" else None):
+                super()._run_subcommand(subcommand)
         except KeyboardInterrupt as error:
             raise CutShort(f"interrupted{self._how_to_go_on()}", 130) from error
         except Terminated as error:

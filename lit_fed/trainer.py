@@ -28,7 +28,7 @@ from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
-from lit_fed.training.round_logger import RoundLogger
+from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import FederatedStrategy
 from lit_fed.training.unseen_clients import restore_for_unseen_clients
@@ -111,25 +111,18 @@ class FederatedTrainer(Trainer):
         )  # fmt: skip
         if note and self.is_global_zero:
             sys.stderr.write(note)
-        own = [logger for logger in self.loggers if isinstance(logger, RoundLogger)]
-        for logger in own:
-            logger.begin(federated(model).algorithm_name)
-        try:
-            with self._interrupts_passed_on():
-                super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
-        finally:
-            for logger in own:
-                logger.release()
+        with writing(self.loggers, module.algorithm_name), self._interrupts_passed_on():
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path, weights_only)
         self._signal_connector.end()
 
     def validate(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the validation split, or without one on the test split; the report prints a table."""
-        with self._interrupts_passed_on():
+        with writing(self.loggers), self._interrupts_passed_on():
             return super().validate(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     def test(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         """Measure the clients on the test split; the report prints a table and completes the run's folder."""
-        with self._interrupts_passed_on():
+        with writing(self.loggers), self._interrupts_passed_on():
             return super().test(*args, verbose=verbose, **kwargs)  # type: ignore[misc]
 
     @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,27 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_fed.core.errors import WriteError
+from lit_fed.core.errors import WriteError, notice
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.machine.folder_lock import FolderLock
 
-__all__ = ["RoundLogger", "newest_version"]
+__all__ = ["RoundLogger", "newest_version", "writer_of", "writing"]
 
 
 def newest_version(folder: Path) -> int:
     """Number of the newest `version_<n>` of a run's folder; -1 without any."""
     numbers = [path.name.removeprefix("version_") for path in folder.glob("version_*") if path.is_dir()]
     return max((int(number) for number in numbers if number.isdigit()), default=-1)
+
+
+def writer_of(folder: Path, fix: str = "wait until it ends, or start a new run without --ckpt_path") -> FolderLock:
+    """What one process at a time holds of a run's folder.
+
+    Args:
+        folder: the run's.
+        fix: what to do where another process holds it.
+    """
+    return FolderLock(folder, f"the run {folder}", fix)
 
 
 class RoundLogger(Logger):
@@ -35,18 +47,46 @@ class RoundLogger(Logger):
         name: name of the run; None takes that of the algorithm's class when the run begins.
         version: n; None takes the next free one.
         keep_rounds: rounds of an existing file that stay, when a run is continued.
+        writer: what holds the folder of that version already, for as long as it is needed.
     """
 
     def __init__(
-        self, save_dir: str, name: str | None = None, version: int | None = None, keep_rounds: int = 0
+        self,
+        save_dir: str,
+        name: str | None = None,
+        version: int | None = None,
+        keep_rounds: int = 0,
+        writer: FolderLock | None = None,
     ) -> None:
         super().__init__()
         self._save_dir, self._name, self._version = Path(save_dir), name, version
+        self._given = version
         self._made: list[Path] = []
+        self._writer = writer
         self._keep_rounds = keep_rounds
         self._columns: list[str] | None = None
         self._row: dict[str, Any] = {}
         self._row_start = 0
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Settle the run's folder and let no other process write into it; rank zero holds it for all ranks of a run.
+
+        Raises:
+            ConfigError: if another process does.
+        """
+        self.begin(name)
+        if self._writer is not None or rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+            yield
+            return
+        folder = Path(self.log_dir)
+        self._made = self._made or [one for one in (folder, *folder.parents) if not one.exists()]
+        try:
+            with writer_of(folder) as self._writer:
+                yield
+        finally:
+            self._writer = None
+            self.release()
 
     def begin(self, name: str) -> None:
         """Settle the run's folder; a name and a version that are known already stay.
@@ -77,7 +117,7 @@ class RoundLogger(Logger):
                 folder.rmdir()
             except OSError:  # in use, by this run or another
                 break
-            self._version = None
+            self._version = self._given
         self._made = []
 
     def agree(self, broadcast: Callable[[int | None], int | None]) -> None:
@@ -119,12 +159,12 @@ class RoundLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Add to the row of round `step`."""
         columns = self._columns or self._open()
-        if step != self._row.get("step"):
-            self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
-        self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
-        if any(key not in columns for key in self._row):
-            columns = self._widen(columns)
         try:
+            if step != self._row.get("step"):
+                self._row_start, self._row = self.experiment.stat().st_size, {"step": step}
+            self._row |= {key: float(value) for key, value in metrics.items() if key != "epoch"}
+            if any(key not in columns for key in self._row):
+                columns = self._widen(columns)
             with self.experiment.open("r+") as file:
                 file.seek(self._row_start)
                 file.write(_to_csv([self._row], columns))
@@ -142,6 +182,8 @@ class RoundLogger(Logger):
             reader = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
             rows = [row for row in reader if int(row["step"]) < self._keep_rounds]
             columns = list(reader.fieldnames or columns)
+        elif self._keep_rounds:
+            notice(f"{self.experiment} is gone; it begins again with round {self._keep_rounds}, counted from 0")
         return self._write(rows, columns)
 
     def _widen(self, before: list[str]) -> list[str]:
@@ -157,6 +199,24 @@ class RoundLogger(Logger):
         write_atomically(self.experiment, ",".join(columns) + "\n" + _to_csv(rows, columns))
         self._columns = columns
         return columns
+
+
+@contextmanager
+def writing(loggers: Iterable[Any], name: str | None = None) -> Iterator[None]:
+    """Hold the folders that these loggers write runs into, so that no other process writes there.
+
+    Args:
+        loggers: a trainer's; those of other kinds are left alone.
+        name: of a run that begins; None holds the folders of runs that have one already.
+
+    Raises:
+        ConfigError: naming the process that is at work in one of them.
+    """
+    with ExitStack() as held:
+        for logger in loggers:
+            if isinstance(logger, RoundLogger) and (name is not None or Path(logger.log_dir).is_dir()):
+                held.enter_context(logger.held(name or "run"))
+        yield
 
 
 def _to_csv(rows: list[dict[str, Any]], columns: list[str]) -> str:

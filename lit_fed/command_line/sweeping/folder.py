@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from lit_fed.command_line.sweeping.sweep_file import Sweep
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.core.machine.folder_lock import LOCK_NAME, FolderLock
 from lit_fed.training.output import check_writable
 
 __all__ = ["SweepFolder"]
@@ -35,10 +36,8 @@ class SweepFolder:
             ConfigError: if it cannot be written, belongs to something else, or another process is at work in it.
         """
         check_writable(self.path, "--output")
-        lock = self.path / "lock"
-        others = [one for one in self.path.iterdir() if one.name not in ("lock", "sweep.json")]
-        with lock.open("a") as file:
-            _lock(file, self.path)
+        others = [one for one in self.path.iterdir() if one.name not in (LOCK_NAME, "sweep.json")]
+        with FolderLock(self.path, f"--output {self.path}", "wait until it ends, or choose a new folder"):
             self._claim({**sweep.meaning(), "seeds": seeds}, empty=not others)
             yield self
 
@@ -84,17 +83,3 @@ class SweepFolder:
     def log(self, number: int, seed: int | None) -> Path:
         """What a run printed."""
         return self.path / "runs" / self.run_name(number, seed) / "log.txt"
-
-
-def _lock(file: TextIO, path: Path) -> None:
-    """Keep other sweeps out until this process ends, however it does."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        return
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ConfigError(
-            f"--output {path}: another sweep is at work in it; wait for it, or choose a new folder"
-        ) from error
