@@ -133,7 +133,7 @@ def _mnist_table(setting: Setting, beta: float, kept: Kept, seeds: Sequence[int]
 
 
 # ---------------------------------------------------------------------- mixtures and clusters
-NORM = 1.0
+NORM = 0.3
 MIXED_RULES = {
     "mean": Choice("mean"),
     "norm": Choice("NormBound", chosen(RULE, "NormBound", clip_norm=NORM)),
