@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from reproduction.attacked_components import poisoned_components
 from reproduction.client_accuracies import client_accuracies
 from reproduction.mixtures import accuracy_by_share, mixture_entropy, recovery
 from reproduction.sine_lines import sine_lines
@@ -65,6 +66,7 @@ MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "mixture_entropy": mixture_entropy,
     "objective": objective,
     "participation": participation,
+    "poisoned_components": poisoned_components,
     "recovery": recovery,
     "sine_lines": sine_lines,
 }

@@ -17,6 +17,7 @@ from reproduction import (
     optimization,
     precision,
     privacy,
+    robust,
     ucfl,
 )
 
@@ -25,6 +26,6 @@ __all__ = ["TABLES"]
 MODULES = (
     fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence,
     precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
-    optimization, privacy, compression,
+    optimization, privacy, compression, robust,
 )  # fmt: skip
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}
