@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
+from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import Population
@@ -43,7 +44,8 @@ def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
 def client_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame:
     """One row per measured client with its last results.
 
-    `group` is its true group, where known; `pi_m` are the weights that it was served with.
+    `group` is its true group, where known; `kept` how much of its last message a robust rule let in; `pi_m` are the
+    weights that it was served with.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
@@ -71,6 +73,9 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
             columns["group"] = population.groups[list(positions)].tolist()
+        verdicts = verdicts_of(module, list(positions)) if name == "seen" else None
+        if verdicts is not None:
+            columns["kept"] = verdicts
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
         tables.append(pd.DataFrame(columns | weights))
     return pd.concat(tables, ignore_index=True)
@@ -136,7 +141,8 @@ class RunReport(Callback):
             return
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
         guarantee = guarantee_of(module)
-        sys.stdout.write(guarantee_in_words(guarantee))
+        judgement = judgement_of(trainer, module)
+        sys.stdout.write(guarantee_in_words(guarantee) + judgement_in_words(judgement))
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -147,7 +153,7 @@ class RunReport(Callback):
 
             draw(folder, table, self.formats)
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
-        summary = {**module.results, **self._facts(module), **finite}
+        summary = {**module.results, **self._facts(module), **finite, **judgement}
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 
