@@ -242,6 +242,7 @@ ENTRIES = [
 
 NOT_RUN = {
     "DecentralizedSurrogate": "with FedEM's surrogate it is D-FedEM, which a test says",
+    "FedBuff": "no run was made",
     "FedFOMO": "no run was made",
     "FedNova": "no run was made",
     "FedeRiCo": "no run was made; on CIFAR-10 in federico-table1.md",

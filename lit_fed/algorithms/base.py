@@ -110,6 +110,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     refuses_secure_sums: ClassVar[str] = ""
     """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
 
+    refuses_encoded_broadcast: ClassVar[str] = ""
+    """Why clients may not hear encoded changes of the server's last models; empty where they may."""
+
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""
 

@@ -161,7 +161,10 @@ class Compression(NamedTuple):
 
 
 def _check_algorithm(option: str, algorithm: Any, name: str) -> None:
-    """Refuse an algorithm whose messages are no changes of models that an average could take."""
+    """Refuse an algorithm whose messages are no changes of models that an average could take, or are of old ones."""
+    if option == "--model.downlink_compression" and algorithm.refuses_encoded_broadcast:
+        raise ConfigError(f"{option} encodes changes of the server's last models, and {name} "
+                          f"{algorithm.refuses_encoded_broadcast}; leave it out")  # fmt: skip
     if algorithm.sends in ("models", "changes"):
         return
     kept = {"rows": "keeps rows of single clients at the server", "nothing": "sends nothing to a server"}
