@@ -35,6 +35,7 @@ from lit_fed.core.errors import ClientError, ConfigError, WriteError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import shown
+from lit_fed.core.machine.roll_call import LostRanksError
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
@@ -291,6 +292,8 @@ class FederatedCLI(LightningCLI):
             raise CutShort(f"interrupted{self._how_to_go_on()}", 130) from error
         except Terminated as error:
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
+        except LostRanksError as lost:
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=lost.speaks) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise
@@ -298,7 +301,7 @@ class FederatedCLI(LightningCLI):
     def _how_to_go_on(self) -> str:
         if self.subcommand != "fit":
             return ""
-        if last_checkpoint(self.trainer) is None:
+        if last_checkpoint(self.trainer) is None and self._resume_version is None:
             return "; there is no checkpoint to go on from"
         if self.trainer.state.fn != "fit":
             return "; the training is complete: the same fit with --ckpt_path last makes the test and its files again"
@@ -359,7 +362,7 @@ def main(args: ArgsType = None) -> None:
     except (ConfigError, MisconfigurationException) as error:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
     except CutShort as stop:
-        _stop(f"lit_fed: {stop.message}", int(str(stop.code)))
+        _stop(f"lit_fed: {stop.message}", int(str(stop.code)), speaks=stop.speaks)
     except (ClientError, WriteError) as error:
         sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client, or could not write
         raise SystemExit(2 if isinstance(error, ClientError) else 1) from None
@@ -390,8 +393,8 @@ def _run(args: ArgsType) -> None:
         FederatedCLI(args)
 
 
-def _stop(message: str, status: int) -> NoReturn:
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+def _stop(message: str, status: int, *, speaks: bool | None = None) -> NoReturn:
+    if speaks or (speaks is None and int(os.environ.get("LOCAL_RANK", "0")) == 0):
         sys.stderr.write(message + "\n")
     sys.stderr.flush()
     raise SystemExit(status)

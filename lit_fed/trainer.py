@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +21,7 @@ from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.roll_call import LostRanksError, check_timeout, sign_of_life
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
@@ -30,7 +32,7 @@ from lit_fed.training.output import check_new_folder, check_table_file, check_ta
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
-from lit_fed.training.strategy import FederatedStrategy
+from lit_fed.training.strategy import FederatedStrategy, prepare_data
 from lit_fed.training.unseen_clients import restore_for_unseen_clients
 
 if TYPE_CHECKING:
@@ -45,9 +47,14 @@ class FederatedTrainer(Trainer):
     The arguments are those of `lightning.pytorch.Trainer`; those that cut batches or touch gradients are refused. The
     callbacks of a federated run (server, evaluation, report, progress, `last.ckpt`) are added to those that are given,
     and without a logger of one's own the run is kept in `runs/<algorithm>/version_<n>/`.
+
+    Args:
+        timeout: seconds that a rank may keep the others waiting in one exchange without finishing a client; then the
+            run ends on every rank.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, timeout: float = 300, **kwargs: Any) -> None:
+        check_timeout(timeout)
         refuse_arguments(kwargs)
         kwargs["max_epochs"] = rounds_of(kwargs)
         # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.
@@ -70,6 +77,9 @@ class FederatedTrainer(Trainer):
         refuse_callbacks(self.callbacks)  # type: ignore[attr-defined]
         self.fit_loop = FederatedLoop(self, self.fit_loop)
         self._signal_connector: Any = StopRequests(self)
+        if isinstance(self.strategy, FederatedStrategy):
+            self.strategy.timeout = timeout
+            self._data_connector.prepare_data = partial(prepare_data, self)  # type: ignore[method-assign]
         if int(os.environ.get("LOCAL_RANK", "0")) > 0:
             end_with_parent()
 
@@ -103,6 +113,7 @@ class FederatedTrainer(Trainer):
             ConfigError: if an argument will not do; nothing has been computed then.
             KeyboardInterrupt: after Ctrl-C, which is passed on, not turned into an exit.
             Terminated: after a SIGTERM to any rank, behind the round that was under way.
+            LostRanksError: if another rank died, or kept this one waiting for longer than the timeout.
         """
         module = federated(model)
         note = module.history.begin(
@@ -127,11 +138,13 @@ class FederatedTrainer(Trainer):
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
-        """Undo what Lightning makes of Ctrl-C, an exit with status 1."""
+        """Undo what Lightning makes of Ctrl-C, an exit with status 1; end as a rank did that was asked to."""
         try:
             yield
         except Terminated:
             raise
+        except LostRanksError as lost:
+            raise {"terminated": Terminated(), "interrupted": KeyboardInterrupt()}.get(lost.how, lost) from None
         except SystemExit:
             if self.interrupted:
                 raise KeyboardInterrupt from None
@@ -355,8 +368,14 @@ class _FirstCallback(Callback):
     """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
 
     It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
-    at its end.
+    at its end. And it lets the other ranks know that this one gets on.
     """
+
+    def on_clients_end(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
+        sign_of_life()
+
+    def on_clients_served(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
+        sign_of_life()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for logger in trainer.loggers if stage == "fit" else ():

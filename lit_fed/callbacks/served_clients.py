@@ -14,6 +14,7 @@ from torch import Tensor
 from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
 from lit_fed.core.machine.files import whole_file
+from lit_fed.core.machine.roll_call import exchange
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -93,7 +94,8 @@ class ServedClients(Callback):
         if not (dist.is_available() and dist.is_initialized()):
             return self._blocks
         ranks: Any = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
-        dist.gather_object(self._blocks, ranks)
+        with exchange():
+            dist.gather_object(self._blocks, ranks)
         return [block for blocks in ranks or () for block in blocks]
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.roll_call import exchange
 from lit_fed.core.types import Message, ModelState, Reduced, Tree
 
 __all__ = [
@@ -40,7 +41,8 @@ def _ranks() -> int:
 def all_reduce(value: Tensor) -> Tensor:
     """Sum over ranks; the value itself in a single process."""
     if _ranks() > 1:
-        dist.all_reduce(value)
+        with exchange():
+            dist.all_reduce(value)
     return value
 
 
@@ -59,7 +61,8 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     packed = torch.zeros(max(counts), sum(widths), dtype=torch.uint8, device=client_ids.device)
     packed[: flat[0].shape[0]] = torch.cat(flat, dim=1)
     gathered = [torch.empty_like(packed) for _ in counts]
-    dist.all_gather(gathered, packed)
+    with exchange():
+        dist.all_gather(gathered, packed)
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [

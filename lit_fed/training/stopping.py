@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -24,18 +23,22 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 
 class CutShort(SystemExit):
-    """A command was ended from outside; the message says how to go on."""
+    """A command was ended from outside; the message says how to go on.
 
-    def __init__(self, message: str, status: int) -> None:
+    Attributes:
+        speaks: whether this rank says it; None: the first of each machine does.
+    """
+
+    def __init__(self, message: str, status: int, *, speaks: bool | None = None) -> None:
         super().__init__(status)
-        self.message = message
+        self.message, self.speaks = message, speaks
 
 
 class Terminated(SIGTERMException):
     """A SIGTERM has ended the run; uncaught, it ends the process with the status that shells give to it."""
 
-    def __init__(self, code: int = 143) -> None:
-        super().__init__(code)
+    def __init__(self) -> None:
+        super().__init__(143)
 
 
 class StopRequests(_SignalConnector):
@@ -71,13 +74,10 @@ class StopRequests(_SignalConnector):
         """End the process, if it was asked to.
 
         Raises:
-            Terminated: with status 0 in a process that Lightning started beside the first, since it kills the first,
-                which may still be closing its loggers, when it sees another one fail.
+            Terminated: if it was, or another rank.
         """
         if self._requested or self.agreed:
-            environment = self.trainer._accelerator_connector.cluster_environment
-            beside = isinstance(environment, LightningEnvironment) and environment.local_rank() > 0
-            raise Terminated(0 if self.agreed and beside else 143)
+            raise Terminated
 
 
 def end_with_parent() -> None:
