@@ -11,9 +11,10 @@ from soaking.lives import Life
 __all__ = ["Sample", "flat_run", "grown"]
 
 SHORT = [
-    "--trainer.check_val_every_n_epoch", "100", "--data.num_clients", "5", "--data.client_fraction", "0.5",
-    "--data.unseen_fraction", "0",
+    "--trainer.check_val_every_n_epoch", "1000", "--data.num_clients", "100", "--data.client_fraction", "0.02",
+    "--data.unseen_fraction", "0", "--data.batch_size", "0",
 ]  # fmt: skip
+"""A round is two clients with a batch each; its checkpoint and its row of metrics.csv are written like any other's."""
 
 SAMPLES = 20
 

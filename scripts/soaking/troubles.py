@@ -152,16 +152,23 @@ def deleted_meanwhile(life: Life) -> None:
 # ---------------------------------------------------------------------- other processes
 def two_writers(life: Life) -> None:
     """A second process goes on with the run while the first is at work; the first is stopped until that was refused."""
+    before = _summaries(life)
     first = life.begin()
     life.wait(first)
     _send(first, signal.SIGSTOP)
     time.sleep(0.01)
-    if first.poll() is None and life.last is not None and life.last.is_relative_to(life.path):
+    at_work = first.poll() is None and _summaries(life) == before  # what a run writes last
+    if at_work and life.last is not None and life.last.is_relative_to(life.path):
         _, said = life.end(life.start("--ckpt_path", "last"), "a second writer", (2,))
         if "is at work in it since" not in said:
             life.wrong.append(f"a second writer: {said}")
     _send(first, signal.SIGCONT)
     life.end(first, "the first writer", (0,))
+
+
+def _summaries(life: Life) -> dict[Path, int]:
+    """When each summary of the run was written."""
+    return {one: one.stat().st_mtime_ns for one in life.runs.glob("version_*/summary.json")}
 
 
 KINDS: dict[str, Callable[[Life], None]] = {

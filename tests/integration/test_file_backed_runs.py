@@ -9,7 +9,6 @@ import peak_memory
 import pytest
 import torch
 from fit_all import IN_FILES, fit, resumed, whole
-from kill_test import kill_runs
 from lightning.pytorch.callbacks import ModelCheckpoint
 from running import SMALL, ended, folder, forked, history, numbers
 
@@ -185,12 +184,6 @@ def test_another_budget_is_another_run(tmp_path, in_memory, in_files):
     last = in_files.cut / "checkpoints/last.ckpt"
     with pytest.raises(ConfigError, match="client states in files"):
         fit(in_memory[0], tmp_path, rounds=4, ckpt_path=str(last))
-
-
-@pytest.mark.slow
-def test_two_killed_runs_continue_exactly(capsys):
-    assert kill_runs(2, rounds=8, seed=1) == 2
-    assert "2 kills in 2 runs, 2 exact continuations" in capsys.readouterr().out
 
 
 @pytest.mark.slow
