@@ -89,7 +89,7 @@ def mnist(scale: Scale) -> dict[float, Setting]:
         arguments = (*NETWORK, *size, *DIVISION, *_momentum(beta), *(TINY if scale == "smoke" else ()))
         name = f"robust_mnist_{beta:g}"
         found[beta] = Setting(name, f"β = {beta:g}", "mnist_under_attack", methods, arguments, draws_data=False)
-    return {0.9: found[0.9]._replace(methods=methods[:8])} if scale == "smoke" else found
+    return {0.9: found[0.9]._replace(methods=(methods[1], methods[-2]))} if scale == "smoke" else found
 
 
 def mnist_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
@@ -98,19 +98,18 @@ def mnist_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
 
 
 def last_five(record: Record) -> float:
-    """The mean over the last five evaluations, in percent, of what honest clients reach."""
-    curve = record["curve"]
-    return 100 * statistics.mean(curve.get(HONEST[0], curve["test/seen/accuracy"])[-5:])
+    """The mean over the last five evaluations, in percent, on the samples of all clients."""
+    return 100 * statistics.mean(record["curve"]["test/seen/accuracy"][-5:])
 
 
 def mnist_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     """A table for each momentum, with the published figures beside ours."""
     lines = wrap(
-        "Test accuracy of the shared model in percent, the mean of the last five evaluations, on the samples of honest "
-        "clients. In brackets the figure that Karimireddy et al. (2022) logged. 20 honest clients hold a piece each of "
-        "the digits sorted by label, 5 attackers see all digits; every client takes one step on 32 digits a round, for "
-        "600 rounds, at learning rate 0.01 with momentum β of its own. RFA takes 8 passes, CClip clips at τ = 10 times "
-        "the learning rate, 3 times, from the last round's result."
+        "Test accuracy of the shared model in percent, the mean of the last five evaluations, on the test digits of "
+        "all clients. In brackets the figure that Karimireddy et al. (2022) logged. 20 honest clients hold a piece "
+        "each of the digits sorted by label, 5 attackers see all digits; every client takes one step on 32 digits a "
+        "round, for 600 rounds, at learning rate 0.01 with momentum β of its own. RFA takes 8 passes, CClip clips at "
+        "τ = 10 times the learning rate, 3 times, from the last round's result."
     )
     for beta, setting in mnist(scale).items():
         lines += ["", f"## Momentum {beta:g}", "", *_mnist_table(setting, beta, kept, seeds)]
@@ -171,7 +170,7 @@ def _mixed(scale: Scale) -> Setting:
     setting = Setting("robust_mixtures", "Synthetic", "synthetic_fedem", tuple(methods), SYNTHETIC, draws_data=False)
     if scale != "smoke":
         return setting
-    kept = tuple(one for one in methods if "_mean_" in one.name and "_0.2" in one.name)[:4]
+    kept = tuple(one for one in methods if one.name in ("fedem_mean_flip_0.2", "ifca_cclip_labels_0.2"))
     return setting._replace(methods=kept, arguments=(*SYNTHETIC, *TINY_SYNTHETIC))
 
 
