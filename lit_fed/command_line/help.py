@@ -11,7 +11,10 @@ from jsonargparse import DefaultHelpFormatter
 
 __all__ = ["FederatedHelp", "explain_arguments", "plain_type"]
 
-CHECKPOINT = "a .ckpt file of a run, or `last`: the newest run of --name under --trainer.default_root_dir"
+CHECKPOINT = (
+    "a .ckpt file of a run, or `last`, the newest run of --name under --trainer.default_root_dir, or `previous`, the "
+    "checkpoint before that one"
+)
 
 MEANING = {
     "config": "path of a configuration, YAML or JSON; may be given often, later ones win.",
