@@ -21,11 +21,12 @@ from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.roll_call import LostRanksError, check_timeout, sign_of_life
+from lit_fed.core.machine.roll_call import LostRanksError, check_timeout
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
+from lit_fed.training.first_callback import FirstCallback
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
@@ -371,31 +372,6 @@ class FederatedTrainer(Trainer):
         return own[0] if own else super().log_dir if self.loggers else None
 
 
-class _FirstCallback(Callback):
-    """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
-
-    It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
-    at its end. And it lets the other ranks know that this one gets on.
-    """
-
-    def on_clients_end(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def on_clients_served(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers if stage == "fit" else ():
-            if isinstance(logger, RoundLogger):
-                logger.agree(trainer.strategy.broadcast)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
-    ) -> None:
-        if batch.ends_round:
-            federated(pl_module).hand_out_record()
-
-
 def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
     given = arguments.get("callbacks") or []
     chosen = [given] if isinstance(given, Callback) else list(given)
@@ -409,4 +385,4 @@ def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
-    return [_FirstCallback(), MonitorCheck(), *usual]
+    return [FirstCallback(), MonitorCheck(), *usual]
