@@ -172,9 +172,8 @@ class FederatedStrategy(DDPStrategy):
         if isinstance(exception, LostRanksError):
             first = self.node_rank * self.num_processes
             self._own_launcher.kill_ranks({rank - first for rank in exception.ranks})
-            if exception.speaks and 0 in exception.ranks and os.environ.get(STARTED_BY) == str(os.getppid()):
-                with suppress(ProcessLookupError):
-                    os.kill(os.getppid(), signal.SIGKILL)  # it is stopped, or hangs, and nobody else ends it
+            if exception.speaks and 0 in exception.ranks:
+                atexit.register(_end_first_rank)
 
     # ------------------------------------------------------------------ exchanges
     def configure_ddp(self) -> None:
@@ -203,6 +202,13 @@ class FederatedStrategy(DDPStrategy):
         """A tensor of all ranks."""
         with exchange():
             return super().all_gather(tensor, group, sync_grads)
+
+
+def _end_first_rank() -> None:
+    """End the process that started this one: it is stopped, or hangs, and nobody else would."""
+    if os.environ.get(STARTED_BY) == str(os.getppid()):
+        with suppress(ProcessLookupError):
+            os.kill(os.getppid(), signal.SIGKILL)
 
 
 def prepare_data(trainer: Trainer) -> None:

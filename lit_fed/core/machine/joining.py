@@ -17,8 +17,8 @@ from lit_fed.core.machine.roll_call import SECONDS_BETWEEN_LOOKS, SECONDS_TO_EXP
 
 __all__ = ["join"]
 
-SECONDS_TO_START = 60.0
-"""How long ranks wait for each other at least when they start: loading the program alone may take that."""
+SECONDS_TO_START = 300.0
+"""How long ranks wait for each other at least when they start: loading the program alone may take minutes."""
 
 WHERE = "lit_fed/roll_call"
 """Key of torch's store under which rank zero says where it is called."""
@@ -50,10 +50,15 @@ def join(
     )  # fmt: skip
     if rank == 0:
         roll = RollCall(0, timeout, {})
-        _gather(roll, num_ranks, patience, address[0], store, gone)
+        try:
+            _gather(roll, num_ranks, patience, address[0], store, gone)
+        except LostRanksError:
+            roll.close()
+            raise
         return roll
     port, secret = json.loads(store.get(WHERE))
     connection = _connect((address[0], port), rank, patience)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(_introduction(secret, rank))
     return RollCall(rank, timeout, {0: connection})
 
@@ -81,6 +86,7 @@ def _gather(
             begin = time.monotonic()
             with suppress(TimeoutError):
                 connection, _ = server.accept()
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if (other := _introduced(connection, secret)) in missing:
                     roll.add(other, connection)
                     continue

@@ -94,7 +94,6 @@ class _Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self.arrivals = 0  # at exchanges that this rank has not seen through yet
         self.silent = 0.0  # seconds for which this rank has waited without a word
@@ -150,6 +149,13 @@ class RollCall:
         """Take up a rank."""
         self._peers[other] = _Peer(connection)
         self._selector.register(connection, EVENT_READ, self._peers[other])
+
+    def close(self) -> None:
+        """Close all connections."""
+        for peer in self._peers.values():
+            peer.connection.close()
+        self._peers.clear()
+        self._selector.close()
 
     @property
     def present(self) -> Collection[int]:
@@ -246,8 +252,11 @@ class RollCall:
         Raises:
             LostRanksError: if a rank is missing; otherwise the collective's own error says what is wrong.
         """
-        self.tell(BROKEN)
-        until = time.monotonic() + SECONDS_TO_EXPLAIN
+        patience = SECONDS_TO_EXPLAIN
+        if self.rank:
+            self.tell(BROKEN)
+            patience *= 2  # rank zero answers when it has heard of all others, or waited for them
+        until = time.monotonic() + patience
         while time.monotonic() < until and not all(peer.broken for peer in self._peers.values()):
             self._look(SECONDS_BETWEEN_LOOKS / 4)
         silent = [rank for rank, peer in self._peers.items() if not peer.broken]
@@ -256,6 +265,7 @@ class RollCall:
         if silent:  # rank zero still waits in the collective; it will know when this rank has gone
             self._over = LostRanksError("unknown", [], self.timeout, speaks=False)
             raise self._over
+        self.tell(BROKEN)
 
 
 # ---------------------------------------------------------------------- the roll of this process
