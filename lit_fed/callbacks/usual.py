@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 
 from lit_fed.callbacks.aggregation import ServerAggregation
@@ -23,11 +23,9 @@ from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
-from lit_fed.core.machine.roll_call import sign_of_life
-from lit_fed.training.hooks import federated
+from lit_fed.training.first_callback import FirstCallback
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.refusals import refuse_callbacks
-from lit_fed.training.round_logger import RoundLogger
 
 __all__ = ["callbacks_of", "with_defaults"]
 
@@ -53,31 +51,6 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     return [*callbacks, *missing]
 
 
-class _FirstCallback(Callback):
-    """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
-
-    It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
-    at its end. And it lets the other ranks know that this one gets on.
-    """
-
-    def on_clients_end(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def on_clients_served(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers if stage == "fit" else ():
-            if isinstance(logger, RoundLogger):
-                logger.agree(trainer.strategy.broadcast)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
-    ) -> None:
-        if batch.ends_round:
-            federated(pl_module).hand_out_record()
-
-
 def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
     """The callbacks of a trainer: those that were given, the usual ones, and before all what tells them of rounds.
 
@@ -99,4 +72,4 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
-    return [_FirstCallback(), MonitorCheck(), *usual]
+    return [FirstCallback(), MonitorCheck(), *usual]
