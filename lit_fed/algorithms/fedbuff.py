@@ -98,7 +98,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     A client takes `compute_min` plus an exponential time with a mean of its own. Fast clients come in more often than
     slow ones and count for more: the model leans to their data. Clients are not drawn from the cohort of a round, which
     has to be all of them: who comes in follows from the seed and the speeds. Rounds tell the mean staleness, and
-    as `time/fedbuff` when they ended; the callback `SimulatedTime` knows only rounds that wait for their slowest client.
+    as `time/fedbuff` when they ended; the callback `SimulatedTime` knows only rounds that wait for the slowest client.
     The server keeps M_c models beside its own, which changes of any age find there.
 
     Args:
