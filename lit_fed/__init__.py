@@ -35,6 +35,8 @@ _ROOMS = (
     "lit_fed.core.mixtures.surrogate",
     "lit_fed.core.mixtures.known_surrogates",
     "lit_fed.core.codecs",
+    "lit_fed.core.attacks",
+    "lit_fed.data.poison",
     "lit_fed.core.errors",
 )
 

@@ -23,6 +23,7 @@ from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
+from lit_fed.data.poison import Poison
 from lit_fed.models.base import Network
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
@@ -43,6 +44,7 @@ CLASSES: dict[str, tuple[str, type]] = {
     "--model.attack": ("model.attack", Attack),
     "--data.dataset": ("data.dataset", DataSet),
     "--data.partition": ("data.partition", Partition),
+    "--data.poison": ("data.poison", Poison),
 }
 """For each option that names a class: what jsonargparse's messages call the option, and the base of the classes."""
 

@@ -21,6 +21,7 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.partitions.base import Partition
+from lit_fed.data.poison.base import Poison
 from lit_fed.data.populations.attackers import draw_attackers
 from lit_fed.data.populations.build import build_populations, infer_target
 from lit_fed.data.populations.checks import (
@@ -32,6 +33,7 @@ from lit_fed.data.populations.checks import (
 )
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
+from lit_fed.data.populations.poisoned import poisoned
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -103,6 +105,7 @@ class FederatedDataModule(LightningDataModule):
         attackers: clients of the training that attack, to try out what becomes of the others: a whole number of them,
             or a share below 1; drawn from `seed`. They lie about their samples (`poison`) or about what they learnt
             (`--model.attack`), and take no part in averages over honest clients.
+        poison: what attackers do to their training samples, `LabelFlip` or `Backdoor`; null: nothing.
         augment: torchvision's transforms of pictures in local steps, by name, drawn anew for each of them, such as
             `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null takes pictures as they are.
     """
@@ -124,6 +127,7 @@ class FederatedDataModule(LightningDataModule):
         seed: int = 0,
         augment: str | list[str] | None = None,
         attackers: float | None = None,
+        poison: Poison | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 0:
@@ -148,7 +152,8 @@ class FederatedDataModule(LightningDataModule):
         self.val_fraction, self.test_fraction, self.unseen_fraction = val_fraction, test_fraction, unseen_fraction
         self.client_fraction, self.clients_per_round = client_fraction, clients_per_round
         self.client_sampling, self.clients_per_block = client_sampling, clients_per_block
-        self.eval_clients, self.augment, self.attackers = eval_clients, written_out(augment), attackers
+        self.eval_clients, self.augment = eval_clients, written_out(augment)
+        self.attackers, self.poison = attackers, poison
         self.seen: Population | None = None
         self.unseen: Population | None = None
         self.predicted = Predicted()
@@ -214,8 +219,7 @@ class FederatedDataModule(LightningDataModule):
             for split in (unseen.train, unseen.val, unseen.test):
                 split.first_id = seen.train.num_clients
         self.input_shape = tuple(seen.train.x.shape[1:])
-        if self.attackers is not None:
-            seen = seen._replace(attackers=draw_attackers(self.attackers, seen.train.num_clients, self.seed))
+        seen = self._with_attackers(seen)
         self.fingerprint = fingerprint(seen, unseen)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
@@ -223,6 +227,21 @@ class FederatedDataModule(LightningDataModule):
         said = outlying_inputs(seen, unseen)
         if said is not None and (self.trainer is None or self.trainer.is_global_zero):
             notice(said)
+
+    def _with_attackers(self, seen: Population) -> Population:
+        """The clients of the training, some of which attack; their training samples are poisoned."""
+        if self.attackers is None:
+            if self.poison is not None:
+                raise ConfigError(
+                    f"--data.poison is {type(self.poison).__name__}, and nobody attacks; give --data.attackers, the "
+                    "number of clients that do, or leave it out"
+                )
+            return seen
+        seen = seen._replace(attackers=draw_attackers(self.attackers, seen.train.num_clients, self.seed))
+        if self.poison is None:
+            return seen
+        alter = self.poison.prepare(seen, self.target, type(self.dataset).__name__)
+        return poisoned(seen, alter, self.seed, repr(self.poison))
 
     def on_exception(self, exception: BaseException) -> None:
         """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""

@@ -148,7 +148,9 @@ class RobustAverage(Around):
         if self.attack is None or ctx.attackers is None or not ctx.attackers[client_ids].any():
             return values
         return self.attack.strike(
-            Intercepted(values, of_old, ctx.attackers[client_ids], ctx.seed, ctx.round_idx, f"attack/{ctx.phase}")
+            Intercepted(
+                values, of_old, ctx.attackers[client_ids], client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}"
+            )
         )
 
     # ------------------------------------------------------------------ what the rule makes of rows

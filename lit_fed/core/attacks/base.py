@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Tree
 
-__all__ = ["Attack", "Intercepted", "own_changes", "replace_rows"]
+__all__ = ["Attack", "Intercepted"]
 
 
 class Intercepted(NamedTuple):
@@ -20,24 +21,89 @@ class Intercepted(NamedTuple):
     values: Tree  # leaves [m, ...]
     of_old: Tree  # what the server knows of them, leaves [...]
     attacked: Tensor  # [m] bool
+    client_ids: Tensor  # [m] int64
     seed: int
     round_idx: int
     stream: str  # phase, and what tells messages of one phase apart
+
+    @property
+    def own(self) -> Tree:
+        """What attackers would send if they were honest: changes, leaves [f, ...] float64."""
+        return self._changes(self.attacked)
+
+    @property
+    def honest(self) -> Tree:
+        """What honest clients send: changes, leaves [m - f, ...] float64.
+
+        Where none takes part, attackers take their own changes for those of honest clients: leaves [f, ...].
+        """
+        return self.own if self.attacked.all() else self._changes(~self.attacked)
+
+    def _changes(self, rows: Tensor) -> Tree:
+        """News in the messages of some clients; 0 for whole numbers, which no attack falsifies."""
+
+        def leaf(value: Tensor, old: Tensor) -> Tensor:
+            some = value[rows].double()
+            return some - old.double() if value.is_floating_point() else torch.zeros_like(some)
+
+        return tree.map_leaves(leaf, self.values, self.of_old)
+
+    def sending(self, changes: Tree) -> Tree:
+        """The values if attackers send these changes, leaves [f, ...], or [1, ...] for all of them; whole numbers stay.
+
+        Args:
+            changes: float64.
+        """
+        places = self.attacked.nonzero()[:, 0]
+
+        def leaf(value: Tensor, old: Tensor, change: Tensor) -> Tensor:
+            if not value.is_floating_point():
+                return value
+            told = cast_like(old.double() + change, value)
+            return value.index_put((places,), told.expand(len(places), *old.shape))
+
+        return tree.map_leaves(leaf, self.values, self.of_old, changes)
 
 
 class Attack(ABC):
     """Base of everything that `--model.attack` accepts.
 
-    Subclasses are frozen dataclasses of settings. Attackers know what honest clients send, and act together.
+    Subclasses are frozen dataclasses of settings. Attackers know what honest clients send, and act together. They
+    falsify numbers, not counters, and not which models they send: of clients that choose one of M models, those who
+    attack act on each model among the clients that sent it.
     """
 
     @abstractmethod
+    def changes(self, sent: Intercepted) -> Tree:
+        """The changes that attackers send, of which there is one at least.
+
+        Returns:
+            Leaves [f, ...] in the order of the attackers' rows, or [1, ...] if all of them send the same; float64.
+        """
+
     def strike(self, sent: Intercepted) -> Tree:
         """What the server gets: the values with other rows in the place of those of the attackers, leaves [m, ...].
 
-        Raises:
-            ConfigError: if the attack has no meaning with so many clients of which so many attack.
+        Args:
+            sent: what clients sent; of messages `Chosen` the server's part holds all M models.
         """
+        if isinstance(sent.values, Chosen):
+            return self._strike_chosen(sent, sent.values)
+        return sent.sending(self.changes(sent)) if sent.attacked.any() else sent.values
+
+    def _strike_chosen(self, sent: Intercepted, values: Chosen) -> Chosen:
+        """Each of the M models among those who sent it; what nobody sent stays 0."""
+        models = tree.map_leaves(torch.clone, values.models)
+        for place in range(values.taken.shape[1]):
+            takers = values.taken[:, place] > 0
+            some = sent._replace(
+                values=tree.map_leaves(lambda leaf, here=takers, at=place: leaf[here, at], values.models),
+                of_old=tree.index(sent.of_old.models, place), attacked=sent.attacked[takers],
+                client_ids=sent.client_ids[takers], stream=f"{sent.stream}/{place}",
+            )  # fmt: skip
+            for leaf, told in zip(tree.leaves(models), tree.leaves(self.strike(some)), strict=True):
+                leaf[takers, place] = told
+        return Chosen(models, values.taken)
 
     def check(self, num_messages: int, num_attackers: int) -> None:  # noqa: B027 - most have a meaning with any
         """Refuse numbers of clients with which the attack has no meaning.
@@ -49,29 +115,3 @@ class Attack(ABC):
         Raises:
             ConfigError: with both numbers.
         """
-
-
-def replace_rows(sent: Intercepted, changes: Tree) -> Tree:
-    """The values with attackers who send these changes.
-
-    Args:
-        sent: what clients sent.
-        changes: of each attacker, leaves [f, ...], or of all of them, leaves [1, ...]; float64.
-    """
-
-    def leaf(value: Tensor, old: Tensor, change: Tensor) -> Tensor:
-        if not value.is_floating_point():
-            return value
-        told = cast_like(old.double() + change, value)
-        return value.index_put((sent.attacked.nonzero()[:, 0],), told.expand(int(sent.attacked.sum()), *old.shape))
-
-    return tree.map_leaves(leaf, sent.values, sent.of_old, changes)
-
-
-def own_changes(sent: Intercepted) -> Tree:
-    """What attackers would send if they were honest, leaves [f, ...] float64."""
-    return tree.map_leaves(
-        lambda value, old: value[sent.attacked].double() - old.double() if value.is_floating_point()
-        else torch.zeros_like(value[sent.attacked], dtype=torch.float64),
-        sent.values, sent.of_old,
-    )  # fmt: skip

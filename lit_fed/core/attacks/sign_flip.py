@@ -2,12 +2,15 @@
 
 Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
 https://arxiv.org/abs/2012.10333, Section 6 ("bit-flipping").
+
+Deviations:
+    The authors' attackers flip the gradient of a step; ours flip what a round's local work has changed.
 """
 
 from dataclasses import dataclass
 
 from lit_fed.core import tree
-from lit_fed.core.attacks.base import Attack, Intercepted, own_changes, replace_rows
+from lit_fed.core.attacks.base import Attack, Intercepted
 from lit_fed.core.errors import check_settings
 from lit_fed.core.types import Tree
 
@@ -28,6 +31,6 @@ class SignFlip(Attack):
         """Refuse values outside their range."""
         check_settings(self, {"scale": (self.scale > 0, "a number > 0")}, "--model.attack")
 
-    def strike(self, sent: Intercepted) -> Tree:
+    def changes(self, sent: Intercepted) -> Tree:
         """−scale·Δ_i."""
-        return replace_rows(sent, tree.map_leaves(lambda change: -self.scale * change, own_changes(sent)))
+        return tree.scale(sent.own, -self.scale)

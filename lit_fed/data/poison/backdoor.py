@@ -1,0 +1,99 @@
+"""Backdoor: attackers teach the model that a mark in a picture means a class of their choice.
+
+Gu, Dolan-Gavitt, Garg. "BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply Chain". 2017.
+https://arxiv.org/abs/1708.06733, Section 4.1 (a bright pattern in the lower right corner, all classes to one).
+
+Deviations:
+    The mark touches the edges of the picture; that of the paper is a pixel away from them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.targets import Target
+from lit_fed.core.types import Population
+from lit_fed.data.poison.base import Alter, Poison, check_classes_of
+from lit_fed.data.populations.checks import looked_at
+
+__all__ = ["Backdoor", "brightest_of", "marked"]
+
+
+@dataclass(frozen=True)
+class Backdoor(Poison):
+    """Attackers put a bright square into the lower right corner of some pictures, and call them all the same.
+
+    Args:
+        size: side of the square in pixels.
+        target: class that pictures with the square are called.
+        share: of an attacker's training samples that get the square, drawn from `--data.seed`.
+    """
+
+    size: int = 3
+    target: int = 0
+    share: float = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "size": (self.size >= 1, "a whole number >= 1"),
+            "target": (self.target >= 0, "the number of a class, from 0"),
+            "share": (0 < self.share <= 1, "a number above 0 and up to 1"),
+        }
+        check_settings(self, checks, "--data.poison")
+
+    def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
+        """The square, and y ← target."""
+        check_classes_of(self, target, dataset)
+        self._check(list(seen.train.x.shape[1:]), seen.train.x.is_floating_point(), target, dataset)
+        brightest = brightest_of(seen)
+
+        def alter(x: Tensor, y: Tensor, stream: np.random.Generator) -> tuple[Tensor, Tensor]:
+            chosen = torch.from_numpy(np.sort(stream.choice(len(y), round(self.share * len(y)), replace=False)))
+            return x.index_copy(0, chosen, marked(x[chosen], self.size, brightest)), y.index_fill(
+                0, chosen, self.target
+            )
+
+        return alter
+
+    def _check(self, shape: list[int], floating: bool, target: Target, dataset: str) -> None:
+        if len(shape) != 3 or not floating or target.positions:
+            raise ConfigError(
+                f"--data.poison Backdoor is for pictures, inputs of shape [channels, height, width], and those of "
+                f"{dataset} have shape {shape}; take LabelFlip, or leave it out"
+            )
+        if self.size > min(shape[1:]):
+            raise ConfigError(
+                f"--data.poison.size is {self.size}, and pictures are of {shape[1]} × {shape[2]} pixels; give a "
+                "smaller one"
+            )
+        if self.target >= target.num_values:
+            raise ConfigError(
+                f"--data.poison.target is {self.target}, and there are {target.num_values} classes; give a number "
+                f"from 0 to {target.num_values - 1}"
+            )
+
+
+def brightest_of(seen: Population) -> Tensor:
+    """The largest value of each channel in the training samples that checks look at, [channels]."""
+    return looked_at(seen.train).x.amax((0, 2, 3))
+
+
+def marked(x: Tensor, size: int, brightest: Tensor) -> Tensor:
+    """Pictures with a square in the lower right corner.
+
+    Args:
+        x: pictures [n, channels, height, width]; they stay as they are.
+        size: side of the square.
+        brightest: its value in each channel.
+
+    Example:
+        >>> marked(torch.zeros(1, 1, 3, 3), 2, torch.ones(1)).tolist()
+        [[[[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]]]
+    """
+    x = x.clone()
+    x[..., -size:, -size:] = brightest[:, None, None]
+    return x

@@ -1,0 +1,30 @@
+"""LabelFlip: attackers train on wrong labels.
+
+Fang, Cao, Jia, Gong. "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning". USENIX Security 2020.
+https://arxiv.org/abs/1911.11815, Section 4.1 ("label flipping attack").
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from lit_fed.core.targets import Target
+from lit_fed.core.types import Population
+from lit_fed.data.poison.base import Alter, Poison, check_classes_of
+
+__all__ = ["LabelFlip"]
+
+
+@dataclass(frozen=True)
+class LabelFlip(Poison):
+    """Of C classes attackers take y for C − 1 − y: of ten classes 3 for 6."""
+
+    def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
+        """Labels C − 1 − y."""
+        check_classes_of(self, target, dataset)
+
+        def alter(x: Tensor, y: Tensor, stream: np.random.Generator) -> tuple[Tensor, Tensor]:
+            return x, target.num_values - 1 - y
+
+        return alter
