@@ -15,7 +15,7 @@ from lit_fed.metrics.outliers import outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["ClientMetrics", "log_results", "measure_population", "report_population"]
+__all__ = ["ClientMetrics", "log_results", "measure_population", "report_population", "reported_rows"]
 
 SMALL_LOSS = 1e-3
 """Mean losses below this differ by any factor in a model that fits."""
@@ -59,9 +59,22 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
     rows = table.compute()
     table.reset()
     module.keep_rows(population, rows)
-    log_results(module, f"{split}/{population}", module.statistics(rows))
+    for name, some in reported_rows(module, population, rows).items():
+        log_results(module, f"{split}/{name}", module.statistics(some))
     _notice_outlier(module, population, split, rows)
     _notice_undefined(module, population, split)
+
+
+def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dict[str, Tensor]:
+    """Rows of the clients that are reported together: a population, and `honest` where some of it attack.
+
+    Args:
+        module: the module of the run.
+        population: `seen` or `unseen`.
+        rows: as of `ClientTable.compute`, [T, 3 + M + K].
+    """
+    honest = getattr(data_of(module.trainer), population).honest
+    return {population: rows} | ({} if honest is None else {"honest": rows[honest]})
 
 
 def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
@@ -114,7 +127,8 @@ class ClientMetrics(FederatedCallback):
 
     Keys: `train/seen/loss`, `lr`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
     `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise; and so
-    for each metric of `--model.metrics`, with the number of clients that have none as `<name>_undefined`.
+    for each metric of `--model.metrics`, with the number of clients that have none as `<name>_undefined`. With
+    `--data.attackers` the same of the seen clients that do not attack, as `{split}/honest/…`.
     """
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:

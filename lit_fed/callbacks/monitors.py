@@ -79,7 +79,7 @@ def _watching(trainer: Trainer) -> list[tuple[Callback, str]]:
 def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
     """Keys that the callbacks of this package log in a fit; the algorithm's own metrics are left out."""
     data, module = data_of(trainer), federated(pl_module)
-    populations = ["seen"] if data.unseen is None else ["seen", "unseen"]
+    populations = ["seen", *(["unseen"] if data.unseen else []), *(["honest"] if data.attackers is not None else [])]
     statistics = module.statistics(torch.ones(1, 3 + len(module.chosen_metrics)))
     keys = {f"{data.evaluation_split}/{one}/{key}" for one in populations for key in statistics}
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
+from lit_fed.callbacks.attack_success import success_in_words
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
 from lit_fed.core.errors import ConfigError
@@ -36,6 +37,10 @@ FORMATS = {"png", "pdf", "svg"}
 """Of pictures; the last two are vector graphics."""
 
 
+REPORTED = ("seen", "honest", "unseen")
+"""Clients that have a line of their own in tables, in that order."""
+
+
 def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
     """The clients of a run, by the name of their population."""
     return dict(zip(("seen", "unseen"), data.populations, strict=True))
@@ -44,8 +49,8 @@ def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
 def client_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame:
     """One row per measured client with its last results.
 
-    `group` is its true group, where known; `kept` how much of its last message a robust rule let in; `pi_m` are the
-    weights that it was served with.
+    `group` is its true group, where known; `attacker` says whether it attacks, where some do; `kept` how much of its last
+    message a robust rule let in; `pi_m` are the weights that it was served with.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
@@ -53,6 +58,7 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
     """
     import pandas as pd
 
+    attacked = any(one is not None and one.attackers is not None for one in populations.values())
     tables = []
     for name, population in populations.items():
         rows = module.client_rows.get(name)
@@ -73,6 +79,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
             columns["group"] = population.groups[list(positions)].tolist()
+        if attacked:
+            columns["attacker"] = False if population.honest is None else (~population.honest).tolist()
         verdicts = verdicts_of(module, list(positions)) if name == "seen" else None
         if verdicts is not None:
             columns["kept"] = verdicts
@@ -142,7 +150,8 @@ class RunReport(Callback):
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
         guarantee = guarantee_of(module)
         judgement = judgement_of(trainer, module)
-        sys.stdout.write(guarantee_in_words(guarantee) + judgement_in_words(judgement))
+        said = guarantee_in_words(guarantee), success_in_words(module.results), judgement_in_words(judgement)
+        sys.stdout.write("".join(said))
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -152,8 +161,10 @@ class RunReport(Callback):
             from lit_fed.pictures.run import draw
 
             draw(folder, table, self.formats)
+        attackers = data_of(trainer).populations[0].attackers
+        counted = {} if attackers is None else {"attackers": len(attackers)}
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
-        summary = {**module.results, **self._facts(module), **finite, **judgement}
+        summary = {**module.results, **self._facts(module), **counted, **finite, **judgement}
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 
@@ -213,7 +224,7 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
     table.add_column("clients")
     for name in shown:
         table.add_column(name, justify="right")
-    for population in ("seen", "unseen"):
+    for population in REPORTED:
         cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
         if cells[0] is not None:
             table.add_row(population, *("" if cell is None else f"{cell:.4f}" for cell in cells))
@@ -235,7 +246,7 @@ def _table_of_chosen(results: dict[str, float], split: str, names: Sequence[str]
     for column in shown:
         table.add_column(column, justify="right")
     for name in names:
-        for population in ("seen", "unseen"):
+        for population in REPORTED:
             found = [results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values()]
             if found[-1] is not None:
                 cells = ["–" if one is None else f"{one:.4f}" for one in found[:-1]]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_fed.callbacks.client_metrics import log_results, measure_population
+from lit_fed.callbacks.client_metrics import log_results, measure_population, reported_rows
 from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["TrainingSplitEvaluation"]
@@ -41,6 +41,7 @@ class TrainingSplitEvaluation(Callback):
         table = own.clone()
         table.reset()
         measure_population(trainer, module, population, "train", table)
-        results = module.statistics(table.compute())
-        named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
-        log_results(module, f"train/{population}", named)
+        for name, rows in reported_rows(module, population, table.compute()).items():
+            results = module.statistics(rows)
+            named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
+            log_results(module, f"train/{name}", named)

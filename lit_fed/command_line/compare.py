@@ -63,6 +63,7 @@ def columns_of(metric: str) -> dict[str, str]:
     return {
         f"test/seen/{metric}": "seen",
         f"test/seen/{metric}_decile": "worst decile",
+        f"test/honest/{metric}": "honest",
         f"test/unseen/{metric}": "unseen",
         "rounds": "rounds",
         "bytes": "sent",

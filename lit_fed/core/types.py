@@ -261,6 +261,14 @@ class Population(NamedTuple):
         """Number of clients that evaluation measures."""
         return self.train.num_clients if self.measured is None else len(self.measured)
 
+    @property
+    def honest(self) -> Tensor | None:
+        """Which of the clients that evaluation measures do not attack, [E] bool; None: nobody was asked to attack."""
+        if self.attackers is None:
+            return None
+        every = torch.ones(self.train.num_clients, dtype=torch.bool).index_fill(0, self.attackers, False)
+        return every if self.measured is None else every[self.measured]
+
 
 class ServingBlock(NamedTuple):
     """Some clients to be served and measured."""

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.targets import Target
-from lit_fed.core.types import Population
+from lit_fed.core.types import Population, Split
 from lit_fed.data.poison.base import Alter, Poison, check_classes_of
 from lit_fed.data.populations.checks import looked_at
 
-__all__ = ["Backdoor", "brightest_of", "marked"]
+__all__ = ["Backdoor", "brightest_of", "marked", "with_trigger"]
 
 
 @dataclass(frozen=True)
@@ -97,3 +97,17 @@ def marked(x: Tensor, size: int, brightest: Tensor) -> Tensor:
     x = x.clone()
     x[..., -size:, -size:] = brightest[:, None, None]
     return x
+
+
+def with_trigger(split: Split, poison: Backdoor, brightest: Tensor) -> Split:
+    """The samples of classes other than the target, with the square and called the target: what is hit is fooled.
+
+    Args:
+        split: samples in memory.
+        poison: the back door.
+        brightest: value of the square in each channel.
+    """
+    others = split.y != poison.target
+    counts = torch.cat([others.new_zeros(1, dtype=torch.int64), others.cumsum(0)]).cpu()
+    x = marked(split.x[others], poison.size, brightest.to(split.x))
+    return Split(x, torch.full_like(split.y[others], poison.target), counts[split.offsets], split.first_id, split.ids)

@@ -1,0 +1,75 @@
+"""How often a back door opens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed import serving
+from lit_fed.callbacks.client_metrics import log_results
+from lit_fed.core.types import Population
+from lit_fed.data.poison.backdoor import Backdoor, brightest_of, with_trigger
+from lit_fed.metrics import ClientTable
+from lit_fed.training.hooks import data_of, federated
+
+__all__ = ["AttackSuccess", "success_in_words"]
+
+
+class AttackSuccess(Callback):
+    """Measures in the test what `--data.poison Backdoor` has come to; does nothing without.
+
+    Keys: `attack/success`, the share of the honest clients' test samples of other classes that are called `target` once
+    they have the square, each served as its client is; `attack/unseen_success`, the same of unseen clients. Both are
+    averages over samples. The test samples are predicted once more for that.
+    """
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure."""
+        data, module = data_of(trainer), federated(pl_module)
+        if not isinstance(data.poison, Backdoor):
+            return
+        seen, unseen = data.populations
+        brightest = brightest_of(seen).to(module.device)
+        found = {"success": self._measured(trainer, data.poison, brightest, "seen", honest_positions(seen))}
+        if unseen is not None:
+            every = honest_positions(unseen)
+            found["unseen_success"] = self._measured(trainer, data.poison, brightest, "unseen", every)
+        log_results(module, "attack", {key: share for key, share in found.items() if share is not None})
+
+    def _measured(
+        self, trainer: Trainer, poison: Backdoor, brightest: Tensor, name: Literal["seen", "unseen"], positions: Tensor
+    ) -> float | None:
+        """Share of the marked pictures of the clients at these positions that are called `target`; None without any."""
+        if not len(positions):
+            return None
+        module = federated(trainer.lightning_module)
+        table: Any = ClientTable(len(positions)).to(module.device)
+        held = triggered = None
+        with trainer.precision_plugin.val_step_context():
+            for given in data_of(trainer).serving(name, "test", positions):
+                block = trainer.strategy.batch_to_device(given)
+                data = block.data.select(block.client_ids)
+                if data is not held:  # what is in memory is the same split in every block
+                    held, triggered = data, with_trigger(data, poison, brightest)
+                block = block._replace(data=triggered)
+                for places, rows in serving.measure(module.federation, block, seen=name == "seen"):
+                    table.update(places, rows[:, :3])
+        samples, _, hits = table.compute().sum(0).tolist()
+        return hits / samples if samples else None
+
+
+def honest_positions(population: Population) -> Tensor:
+    """Positions of the clients that evaluation measures and that do not attack, [E']."""
+    every = torch.arange(population.train.num_clients) if population.measured is None else population.measured
+    return every if population.honest is None else every[population.honest]
+
+
+def success_in_words(results: dict[str, float]) -> str:
+    """A line for the person at the keyboard; "" where no back door was tried."""
+    if "attack/success" not in results:
+        return ""
+    share = f"{results['attack/success']:.1%}"
+    return f"back door: honest clients take {share} of their pictures with the square for the attackers' class\n"
