@@ -150,7 +150,7 @@ class ModelSettings(NamedTuple):
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
         share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
         num_messages = round(share * facts.num_clients)
-        self.robustness.check_cohort(facts.attackers, num_messages, facts.num_clients)
+        self.robustness.check_data(facts, num_messages)
         if self.secure_aggregation is not None:
             most_weight = facts.most_samples if facts.weighting == "samples" else 1
             self.secure_aggregation.check_cohort(self.algorithm, self.name, num_messages, most_weight)
