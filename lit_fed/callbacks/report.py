@@ -20,6 +20,7 @@ from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.callbacks.attack_success import success_in_words
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
+from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import Population
@@ -48,8 +49,8 @@ def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
 def client_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame:
     """One row per measured client with its last results.
 
-    `group` is its true group, where known; `attacker` says whether it attacks, where some do; `pi_m` are the weights
-    that it was served with.
+    `group` is its true group, where known; `attacker` says whether it attacks, where some do; `kept` how much of its last
+    message a robust rule let in; `pi_m` are the weights that it was served with.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
@@ -80,6 +81,9 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
             columns["group"] = population.groups[list(positions)].tolist()
         if attacked:
             columns["attacker"] = False if population.honest is None else (~population.honest).tolist()
+        verdicts = verdicts_of(module, list(positions)) if name == "seen" else None
+        if verdicts is not None:
+            columns["kept"] = verdicts
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
         tables.append(pd.DataFrame(columns | weights))
     return pd.concat(tables, ignore_index=True)
@@ -145,7 +149,9 @@ class RunReport(Callback):
             return
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
         guarantee = guarantee_of(module)
-        sys.stdout.write(guarantee_in_words(guarantee) + success_in_words(module.results))
+        judgement = judgement_of(trainer, module)
+        said = guarantee_in_words(guarantee), success_in_words(module.results), judgement_in_words(judgement)
+        sys.stdout.write("".join(said))
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -158,7 +164,7 @@ class RunReport(Callback):
         attackers = data_of(trainer).populations[0].attackers
         counted = {} if attackers is None else {"attackers": len(attackers)}
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
-        summary = {**module.results, **self._facts(module), **counted, **finite}
+        summary = {**module.results, **self._facts(module), **counted, **finite, **judgement}
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 

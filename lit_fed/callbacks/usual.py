@@ -15,6 +15,7 @@ from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.guarantees import Guarantees
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
+from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
@@ -34,7 +35,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     keep_notices_out()  # these callbacks say what a run does
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        RunReport, TrainedParameters, Guarantees, SecureRounds, AttackSuccess,
+        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess,
     ]  # fmt: skip
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):

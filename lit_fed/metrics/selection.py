@@ -37,7 +37,7 @@ TASKS = {"binary": ("Binary", "Multiclass"), "multiclass": ("Multiclass",), "mul
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
 """Metrics of numbers, and of classes."""
 
-COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker"}
+COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker", "kept"}
 """Columns of clients.csv beside results and mixture weights."""
 
 

@@ -99,8 +99,11 @@ class ModelSettings(NamedTuple):
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(self.algorithm, self.name)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
-        self.robustness.check(self.algorithm, self.name)
         self.codecs.check_wrappers(private=self.privacy is not None, secure=self.secure_aggregation is not None)
+        self.robustness.check(self.algorithm, self.name, self.weighting)
+        self.robustness.check_wrappers(
+            privacy=self.privacy, secure=self.secure_aggregation is not None, sums_up=self.codecs.feedback == "ef21"
+        )
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -142,17 +145,16 @@ class ModelSettings(NamedTuple):
         usual = "uniform" if data.client_sampling == "size" else self.algorithm.default_weighting
         if self.privacy is not None:
             usual = self.privacy.usual_weighting() or usual
-        if self.robust_aggregation is not None:
-            usual = "uniform"
+        usual = self.robustness.usual_weighting() or usual
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
-        self.robustness.check_data(facts)
+        share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
+        num_messages = round(share * facts.num_clients)
+        self.robustness.check_data(facts, num_messages)
         if self.secure_aggregation is not None:
-            share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
             most_weight = facts.most_samples if facts.weighting == "samples" else 1
-            num_messages = round(share * facts.num_clients)
             self.secure_aggregation.check_cohort(self.algorithm, self.name, num_messages, most_weight)
-        cap = None if self.privacy is None else self.privacy.weight_cap
+        cap = self.robustness.weight_cap if self.privacy is None else self.privacy.weight_cap
         return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 
     def rounds_of_fit(self, trainer: Trainer, data: FederatedDataModule) -> int:

@@ -18,7 +18,6 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -31,10 +30,17 @@ from lit_fed.core.codecs.feedback import ef14, ef21
 from lit_fed.core.codecs.vectors import Scope, encode_each, leaves_of, vectors_of
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import ClientData, Message, Reduced, Tree
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.news import known, news, tell
+from lit_fed.wrappers.news import (
+    known,
+    names_of_parameters,
+    news,
+    parameter_trees,
+    tell,
+    with_parameter_trees,
+)
 
 __all__ = ["Compressed", "Feedback", "sent_leaves"]
 
@@ -98,14 +104,16 @@ class Compressed(Around):
         value, heard = message.value, self.heard(ctx, shared)
         of_old = known(self.inner, heard, value)
         changes = news(value, of_old)
-        parts = _parts(changes, _names(heard))
+        names = names_of_parameters(heard)
+        parts = parameter_trees(changes, names)
         taken = value.taken if isinstance(value, Chosen) else None
         sent = []
         for place, part in enumerate(parts):
             leaves = sent_leaves(self.inner, ctx, part)
             kept = memory[place] if self.remembers_clients else None
             sent.append(self._sent(ctx, leaves, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
-        told = _replaced(changes, iter([part | one.told for part, one in zip(parts, sent, strict=True)]), _names(heard))
+        encoded = iter([part | one.told for part, one in zip(parts, sent, strict=True)])
+        told = with_parameter_trees(changes, encoded, names)
         plain = torch.full_like(message.weight, tree.bits(value)) if message.bits_up is None else message.bits_up
         saved, lost, squared = (torch.stack(each).sum() for each in list(zip(*sent, strict=True))[2:])
         metrics = {  # in float32, whose mean over clients does not depend on their order
@@ -161,15 +169,15 @@ class Compressed(Around):
         """With EF21 the mean of what is known of all clients, to which these have added; else what there is."""
         if not self.remembers_rounds:
             return reduced, ()
-        server, names = self.inside(shared), _names(self.inside(shared))
+        server, names = self.inside(shared), names_of_parameters(self.inside(shared))
         of_old = known(self.inner, server, reduced.value)
         changes = news(reduced.value, of_old)
-        (part,) = _parts(changes, names)
+        (part,) = parameter_trees(changes, names)
         leaves = sent_leaves(self.inner, ctx, part)
         share = reduced.weight / ctx.total_weight
         added = vectors_of(leaves, self.codec, self.scope)
         mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
-        told = _replaced(changes, iter([part | leaves_of(mean, leaves, self.scope)]), names)
+        told = with_parameter_trees(changes, iter([part | leaves_of(mean, leaves, self.scope)]), names)
         return reduced._replace(value=tree.add(of_old, told)), (mean,)
 
 
@@ -180,33 +188,3 @@ def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
             return {name: leaf for name, leaf in leaves.items() if name not in ctx.task.norm_names}
         algorithm = algorithm.inner
     return leaves
-
-
-def _names(shared: Tree) -> frozenset[str]:
-    """Names of the parameters of the models that clients start from."""
-    return frozenset(tree.models(shared)[0].parameters)
-
-
-def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
-    return isinstance(value, dict) and bool(value) and value.keys() <= names
-
-
-def _parts(value: Tree, names: frozenset[str]) -> list[Leaves]:
-    """The trees of parameters in a message: those of models, and such as gradients and controls, by their names."""
-    if isinstance(value, ModelState):
-        return [value.parameters]
-    if _holds_parameters(value, names):
-        return [value]
-    return [part for child in value for part in _parts(child, names)] if isinstance(value, tuple | list) else []
-
-
-def _replaced(value: Tree, parts: Iterator[Leaves], names: frozenset[str]) -> Tree:
-    """The message with others in the place of `_parts`."""
-    if isinstance(value, ModelState):
-        return value._replace(parameters=next(parts))
-    if _holds_parameters(value, names):
-        return next(parts)
-    if isinstance(value, tuple | list):
-        children = [_replaced(child, parts, names) for child in value]
-        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
-    return value

@@ -27,7 +27,7 @@ from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.wrappers.around import Around
 
-__all__ = ["LocalNorm", "NormState", "NormWork"]
+__all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
 
 
 class NormState(NamedTuple):
@@ -155,3 +155,17 @@ def _trained_where_sent(sent: Chosen, trained: dict[str, Tensor], kept: dict[str
         return torch.where(sent.taken.view(-1, *[1] * (leaf.ndim - 1)) > 0, trained[name], leaf)
 
     return {name: choose(name, leaf) for name, leaf in kept.items()}
+
+
+def averages_statistics(algorithm: Any, ctx: Context) -> bool:
+    """Whether clients send running statistics of BatchNorm: the network has some, and no `LocalNorm` keeps them.
+
+    Args:
+        algorithm: the algorithm, with the wrappers inside.
+        ctx: what every client knows.
+    """
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, LocalNorm):
+            return False
+        algorithm = algorithm.inner
+    return bool(ctx.task.norm_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ModelState, Tree
 
-__all__ = ["known", "news", "tell"]
+__all__ = ["known", "names_of_parameters", "news", "parameter_trees", "tell", "with_parameter_trees"]
 
 
 def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
@@ -70,3 +71,35 @@ def tell(value: Tree, of_old: Tree, changes: Tree, told: Tree) -> Tree:
         return torch.where(after == before, own, cast_like(old.double() + after, own))
 
     return tree.map_leaves(leaf, value, of_old, changes, told)
+
+
+def names_of_parameters(shared: Tree) -> frozenset[str]:
+    """Names of the parameters of the models that clients start from."""
+    return frozenset(tree.models(shared)[0].parameters)
+
+
+def _holds_parameters(value: Tree, names: frozenset[str]) -> bool:
+    return isinstance(value, dict) and bool(value) and value.keys() <= names
+
+
+def parameter_trees(value: Tree, names: frozenset[str]) -> list[dict[str, Tensor]]:
+    """The trees of parameters in a message: those of models, and such as gradients and controls, by their names."""
+    if isinstance(value, ModelState):
+        return [value.parameters]
+    if _holds_parameters(value, names):
+        return [value]
+    return (
+        [part for child in value for part in parameter_trees(child, names)] if isinstance(value, tuple | list) else []
+    )
+
+
+def with_parameter_trees(value: Tree, parts: Iterator[dict[str, Tensor]], names: frozenset[str]) -> Tree:
+    """The message with others in the place of `parameter_trees`."""
+    if isinstance(value, ModelState):
+        return value._replace(parameters=next(parts))
+    if _holds_parameters(value, names):
+        return next(parts)
+    if isinstance(value, tuple | list):
+        children = [with_parameter_trees(child, parts, names) for child in value]
+        return type(value)(*children) if hasattr(value, "_fields") else type(value)(children)
+    return value

@@ -11,7 +11,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.types import Tree
 from lit_fed.wrappers.around import Around, WrapperSettings
-from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.fedbn import averages_statistics
 
 __all__ = ["NOT_COVERED", "Privacy", "Private", "check_statistics", "planned", "private_part"]
 
@@ -163,11 +163,7 @@ def check_statistics(algorithm: Any, ctx: Context) -> None:
     Raises:
         ConfigError: naming the setting that keeps them with the clients.
     """
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, LocalNorm):
-            return
-        algorithm = algorithm.inner
-    if ctx.task.norm_names:
+    if averages_statistics(algorithm, ctx):
         raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
                           "--model.batch_norm local")  # fmt: skip
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.robust import RobustAverage
 
 __all__ = ["Robustness"]
@@ -19,24 +20,43 @@ class Robustness(NamedTuple):
     rule: Rule | None = None
     attack: Attack | None = None
 
+    @property
+    def given(self) -> bool:
+        """Whether either was asked for."""
+        return self.rule is not None or self.attack is not None
+
+    @property
+    def option(self) -> str:
+        """The option that asks for it, with its class."""
+        if self.rule is None:
+            return f"--model.attack {type(self.attack).__name__}"
+        return f"--model.robust_aggregation {type(self.rule).__name__}"
+
     def around(self, algorithm: Any) -> Any:
         """`RobustAverage` around an algorithm, if there is a rule or an attack."""
-        if self.rule is None and self.attack is None:
-            return algorithm
-        return RobustAverage(algorithm, self.rule, self.attack)
+        return RobustAverage(algorithm, self.rule, self.attack) if self.given else algorithm
 
-    def check(self, algorithm: Any, name: str) -> None:
-        """Refuse an algorithm whose messages no rule can judge.
+    def usual_weighting(self) -> Literal["uniform"] | None:
+        """Weight of a client's message where none is asked for; None: as without a rule."""
+        return None if self.rule is None else "uniform"
+
+    @property
+    def weight_cap(self) -> int | None:
+        """What a client may weigh at most."""
+        return None if self.rule is None else self.rule.weight_cap
+
+    def check(self, algorithm: Any, name: str, weighting: str | None) -> None:
+        """Refuse an algorithm whose messages no rule can judge, and caps of weights that nobody has.
 
         Args:
             algorithm: the algorithm.
             name: its name.
+            weighting: weight of a client's message, where it was given.
 
         Raises:
             ConfigError: naming the option and the algorithm, with the reason.
         """
-        option = "--model.attack" if self.rule is None else "--model.robust_aggregation"
-        if self.rule is None and self.attack is None:
+        if not self.given:
             return
         kept = {
             "rows": "keeps rows of single clients at the server",
@@ -44,34 +64,88 @@ class Robustness(NamedTuple):
             "nothing": "sends nothing to a server",
         }
         reason = kept.get(algorithm.sends, "")
-        if algorithm.keeps_running_sum:
+        if algorithm.keeps_running_sum and self.rule is not None:
             reason = "keeps a running sum of changes, which a rule that leaves some out would break"
         if reason:
             raise ConfigError(
-                f"{option} acts on changes of models, and {name} {reason}; choose an algorithm that averages models, "
-                "or leave it out"
+                f"{self.option} acts on changes of models, and {name} {reason}; choose an algorithm that averages "
+                "models, or leave it out"
             )
-        if self.rule is not None and self.rule.by_coordinate and algorithm.num_models > 1 and algorithm.sends_all:
+        if self.weight_cap is not None and weighting != "samples":
             raise ConfigError(
-                f"{option} {type(self.rule).__name__} would freeze components that fewer than half of the clients "
-                "train; choose CenteredClipping, GeometricMedian or NormBound"
+                "--model.robust_aggregation.weight_cap caps weights by samples, and all clients count the same; add "
+                "--model.weighting samples, or leave it out"
+            )
+        if self.freezes_minorities(algorithm) and not self.rule.only_slows_minorities:  # type: ignore[union-attr]
+            raise ConfigError(
+                f"{self.option} would freeze components that fewer than half of the clients train; choose "
+                "CenteredClipping, GeometricMedian, NormBound, or TrimmedMean with a trim below the smallest group"
             )
 
-    def check_data(self, facts: TrainingFacts) -> None:
-        """Refuse an attack without attackers, or with too many of them.
+    def freezes_minorities(self, algorithm: Any) -> bool:
+        """Whether the rule looks at single numbers of several models, each of which few clients may have trained."""
+        rule = self.rule
+        return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.sends_all
+
+    def check_wrappers(self, *, privacy: Privacy | None, secure: bool, sums_up: bool) -> None:
+        """Refuse what other wrappers cannot live with.
+
+        Args:
+            privacy: differential privacy.
+            secure: whether the server sees sums alone.
+            sums_up: whether it adds up decoded changes from round to round (EF21).
+
+        Raises:
+            ConfigError: naming the options.
+        """
+        if not self.given:
+            return
+        if privacy is not None and privacy.fixes_denominator:
+            reason = "has the sensitivity of a sum, and a rule that selects or takes the middle has another"
+            if self.rule is None:
+                reason = "holds for clients that bound their changes, and attackers do not"
+            raise ConfigError(
+                f"{self.option}: the noise of --model.privacy {reason}; choose LocalPrivacy, or leave one out"
+            )
+        if secure:
+            option = "--model.robust_aggregation" if self.rule is not None else "--model.attack"
+            raise ConfigError(
+                f"--model.secure_aggregation shows the server a sum, and {option} needs every message; leave one out"
+            )
+        if sums_up:
+            raise ConfigError(
+                f"{self.option} leaves out some of what clients send, and --model.compression_feedback is ef21, whose "
+                "server adds it up from round to round; give ef14"
+            )
+
+    def check_data(self, facts: TrainingFacts, num_messages: int) -> None:
+        """Refuse an attack without attackers, and cohorts that are too small for the rule or the attack.
 
         Args:
             facts: sizes of the data; they say who attacks.
+            num_messages: most clients of a round, m.
 
         Raises:
             ConfigError: naming the option that is missing, or the numbers that do not go together.
         """
-        if self.attack is None:
+        attackers, num_clients = facts.attackers, facts.num_clients
+        known = None if attackers is None else len(attackers)
+        if self.attack is not None:
+            if known is None:
+                raise ConfigError(
+                    f"--model.attack is {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the "
+                    "number of clients that do, or leave it out"
+                )
+            self.attack.check(num_messages, -(-known * num_messages // num_clients))
+        if self.rule is None:
             return
-        if facts.attackers is None:
+        f = RobustAverage(None, self.rule, self.attack).tolerated(num_messages, num_clients, known)
+        fewest = self.rule.fewest_clients(f)
+        if num_messages < fewest:
+            setting = next((one for one in ("num_attackers", "trim") if hasattr(self.rule, one)), None)
+            lower = [f"--model.robust_aggregation.{setting}"] if setting is not None else []
+            lower += ["--model.robust_aggregation.bucket_size"] if self.rule.bucket_size > 1 else []
             raise ConfigError(
-                f"--model.attack is {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the "
-                "number of clients that do, or leave it out"
+                f"{self.option} with {f} attackers needs more than {fewest - 1} clients in a round, and {num_messages} "
+                f"are drawn; draw more, or lower {' or '.join(lower) or '--data.attackers'}"
             )
-        num_messages = max(round(facts.sampling_probability * facts.num_clients), 1)
-        self.attack.check(num_messages, -(-len(facts.attackers) * num_messages // facts.num_clients))

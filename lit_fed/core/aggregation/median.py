@@ -10,34 +10,29 @@ Deviations:
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from lit_fed.core.aggregation.base import CoordinateRule
+from lit_fed.core.aggregation.sorting import sorted_rows
 
 __all__ = ["Median"]
 
 
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """The median at each number of the model."""
-
-    def __post_init__(self) -> None:
-        """Refuse values outside their range."""
-        self.check()
+    """The median at each number of the model; more than half of the clients have to be honest."""
 
     def fewest(self, num_attackers: int) -> int:
         """More than half have to be honest."""
         return 2 * num_attackers + 1
 
     def at_each(self, piece: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
-        """The number in the middle, or the mean of the two; a row counts where it is one of them."""
-        ordered, order = piece.sort(0)
+        """The number in the middle, or the mean of the two; numbers count that are one of them."""
         if bool((weights == weights[0]).all()):
-            low, high = (len(piece) - 1) // 2, len(piece) // 2
-            value = (ordered[low] + ordered[high]) / 2
-            middle = torch.zeros_like(piece)
-            middle.scatter_(0, order[low : low + 1], 1.0).scatter_(0, order[high : high + 1], 1.0)
-            return value, middle
+            ordered = sorted_rows(piece)
+            low, high = ordered[(len(piece) - 1) // 2], ordered[len(piece) // 2]
+            return (low + high) / 2, (piece == low) | (piece == high)
+        sorted_, order = piece.sort(0)
         place = (weights[order].cumsum(0) >= weights.sum() / 2).int().argmax(0, keepdim=True)
-        return ordered.gather(0, place)[0], torch.zeros_like(piece).scatter_(0, order.gather(0, place), 1.0)
+        value = sorted_.gather(0, place)[0]
+        return value, piece == value

@@ -11,10 +11,13 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
 
-__all__ = ["PIECE_NUMBERS", "Rows"]
+__all__ = ["LARGEST", "PIECE_NUMBERS", "Rows", "distances_from", "squared_distances"]
 
-PIECE_NUMBERS = 2**20
-"""Numbers of all rows together that are looked at at once."""
+PIECE_NUMBERS = 2**17
+"""Numbers of all rows together that are looked at at once on a CPU."""
+
+LARGEST = 1e150
+"""Numbers beyond it count as infinite, since their squares are."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Rows:
     Args:
         values: what clients sent, leaves [m, ...].
         of_old: what the server knows of it, leaves [...].
-        mix: rows that are made of these, [k, m] float64; None: they themselves.
+        mix: rows that are made of these, [k, m] float64, the weights of each summing to 1; None: they themselves.
     """
 
     values: Tree
@@ -39,28 +42,36 @@ class Rows:
         return int(tree.leaves(self.values)[0].shape[0] if self.mix is None else self.mix.shape[0])
 
     def mixed(self, mix: Tensor) -> Rows:
-        """Rows that are sums of these, by weights [k, m] float64."""
+        """Rows that are means of these, by weights [k, m] float64."""
         return replace(self, mix=mix if self.mix is None else mix @ self.mix)
 
     def select(self, which: Tensor) -> Rows:
-        """The rows at these places, [k] bool or int64."""
-        assert self.mix is None, "rows are chosen before they are mixed"
+        """The rows at these places, [k] int64."""
+        if self.mix is not None:
+            return replace(self, mix=self.mix[which])
         return replace(self, values=tree.index(self.values, which))
 
+    def told_from(self, start: Tree) -> Rows:
+        """Rows X_i − start, for a start of leaves [...]."""
+        return replace(self, of_old=tree.add(self.of_old, start))
+
     def finite(self) -> Tensor:
-        """Whether a row holds neither NaN nor infinity, [m] bool."""
-        leaves = [leaf.flatten(1) for leaf in tree.leaves(self.values) if leaf.is_floating_point()]
-        return torch.stack([leaf.isfinite().all(1) for leaf in leaves]).all(0)
+        """Whether a message holds neither NaN nor infinity, [m] bool."""
+        leaves = [_flat(leaf) for leaf in tree.leaves(self.values) if leaf.is_floating_point()]
+        return torch.stack([(leaf.abs() < LARGEST).all(1) for leaf in leaves]).all(0)
 
     def gram(self) -> Tensor:
-        """All products ⟨X_i, X_j⟩, [m, m] float64."""
+        """All products ⟨X_i, X_j⟩, [m, m] float64 and symmetric to the last bit."""
         total = torch.zeros((self.num_rows, self.num_rows), dtype=torch.float64, device=self._device)
         for piece in self._pieces():
             total += piece @ piece.T
-        return total
+        return (total + total.T) / 2
 
     def combine(self, weights: Tensor) -> Tree:
         """Σ_i a_i X_i by weights [m], a tree of changes of the message's structure; of whole numbers the median."""
+        taken = weights.nonzero()[:, 0]
+        if 0 < len(taken) < len(weights):
+            return self.select(taken).combine(weights[taken])
         return self.by_coordinate(lambda piece: weights @ piece)
 
     def by_coordinate(self, function: Callable[[Tensor], Tensor]) -> Tree:
@@ -88,9 +99,29 @@ class Rows:
                 yield from self._pieces_of(value, old)
 
     def _pieces_of(self, value: Tensor, old: Tensor) -> Iterator[Tensor]:
-        """The numbers of one leaf, [m, p] float64 piece by piece."""
-        rows, known = value.flatten(1), old.reshape(-1)
-        width = max(PIECE_NUMBERS // max(len(rows), 1), 1)
-        for lo in range(0, max(len(known), 1), width):
-            piece = rows[:, lo : lo + width].double() - known[lo : lo + width].double()
+        """The numbers of one leaf, [m, p] float64 piece by piece; a leaf without numbers is one empty piece."""
+        rows, known = _flat(value), old.reshape(-1)
+        at_once = max(PIECE_NUMBERS // max(len(rows), 1), 1) if value.device.type == "cpu" else len(known)
+        for lo in range(0, max(len(known), 1), max(at_once, 1)):
+            piece = rows[:, lo : lo + at_once].double() - known[lo : lo + at_once].double()
             yield piece if self.mix is None else self.mix @ piece
+
+
+def _flat(value: Tensor) -> Tensor:
+    """One leaf [m, ...] of all messages, [m, p]."""
+    return value.reshape(len(value), value.shape[1:].numel())
+
+
+def squared_distances(gram: Tensor) -> Tensor:
+    """‖X_i − X_j‖² of all rows, [m, m] float64, from their products.
+
+    Rows that lie add no rounding to the distances of others, which need the products of these alone.
+    """
+    squares = gram.diagonal()
+    return (squares[:, None] + squares - 2 * gram).clamp(min=0)
+
+
+def distances_from(gram: Tensor, sums: Tensor) -> Tensor:
+    """‖X_i − Σ_j a_j X_j‖ of all rows, [m] float64, from their products [m, m] and the sum's coefficients a, [m]."""
+    products = gram @ sums
+    return (gram.diagonal() - 2 * products + sums @ products).clamp(min=0).sqrt()

@@ -1,0 +1,135 @@
+"""What a robust rule made of the clients' messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.core.errors import notice
+from lit_fed.core.types import RoundRecord
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
+from lit_fed.training.module import FederatedModule
+from lit_fed.wrappers.robust import NEVER_JUDGED, Judged, judging_part
+
+__all__ = ["RobustRounds", "judgement_in_words", "judgement_of", "verdicts_of"]
+
+NAMED = 5
+"""Most clients that a line names."""
+
+
+class RobustRounds(FederatedCallback):
+    """Logs what the rule made of each round, and says once what was dropped or skipped; silent without a rule.
+
+    Keys: `robust/dropped`, messages that held NaN or infinity; `robust/skipped`, 1 for a round that changed nothing,
+    since too few messages were left; `robust/kept`, how much of a client's message went in on average, from 0 to 1;
+    with `--data.attackers` also `robust/kept_attackers` and `robust/kept_honest`, the same over those of the round.
+    """
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._before: tuple[Tensor, int] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at what was dropped before a resume, and say what a rule by coordinate does to mixtures."""
+        module = federated(pl_module)
+        judged = _judged(module)
+        self._before = None if judged is None else (judged.refused.clone(), int(judged.skipped))
+        robustness, algorithm = module.settings.robustness, module.settings.algorithm
+        if trainer.is_global_zero and robustness.freezes_minorities(algorithm):
+            notice(
+                f"{robustness.option} freezes components that no more clients train than it trims at either end; keep "
+                "its trim below the smallest group, or choose CenteredClipping, GeometricMedian or NormBound"
+            )
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Log the round, and say what is the first of its kind."""
+        judged = _judged(module)
+        if judged is None or self._before is None or not len(record.client_ids):
+            return
+        refused, skipped = judged.refused - self._before[0], int(judged.skipped) - self._before[1]
+        self._before = judged.refused.clone(), int(judged.skipped)
+        kept = judged.kept[record.client_ids]
+        values = {"dropped": float(refused.sum()), "skipped": float(skipped > 0), "kept": float(kept.mean())}
+        attackers = module.federation.terms.attackers
+        if attackers is not None:
+            attacks = attackers[record.client_ids]
+            parts = {"kept_attackers": kept[attacks], "kept_honest": kept[~attacks]}
+            values |= {name: float(part.mean()) for name, part in parts.items() if len(part)}
+        log_round(trainer, module, {f"robust/{name}": value for name, value in values.items()})
+        if not trainer.is_global_zero:
+            return
+        index, option = record.round_idx, module.settings.robustness.option
+        if refused.any():
+            names = _listed(trainer, refused)
+            self._say(
+                "dropped",
+                f"round {index}: {names} sent NaN or infinity, and count for nothing; robust/dropped tells of more",
+            )
+        if skipped:
+            self._say(
+                "skipped",
+                f"round {index} changes nothing, since too few messages were left for {option}; robust/skipped tells "
+                "of more",
+            )
+
+    def _say(self, kind: str, text: str) -> None:
+        """Say what is the first of its kind."""
+        if kind not in self._said:
+            self._said.add(kind)
+            notice(text)
+
+
+def judgement_of(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
+    """What the rule dropped and skipped in all rounds so far, under `robust/…`; {} without a rule.
+
+    It follows from what the server remembers, so a run that was resumed goes on where it was.
+    """
+    judged = _judged(module)
+    if judged is None:
+        return {}
+    names = data_of(trainer).populations[0].names
+    clients = {names[place]: int(judged.refused[place]) for place in judged.refused.nonzero()[:, 0].tolist()}
+    return {
+        "robust/dropped": int(judged.refused.sum()),
+        "robust/dropped_clients": clients,
+        "robust/skipped": int(judged.skipped),
+    }
+
+
+def judgement_in_words(found: dict[str, Any]) -> str:
+    """A line for the person at the keyboard, of what `judgement_of` returns; "" where nothing is to be said."""
+    said = []
+    if found.get("robust/dropped"):
+        clients = found["robust/dropped_clients"]
+        listed = [f"{name} ({count})" for name, count in list(clients.items())[:NAMED]]
+        more = f" and {len(clients) - NAMED} more" if len(clients) > NAMED else ""
+        said.append(f"{found['robust/dropped']} messages of NaN or infinity dropped, of {', '.join(listed)}{more}")
+    if found.get("robust/skipped"):
+        said.append(f"{found['robust/skipped']} rounds changed nothing")
+    return f"robust aggregation: {'; '.join(said)}\n" if said else ""
+
+
+def verdicts_of(module: FederatedModule, positions: list[int]) -> list[float] | None:
+    """How much of the last message of some seen clients went in, NaN of those who never took part; None: no rule."""
+    judged = _judged(module)
+    if judged is None:
+        return None
+    kept = judged.kept[positions]
+    return kept.masked_fill(kept == NEVER_JUDGED, float("nan")).tolist()
+
+
+def _judged(module: FederatedModule) -> Judged | None:
+    """What the server remembers of the clients' messages; None: no rule judges them."""
+    if module.settings.robust_aggregation is None:
+        return None
+    found = judging_part(module.federation.algorithm, module.shared)
+    return None if found is None else found[1]
+
+
+def _listed(trainer: Trainer, refused: Tensor) -> str:
+    """Names of the clients whose messages were dropped, some of many."""
+    names, places = data_of(trainer).populations[0].names, refused.nonzero()[:, 0].tolist()
+    more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
+    return f"client{'s' if len(places) > 1 else ''} {', '.join(names[place] for place in places[:NAMED])}{more}"
