@@ -21,12 +21,12 @@ from lit_fed.data.poison import Backdoor, LabelFlip
 SIZE, CLASS = 3, 7
 
 
-def fit(out, algorithm, attack=None, *, rounds=3, ckpt_path=None, version=None, callbacks=(), tested=True, **options):
+def fit(out, algorithm, attack=None, *, rounds=3, ckpt_path=None, done=0, callbacks=(), tested=True, **options):
     seed_everything(0, verbose=False)
     data = FederatedDataModule(Digits(), num_clients=12, unseen_fraction=0.25, batch_size=32, **options)
     module = FederatedModule(algorithm, LocalSolver(lr=0.2), attack=attack)
     trainer = FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", logger=RoundLogger(str(out), "run", version=version),
+        max_epochs=rounds, accelerator="cpu", logger=RoundLogger(str(out), "run", 0, done),
         enable_progress_bar=False, callbacks=[RunReport(pictures=False), *callbacks],
     )  # fmt: skip
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
@@ -107,7 +107,7 @@ def test_a_run_goes_on_with_the_same_attackers(tmp_path):
     whole, _, one, _ = fit(tmp_path / "one", FedEM(2), Gaussian(0.1), rounds=4, **options)
     _, _, two, _ = fit(tmp_path / "two", FedEM(2), Gaussian(0.1), rounds=2, tested=False, **options)
     last = str(two / "checkpoints/last.ckpt")
-    resumed, *_ = fit(tmp_path / "two", FedEM(2), Gaussian(0.1), rounds=4, ckpt_path=last, version=0, **options)
+    resumed, *_ = fit(tmp_path / "two", FedEM(2), Gaussian(0.1), rounds=4, ckpt_path=last, done=2, **options)
     torch.testing.assert_close(resumed.state_dict(), whole.state_dict(), rtol=0, atol=0, equal_nan=True)
     assert numbers(one) == numbers(two)
     assert history(one) == history(two)
