@@ -49,8 +49,8 @@ def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
 def client_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame:
     """One row per measured client with its last results.
 
-    `group` is its true group, where known; `attacker` says whether it attacks, where some do; `kept` how much of its last
-    message a robust rule let in; `pi_m` are the weights that it was served with.
+    `group` is its true group, where known; `attacker` says whether it attacks, where some do; `kept` how much of its
+    last message a robust rule let in; `pi_m` are the weights that it was served with.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
