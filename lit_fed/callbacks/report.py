@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
+from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
@@ -137,6 +138,9 @@ class RunReport(Callback):
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
         guarantee = guarantee_of(module)
         sys.stdout.write(guarantee_in_words(guarantee))
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
+        sys.stdout.write("".join(one.in_words for one in faults))
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -148,6 +152,8 @@ class RunReport(Callback):
             draw(folder, table, self.formats)
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
         summary = {**module.results, **self._facts(module), **finite}
+        for one in faults:
+            summary |= one.summary
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 

@@ -46,6 +46,7 @@ from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.compression import Feedback
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.robustness import Robustness
@@ -81,6 +82,7 @@ class ModelSettings(NamedTuple):
     downlink_compression: Codec | None
     robust_aggregation: Rule | None
     attack: Attack | None
+    faults: Faults | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -100,7 +102,12 @@ class ModelSettings(NamedTuple):
             self.secure_aggregation.check(self.algorithm, self.name)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
         self.robustness.check(self.algorithm, self.name)
-        self.codecs.check_wrappers(private=self.privacy is not None, secure=self.secure_aggregation is not None)
+        private, secure = self.privacy is not None, self.secure_aggregation is not None
+        self.codecs.check_wrappers(private=private, secure=secure)
+        if self.faults is not None:
+            self.faults.check(self.algorithm, self.name, self.aggregation)
+            robust, ef21 = self.robustness != Robustness(), self.compression_feedback == "ef21"
+            self.faults.check_wrappers(private=private, secure=secure, robust=robust, ef21=ef21)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -124,7 +131,7 @@ class ModelSettings(NamedTuple):
         """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
         return surround(
             self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
-            secure_aggregation=self.secure_aggregation, robustness=self.robustness,
+            secure_aggregation=self.secure_aggregation, robustness=self.robustness, faults=self.faults,
         )  # fmt: skip
 
     @property
@@ -147,6 +154,8 @@ class ModelSettings(NamedTuple):
         seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
         self.robustness.check_data(data.populations[0].attackers)
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
+        if self.faults is not None:
+            self.faults.check_clients(facts.num_clients)
         if self.secure_aggregation is not None:
             share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
             most_weight = facts.most_samples if facts.weighting == "samples" else 1
@@ -172,6 +181,8 @@ class ModelSettings(NamedTuple):
         check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
         if self.privacy is not None:
             self.privacy.check_sampling(data.client_sampling)
+        if self.faults is not None:
+            self.faults.check_sampling(data.client_sampling)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 
