@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
 from lit_fed.callbacks.checkpoint import LastCheckpoint
+from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
@@ -41,7 +42,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     keep_notices_out()  # these callbacks say what a run does
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess,
+        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
     ]  # fmt: skip
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
