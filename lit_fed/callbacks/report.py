@@ -80,7 +80,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         if population.groups is not None:
             columns["group"] = population.groups[list(positions)].tolist()
         if attacked:
-            columns["attacker"] = False if population.honest is None else (~population.honest).tolist()
+            honest = torch.ones(len(positions), dtype=torch.bool) if population.honest is None else population.honest
+            columns["attacker"] = (~honest).tolist()
         verdicts = verdicts_of(module, list(positions)) if name == "seen" else None
         if verdicts is not None:
             columns["kept"] = verdicts
