@@ -80,12 +80,12 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
             columns["group"] = population.groups[list(positions)].tolist()
+        if attacked:
+            honest = torch.ones(len(positions), dtype=torch.bool) if population.honest is None else population.honest
+            columns["attacker"] = (~honest).tolist()
         verdicts = verdicts_of(module, list(positions)) if name == "seen" else None
         if verdicts is not None:
             columns["kept"] = verdicts
-        if attacked:
-            honest = population.honest
-            columns["attacker"] = [False] * len(positions) if honest is None else (~honest).tolist()
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
         tables.append(pd.DataFrame(columns | weights))
     return pd.concat(tables, ignore_index=True)

@@ -41,7 +41,7 @@ def fit(out, algorithm, attack=None, *, rounds=3, ckpt_path=None, done=0, callba
 def left_behind(tmp_path_factory):
     poison = Backdoor(SIZE, CLASS, 1.0)
     return fit(
-        tmp_path_factory.mktemp("runs"), FedAvg(), ModelReplacement(), attackers=3, poison=poison,
+        tmp_path_factory.mktemp("runs"), FedAvg(), ModelReplacement(1.0), attackers=3, poison=poison,
         callbacks=[TrainingSplitEvaluation()],
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_success_is_the_share_of_marked_pictures_of_other_classes(left_behind):
             hits += int((outputs.argmax(1)[y != CLASS] == CLASS).sum())
             samples += int((y != CLASS).sum())
         assert summary[f"attack/{key}"] == pytest.approx(hits / samples)
-    assert summary["attack/success"] > 0.5
+    assert 0.02 < summary["attack/success"] < 0.98  # else it would not matter which pictures count
     assert f"back door: honest clients take {summary['attack/success']:.1%} of their pictures" in said
 
 
