@@ -7,6 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from lit_fed.core.machine.roll_call import exchange
 
 __all__ = ["ClientTable", "client_statistics", "summarise"]
 
@@ -47,6 +50,12 @@ def client_statistics(
     }
 
 
+def _of_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
+    """The tables of all ranks."""
+    with exchange():
+        return gather_all_tensors(state, group)
+
+
 class ClientTable(Metric):
     """Sums over each client's samples, gathered from all ranks: each client is measured on one of them.
 
@@ -60,7 +69,7 @@ class ClientTable(Metric):
     rows: Tensor
 
     def __init__(self, num_clients: int, num_components: int = 0, num_metrics: int = 0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"dist_sync_fn": _of_all_ranks} | kwargs)
         zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
         self.add_state("rows", zeros, dist_reduce_fx="sum")
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
@@ -176,6 +177,11 @@ class FederatedStrategy(DDPStrategy):
                 atexit.register(_end_first_rank)
 
     # ------------------------------------------------------------------ exchanges
+    def setup(self, trainer: Trainer) -> None:
+        """Set up the module; for a fit see `configure_ddp`, for all else Lightning sends rank 0's to the others."""
+        with nullcontext() if trainer.state.fn == TrainerFn.FITTING else exchange():
+            super().setup(trainer)
+
     def configure_ddp(self) -> None:
         """Start all ranks from rank 0's shared state and client table."""
         assert self.model is not None
@@ -216,10 +222,11 @@ def prepare_data(trainer: Trainer) -> None:
 
     Lightning's own lets them wait without end, also for a rank that is stopped.
     """
-    data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    if data is not None and trainer.local_rank == 0 and (data.prepare_data_per_node or trainer.node_rank == 0):
-        with waiting_for_work():
-            data.prepare_data()
+    owners: list[Any] = [trainer.datamodule, trainer.lightning_module]  # type: ignore[attr-defined]
+    with waiting_for_work():
+        for one in owners:
+            if one is not None and trainer.local_rank == 0 and (one.prepare_data_per_node or trainer.node_rank == 0):
+                one.prepare_data()
     trainer.strategy.barrier("prepare_data")
 
 
