@@ -191,7 +191,7 @@ class ClientStore(nn.Module):
         if self._staged_versions is not None:
             self.versions.copy_(self._staged_versions)
             self._staged_versions = None
-            self._version = max(self._version, 1 + int(self.versions.max()))  # no file is ever written again
+            self._version = 1 + int(self.versions.max())  # a committed file is never written again
             self.collect()
 
     def discard(self) -> None:

@@ -225,28 +225,6 @@ def test_files_whose_names_are_taken_are_written_anew(tmp_path):
     assert same(first.table, theirs)
 
 
-def test_files_of_a_checkpoint_that_was_left_behind_are_not_written_again(tmp_path):
-    kept, best = opened(tmp_path), tmp_path / "checkpoints/best.ckpt"
-    one_round(kept, [0, 1], 0)
-    kept.commit()
-    checkpoint(kept, best.with_name("first.ckpt"))
-    before = {name: leaf.clone() for name, leaf in kept.state_dict().items()}
-    one_round(kept, [0], 1)
-    kept.commit()
-    checkpoint(kept, best)
-    theirs = (tmp_path / "clients/0.1.pt").read_bytes()
-    later = ClientStore(initial, T, memory_bytes=0)
-    later.find({"store.versions": before["versions"]}, best, None)
-    later.load_state_dict(before)
-    later.open(tmp_path / "clients", tmp_path)
-    one_round(later, [], 2)  # a round without clients
-    later.commit()
-    one_round(later, [0], 3)
-    later.commit()
-    assert (tmp_path / "clients/0.1.pt").read_bytes() == theirs
-    assert "0.2.pt" in names(tmp_path)
-
-
 def test_without_checkpoints_files_are_temporary(tmp_path):
     kept = ClientStore(initial, T, memory_bytes=0)
     kept.open(None, tmp_path)
