@@ -12,6 +12,7 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -218,6 +219,8 @@ def _is_known(found: Any) -> bool:
         name = getattr(found, "__name__", None)
         return name in models.list_models() and models.get_model_builder(name) is found
     module = f"{found.__module__}."
+    if module.startswith("lit_fed."):
+        return issubclass(found, BASES) or is_dataclass(found)  # settings
     known = any(module.startswith(f"{one}.") for one in MODULES)
     return known and (issubclass(found, BASES) or module.startswith("torchvision.transforms."))
 
