@@ -65,6 +65,8 @@ def server():
     That one is shared with the processes that are forked from this one.
     """
     context = multiprocessing.get_context("forkserver")
+    if sys.modules["__main__"].__spec__ is None:  # the script `pytest`, which every forked process would run, and load
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("pytest.__main__")
     started_by.append(os.getpid())
     if started_by[0] == os.getpid():
         context.set_forkserver_preload(["warm"])

@@ -192,3 +192,12 @@ def test_a_solver_takes_one_step():
         private.move(PrivateTask.of(task), models, private.init(models), three(), LR)
     with pytest.raises(ConfigError, match="takes gradients beside it"):
         private.update({}, {}, private.init(models), LR)
+
+
+def test_a_solver_takes_no_step_of_a_task_without_protection():
+    task = Task.create(lambda: LeNet5((1, 16, 16), 3), MULTICLASS)
+    private, models = PrivateSolver.of(LocalSolver(lr=1.0), noisy()), task.init(2, 0)
+    assert task.one_by_one
+    assert not PrivateTask.of(task).one_by_one
+    with pytest.raises(ConfigError, match="takes gradients beside it"):
+        private.step(task, models, private.init(models), three(), LR)
