@@ -256,7 +256,5 @@ def test_drawn_batches_are_cut():
 )
 def test_a_plan_that_no_memory_holds_is_refused_before_room_is_made(monkeypatch, work):
     monkeypatch.setattr(memory, "available_memory", lambda: 10**10)
-    with pytest.raises(
-        ConfigError, match=r"the plan of \d+ local steps in a phase: takes .* 10 GB are free"
-    ):
+    with pytest.raises(ConfigError, match=r"the plan of \d+ local steps in a phase: takes .* 10 GB are free"):
         plan_of([10, 3], work)
