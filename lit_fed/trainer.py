@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
-from lightning.pytorch.callbacks import LearningRateMonitor
 
-from lit_fed.callbacks import with_defaults
-from lit_fed.callbacks.monitors import MonitorCheck
-from lit_fed.callbacks.network_summary import NetworkSummary
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
+from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.roll_call import LostRanksError, check_timeout, sign_of_life
+from lit_fed.core.machine.roll_call import LostRanksError, check_timeout
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
@@ -65,8 +62,8 @@ class FederatedTrainer(Trainer):
         if kwargs.get("log_every_n_steps") is None:
             kwargs["log_every_n_steps"] = 1
         kwargs["plugins"] = with_atomic_checkpoints(kwargs.get("plugins"))
-        kwargs["callbacks"] = _with_usual_callbacks(kwargs)
-        kwargs["enable_model_summary"] = False  # Lightning's; see `_with_usual_callbacks`
+        kwargs["callbacks"] = callbacks_of(kwargs)
+        kwargs["enable_model_summary"] = False  # Lightning's; see `callbacks_of`
         kwargs["default_root_dir"] = kwargs.get("default_root_dir") or "runs"
         if kwargs.get("logger") in (None, True):
             kwargs["logger"] = RoundLogger(str(kwargs["default_root_dir"]))
@@ -362,44 +359,3 @@ class FederatedTrainer(Trainer):
         """The run's folder, for rank zero to write in; None where nothing is logged."""
         own = [logger.log_dir for logger in self.loggers if isinstance(logger, RoundLogger)]
         return own[0] if own else super().log_dir if self.loggers else None
-
-
-class _FirstCallback(Callback):
-    """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
-
-    It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
-    at its end. And it lets the other ranks know that this one gets on.
-    """
-
-    def on_clients_end(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def on_clients_served(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers if stage == "fit" else ():
-            if isinstance(logger, RoundLogger):
-                logger.agree(trainer.strategy.broadcast)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
-    ) -> None:
-        if batch.ends_round:
-            federated(pl_module).hand_out_record()
-
-
-def _with_usual_callbacks(arguments: dict[str, Any]) -> list[Callback]:
-    given = arguments.get("callbacks") or []
-    chosen = [given] if isinstance(given, Callback) else list(given)
-    refuse_callbacks(chosen)
-    if arguments.get("enable_model_summary") and not any(isinstance(one, NetworkSummary) for one in chosen):
-        chosen.append(NetworkSummary())
-    # What Lightning's monitor would log as `lr-Assign` is logged as `lr` in any case.
-    chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
-    usual = with_defaults(
-        chosen,
-        checkpoint=arguments.get("enable_checkpointing") is not False,
-        progress=arguments.get("enable_progress_bar") is not False,
-    )
-    return [_FirstCallback(), MonitorCheck(), *usual]

@@ -41,10 +41,11 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish(session):
     """Before the first test: what each process that runs tests needs is there, and done once.
 
-    Rendering pictures and building the parser of the command line take longer than all the rest of a small run; and
+    Pictures, the parser of the command line and reading the digits take longer than all the rest of a small run; and
     what lives as long as the tests need not be looked through again and again for garbage.
     """
     prepared.do_not_render()
+    prepared.read_digits_once()
     if "lit_fed.cli" in sys.modules:
         prepared.build_parser_once()
     if "running" in sys.modules and session.config.getoption("processes") > 1 and not session.config.option.collectonly:

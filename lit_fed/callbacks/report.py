@@ -83,7 +83,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         if verdicts is not None:
             columns["kept"] = verdicts
         if attacked:
-            columns["attacker"] = False if population.honest is None else (~population.honest).tolist()
+            honest = population.honest
+            columns["attacker"] = [False] * len(positions) if honest is None else (~honest).tolist()
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
         tables.append(pd.DataFrame(columns | weights))
     return pd.concat(tables, ignore_index=True)

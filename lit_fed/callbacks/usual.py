@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ProgressBar
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
@@ -13,15 +15,21 @@ from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
 from lit_fed.callbacks.guarantees import Guarantees
+from lit_fed.callbacks.monitors import MonitorCheck
+from lit_fed.callbacks.network_summary import NetworkSummary
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
+from lit_fed.core.machine.roll_call import sign_of_life
+from lit_fed.training.hooks import federated
 from lit_fed.training.notices import keep_notices_out
+from lit_fed.training.refusals import refuse_callbacks
+from lit_fed.training.round_logger import RoundLogger
 
-__all__ = ["with_defaults"]
+__all__ = ["callbacks_of", "with_defaults"]
 
 
 def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progress: bool = True) -> list[Callback]:
@@ -43,3 +51,52 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     if checkpoint and not any(isinstance(one, LastCheckpoint) for one in callbacks):
         missing.append(LastCheckpoint())
     return [*callbacks, *missing]
+
+
+class _FirstCallback(Callback):
+    """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
+
+    It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
+    at its end. And it lets the other ranks know that this one gets on.
+    """
+
+    def on_clients_end(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
+        sign_of_life()
+
+    def on_clients_served(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
+        sign_of_life()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for logger in trainer.loggers if stage == "fit" else ():
+            if isinstance(logger, RoundLogger):
+                logger.agree(trainer.strategy.broadcast)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        if batch.ends_round:
+            federated(pl_module).hand_out_record()
+
+
+def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
+    """The callbacks of a trainer: those that were given, the usual ones, and before all what tells them of rounds.
+
+    Args:
+        arguments: of the trainer.
+
+    Raises:
+        ConfigError: if one of the given would cut a round, or means nothing here.
+    """
+    given = arguments.get("callbacks") or []
+    chosen = [given] if isinstance(given, Callback) else list(given)
+    refuse_callbacks(chosen)
+    if arguments.get("enable_model_summary") and not any(isinstance(one, NetworkSummary) for one in chosen):
+        chosen.append(NetworkSummary())
+    # What Lightning's monitor would log as `lr-Assign` is logged as `lr` in any case.
+    chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
+    usual = with_defaults(
+        chosen,
+        checkpoint=arguments.get("enable_checkpointing") is not False,
+        progress=arguments.get("enable_progress_bar") is not False,
+    )
+    return [_FirstCallback(), MonitorCheck(), *usual]

@@ -24,7 +24,7 @@ FENCE = re.compile(
     r"```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
-ROUNDS, MOST_ROUNDS = "--trainer.max_epochs 2", 20
+ROUNDS, MOST_ROUNDS = "--trainer.max_epochs 2", 6
 FEW_TESTS = {"configs/data/synthetic.yaml": "--data.dataset.test_size 50"}
 """Of a million and a half test points, which take longer than all the rest, some are left."""
 INSTALLS = re.compile(r"^pip install [^&\n]*(?:&& (?:pytest$)?)?", flags=re.MULTILINE)
@@ -69,12 +69,12 @@ def lines(block: Block) -> list[str]:
 
 
 def fewer_rounds(text: str) -> str:
-    """At most twenty rounds in a command or program."""
+    """At most six rounds in a command or program."""
     return re.sub(r"(?<=max_epochs[ =])\d+", lambda rounds: str(min(int(rounds[0]), MOST_ROUNDS)), text)
 
 
 def shortened(command: str) -> str:
-    """A `fit` of two rounds, or of at most twenty where a page asks for more."""
+    """A `fit` of two rounds, or of at most six where a page asks for more."""
     command = fewer_rounds(command)
     is_fit = re.match(r"(?:python|torchrun .*?) ?-m lit_fed fit|lit-fed fit", command)
     answers = any(word in command for word in ("--trainer.max_epochs", "help", "--print_config"))
@@ -110,7 +110,7 @@ def _command(line: str, folder: Path, rendered: bool) -> Done:
 
     What a script starts is forked from it too, for the same reason.
     """
-    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py)) ([^$|<>;&]+?)(?: > (\S+))?", line)
+    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py))((?: [^$|<>;&]+?)?)(?: > (\S+))?", line)
     if found:
         done = _forked(_program, [found[1], *shlex.split(found[2])], folder, rendered)
         if found[3]:

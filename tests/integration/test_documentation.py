@@ -25,7 +25,7 @@ from lit_fed.data.module import FederatedDataModule
 TEXTS = [*pages(), "CONTRIBUTING.md", "CHANGELOG.md"]
 MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}
 LANGUAGES = {"bash", "python", "yaml", "text"}
-RENDERED = {"README.md", "docs/guides/pictures.md"}
+RENDERED = {"docs/guides/pictures.md"}
 """Pages whose pictures are rendered; elsewhere they are drawn alone."""
 NAMED = re.compile(r"(?<![\w/])(?:lit_fed|configs|tests|docs|scripts|\.ci)/[-\w./]*\w\b(?![*<{])")
 """Files and folders of the repository."""

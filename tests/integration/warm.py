@@ -8,7 +8,7 @@ import os
 import sys
 
 import torch
-from prepared import build_parser_once
+from prepared import build_parser_once, read_digits_once
 
 from lit_fed.cli import main
 
@@ -23,7 +23,7 @@ for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(SystemExit):
         main(arguments)
 # Behind the parser: which of two types a union tries first is that of its first use in a process.
-importlib.import_module("sklearn.datasets")
+read_digits_once()
 gc.collect()
 gc.freeze()
 atexit.register(gc.unfreeze)  # or libraries complain of what is left at the end of this process

@@ -158,7 +158,9 @@ def test_the_vectorised_trainer_gives_the_same_or_refuses(case):
     options = {"train": samples(case, sizes), "rounds": 1, "task": make(case), "batch_size": 5}
     options["solver"] = LocalSolver(lr=1e-4 if case in BATCH_NORM else 0.05, momentum=0.9)
     trainers = SequentialTrainer(), VectorizedTrainer()
-    one, other = (run_rounds(FedEM(num_components=2), trainer, **options) for trainer in trainers)
+    # ResNet34 is ResNet18 with more of the same blocks: of 21 million numbers one model is enough
+    algorithm = FedAvg() if case == "ResNet34" else FedEM(num_components=2)
+    one, other = (run_rounds(algorithm, trainer, **options) for trainer in trainers)
     torch.testing.assert_close((one.shared, one.states), (other.shared, other.states), rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(one.predictions(), other.predictions(), rtol=wide, atol=wide)
 
