@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
 
-from running import history, numbers, start
+from running import history, numbers, of_ranks, start
 
 from lit_fed.training.round_logger import newest_version
 
@@ -108,6 +108,11 @@ class Life:
     def begin(self, *extra: str, **environment: str) -> Any:
         """Go on where there is a checkpoint, else begin anew."""
         return self.start(*(["--ckpt_path", "last"] if self.last else []), *extra, **environment)
+
+    def begin_ranks(self, *extra: str) -> list[Any]:
+        """As `begin`, by two ranks."""
+        on = ["--ckpt_path", "last"] if self.last else []
+        return [self.start(*on, *extra, **environment) for environment in of_ranks(2)]
 
     def wait(self, process: Any) -> None:
         """Wait for an instant drawn at random, in a round that is still to come, or in the final test."""
