@@ -49,7 +49,8 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
     if not path.is_file():
         return []
     try:
-        weights = read_npz(path, ("rounds",), ("mixture", "collaboration", "on_graph", "groups", "names"))
+        parts = ("mixture", "collaboration", "on_graph", "groups", "names")
+        weights: dict[str, Any] = dict(read_npz(path, ("rounds",), parts))
     except ConfigError as error:
         raise ConfigError(f"{path} cannot be read ({error}); it is not this run's, so move it away") from error
     figures = []

@@ -256,8 +256,8 @@ def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
     try:
         with Image.open(path) as file:
             stored = file.mode
-            pixels = file.width * file.height  # as its header says, before room is made for them
-            require(pixels <= MOST_PIXELS, f"{pixels:,} pixels are announced; at most {MOST_PIXELS:,} are read")
+            announced = file.width * file.height  # by its header, before room is made for them
+            require(announced <= MOST_PIXELS, f"{announced:,} pixels are announced; at most {MOST_PIXELS:,} are read")
             picture = ImageOps.exif_transpose(file)
             if not stored.startswith(DEEP):
                 if stored == "P":  # a palette may hold transparency, which only this form keeps apart
