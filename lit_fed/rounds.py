@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,30 +19,30 @@ from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients import ClientTrainer, SequentialTrainer, TrainJob, choose_trainer
+from lit_fed.clients.arrivals import Arrivals, faults_in, heard_in
+from lit_fed.clients.base import Failed
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_cohort
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.reduce import Accumulator, RunningMeans, as_shared
+from lit_fed.core.reduce import RunningMeans, as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
 from lit_fed.wrappers.around import innermost
+from lit_fed.wrappers.faults import drawn_weight, faults_of
 
 __all__ = ["Federation", "RoundRecord", "start"]
 
 
-@dataclass
-class _Phase:
-    """What has come in from the clients of a phase so far."""
+class _Phase(NamedTuple):
+    """A phase under way."""
 
     ctx: Context
-    work: LocalWork
-    slices: tuple[Tensor, ...]  # ids of each rank's clients
-    client_ids: Tensor  # of all ranks, ascending, each once
-    messages: Accumulator
+    block: ClientBlock  # its first
+    arrivals: Arrivals  # what has come in so far
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Round:
     shared: Tree = None  # after the last phase that ended
     phase: _Phase | None = None  # under way
     traffic: list[PhaseTraffic] = field(default_factory=list)
-    client_ids: list[Tensor] = field(default_factory=list)
+    ended: list[Arrivals] = field(default_factory=list)  # of the phases that ended
     means: RunningMeans = field(default_factory=RunningMeans)
 
 
@@ -67,6 +67,7 @@ class Federation:
         choose: the client trainer for a device.
 
     Attributes:
+        faults: how clients fail; None: not at all.
         store: the states of the seen clients; not set where only unseen clients are served.
         schedule_rounds: rounds that the learning rate's schedule is laid out for, where they are not all rounds.
     """
@@ -77,7 +78,7 @@ class Federation:
         self, algorithm: Algorithm, terms: Context, server: Server, choose: Callable[[torch.device], ClientTrainer]
     ) -> None:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
-        self.name = type(innermost(algorithm)).__name__
+        self.name, self.faults = type(innermost(algorithm)).__name__, faults_of(algorithm)
         self.schedule_rounds: int | None = None
         self._round: _Round | None = None
 
@@ -137,27 +138,33 @@ class Federation:
         phase, ids = self._phase_of(block), block.phase.client_ids
         block, kept, ghost = block._replace(data=block.data.select(ids)), self.store.gather(ids), block.is_ghost
         job = TrainJob(
-            self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size
-        )
-        for rows, result, optimizers in self.client_trainer.train(job):
-            sent = result.message, block.multiplicity[rows], result.metrics
-            phase.messages.add(*(tree.zeros_like(sent) if ghost else sent))  # of a ghost the form alone counts
+            self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
+            phase.arrivals.forgives,
+        )  # fmt: skip
+        for done in self.client_trainer.train(job):
+            some = ids[done.rows]
+            rows = phase.arrivals.take(some, block.multiplicity[done.rows], done, ghost)
+            if not isinstance(done, Failed) and len(some[rows]):
+                new = {"state": done.result.state, "optimizer": done.optimizers}
+                self.store.stage(some[rows], tree.index({name: new[name] for name in self.store.template}, rows))
             if not ghost:
-                new = {"state": result.state, "optimizer": optimizers}
-                self.store.stage(ids[rows], {name: new[name] for name in self.store.template})
-                yield len(ids[rows])
+                yield len(some)
 
     def _phase_of(self, block: ClientBlock) -> _Phase:
         """The phase of a block; its first block begins it, and perhaps a round."""
         self._round = self._round or _Round()
         if self._round.phase is None:
-            client_ids = torch.cat(block.slices).sort().values.to(self.server.device)
-            present = torch.zeros(self.terms.num_clients, dtype=torch.bool, device=client_ids.device)
-            ctx = self.context(block.phase.name, present.index_fill_(0, client_ids, True))
-            messages = Accumulator(self.algorithm.reduce)
-            if block.phase.draws is not None:
-                ctx = ctx._replace(draws=block.phase.draws.to(client_ids.device))
-            self._round.phase = _Phase(ctx, block.phase.work, block.slices, client_ids, messages)
+            named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
+            forgives = self.faults is not None and self.faults.forgives and not named.waits_for_all
+            arrivals = Arrivals(
+                self.algorithm.reduce, block.slices, named.absences, num_clients, device, forgives, self._round.ended
+            )
+            ctx = self.context(named.name, arrivals.present)
+            if named.draws is not None:
+                ctx = ctx._replace(draws=named.draws.to(device))
+            if named.absences is not None:
+                ctx = ctx._replace(drawn_weight=drawn_weight(named.absences, block.data.sizes, ctx.weighting))
+            self._round.phase = _Phase(ctx, block, arrivals)
         return self._round.phase
 
     def end_phase(self) -> None:
@@ -168,21 +175,24 @@ class Federation:
         this = self._round
         assert this is not None
         assert this.phase is not None
-        phase, ids, work = this.phase, this.phase.client_ids, this.phase.work
-        positions = torch.searchsorted(ids, torch.cat(phase.slices).to(ids.device))
-        counts = [len(one) for one in phase.slices]
-        reduced, bits, means = phase.messages.reduce(positions, counts)
-        self.store.exchange(positions, counts, ids)
-        payloads = self.algorithm.num_payloads(phase.ctx, self.shared, len(ids)) if len(ids) else 0
-        this.traffic.append(PhaseTraffic(len(ids), bool(work.epochs or work.steps), payloads, *bits.tolist()))
-        this.client_ids.append(ids)
+        ctx, block, arrivals = this.phase
+        for ghost in arrivals.ghosts(block):
+            list(self.train_block(ghost))
+        arrivals.agree()
+        ctx = ctx._replace(present=arrivals.present)
+        reduced, (up, down), means = arrivals.reduce()
+        self.store.exchange(*arrivals.kept)
+        asked, trains = arrivals.num_asked, block.phase.work.trains
+        payloads = self.algorithm.num_payloads(ctx, self.shared, asked) if asked else 0
+        this.traffic.append(PhaseTraffic(asked, trains, payloads, up, down, arrivals.wait))
         weight = float(reduced.weight.sum())
-        for name, value in zip(phase.messages.metric_names, means.tolist(), strict=True):
+        for name, value in means.items():
             this.means.add(name, value, weight)
         new = self.shared
         if weight or self.algorithm.steps_on_empty_rounds:
-            new = self.algorithm.server_step(phase.ctx, self.shared, reduced, ids)
+            new = self.algorithm.server_step(ctx, self.shared, reduced, arrivals.heard.client_ids)
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
+        this.ended.append(arrivals)
 
     def commit(self) -> RoundRecord:
         """Write the staged shared and client states; from here on the round has happened."""
@@ -194,8 +204,8 @@ class Federation:
         self._round = None
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
         return RoundRecord(
-            ctx.round_idx, float(ctx.lr), torch.cat(this.client_ids).unique(), this.means.means, up, down,
-            tuple(this.traffic), time.perf_counter() - this.started,
+            ctx.round_idx, float(ctx.lr), heard_in(this.ended), this.means.means, up, down, tuple(this.traffic),
+            time.perf_counter() - this.started, None if self.faults is None else faults_in(this.ended),
         )  # fmt: skip
 
     def discard(self) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.clients import PredictJob, TrainJob, add_scores, client_scores
+from lit_fed.clients.base import Trained
 from lit_fed.core import tree
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
@@ -56,7 +57,7 @@ def serve(federation: Federation, client_ids: Tensor, train: Split, *, seen: boo
     multiplicity = torch.ones(len(order), dtype=torch.float64, device=federation.server.device)
     block = ClientBlock(Phase("adapt", client_ids[order], work), multiplicity, train)
     job = TrainJob(algorithm, ctx, shared, block, tree.index(states, order), None, ctx.batch_size)
-    adapted = [trained.result.state for trained in federation.client_trainer.train(job)]
+    adapted = [done.result.state for done in federation.client_trainer.train(job) if isinstance(done, Trained)]
     rows = tree.map_leaves(lambda *parts: torch.cat(parts), *adapted)
     return tree.index(rows, torch.argsort(order))
 

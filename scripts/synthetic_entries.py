@@ -107,6 +107,7 @@ ENTRIES = [
     Entry("fedadagrad", "FedAdagrad", "FedAdagrad", PLAIN, {"server_lr": 0.1, "tau": 0.001}, "η_g = 0.1, τ = 0.001"),
     Entry("fedyogi", "FedYogi", "FedYogi", PLAIN, {"server_lr": 0.01, "tau": 0.001}, "η_g = 0.01, τ = 0.001"),
     Entry("fedadam", "FedAdam", "FedAdam", PLAIN, {"server_lr": 0.01, "tau": 0.001}, "η_g = 0.01, τ = 0.001"),
+    Entry("fedbuff", "FedBuff", "FedBuff", MOMENTUM, {"buffer_size": 100}, "K = 100, 200 clients on their way"),
     Entry("scaffold", "SCAFFOLD", "SCAFFOLD", PLAIN, {"option": "II"}, "option II"),
     Entry("qfedavg", "q-FedAvg", "QFedAvg", PLAIN, {"fairness_power": 1.0}, "q = 1"),
     Entry("qfedsgd", "q-FedSGD", "QFedSGD", PLAIN, {"fairness_power": 1.0}, "q = 1, one step per round"),
@@ -242,7 +243,6 @@ ENTRIES = [
 
 NOT_RUN = {
     "DecentralizedSurrogate": "with FedEM's surrogate it is D-FedEM, which a test says",
-    "FedBuff": "no run was made",
     "FedFOMO": "no run was made",
     "FedNova": "no run was made",
     "FedeRiCo": "no run was made; on CIFAR-10 in federico-table1.md",

@@ -95,10 +95,11 @@ class Arrivals(NamedTuple):
 class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     """FedAvg without waiting: clients train on models of some steps ago, and count for less the older these are.
 
-    A client of speed T_i, which takes `compute_min` plus an exponential time with a mean of its own, comes in about as
-    often as it is fast: the model leans to the data of fast clients. Clients are not drawn from the cohort of a round,
-    which has to be all of them: who comes in follows from the seed and the speeds. Rounds tell the mean staleness, and
-    as `time/fedbuff` when, in units of `compute_min`, they ended.
+    A client takes `compute_min` plus an exponential time with a mean of its own. Fast clients come in more often than
+    slow ones and count for more: the model leans to their data. Clients are not drawn from the cohort of a round, which
+    has to be all of them: who comes in follows from the seed and the speeds. Rounds tell the mean staleness, and
+    as `time/fedbuff` when they ended; the callback `SimulatedTime` knows only rounds that wait for the slowest client.
+    The server keeps M_c models beside its own, which changes of any age find there.
 
     Args:
         buffer_size: K, changes for a step of the server; null: 10, or half the clients if these are fewer.

@@ -126,8 +126,9 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
         """Training; in the special round all users measure their gradients before."""
         everybody = torch.arange(ctx.num_clients, device=client_ids.device)
-        special = (Phase("similarity", everybody, LocalWork()),) if ctx.round_idx == self.warmup_rounds else ()
-        return (*special, Phase("train", client_ids, ctx.solver.work))
+        special = Phase("similarity", everybody, LocalWork(), waits_for_all=True)
+        train = Phase("train", client_ids, ctx.solver.work)
+        return (special, train) if ctx.round_idx == self.warmup_rounds else (train,)
 
     def client_init(
         self, ctx: Context, shared: UserCentric, state: ServedUser, data: ClientData, losses: None

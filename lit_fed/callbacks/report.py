@@ -19,6 +19,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 
 from lit_fed.callbacks.attack_success import success_in_words
+from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
 from lit_fed.core.errors import ConfigError
@@ -151,8 +152,10 @@ class RunReport(Callback):
         print_table(module.results, "test", module.target.metric, module.chosen_metrics.names)
         guarantee = guarantee_of(module)
         judgement = judgement_of(trainer, module)
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
         said = guarantee_in_words(guarantee), judgement_in_words(judgement), success_in_words(module.results)
-        sys.stdout.write("".join(said))
+        sys.stdout.write("".join([*said, *(one.in_words for one in faults)]))
         folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
         if folder is None or not folder.is_dir():
             return
@@ -166,6 +169,8 @@ class RunReport(Callback):
         counted = {} if attackers is None else {"attackers": len(attackers)}
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}
         summary = {**module.results, **self._facts(module), **counted, **finite, **judgement}
+        for one in faults:
+            summary |= one.summary
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2, sort_keys=True) + "\n")
         sys.stdout.write(f"results: {folder}\n")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 
 from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
 from lit_fed.callbacks.checkpoint import LastCheckpoint
+from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
@@ -23,11 +24,9 @@ from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
-from lit_fed.core.machine.roll_call import sign_of_life
-from lit_fed.training.hooks import federated
+from lit_fed.training.first_callback import FirstCallback
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.refusals import refuse_callbacks
-from lit_fed.training.round_logger import RoundLogger
 
 __all__ = ["callbacks_of", "with_defaults"]
 
@@ -43,7 +42,7 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     keep_notices_out()  # these callbacks say what a run does
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
-        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess,
+        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
     ]  # fmt: skip
     missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
@@ -51,31 +50,6 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
     if checkpoint and not any(isinstance(one, LastCheckpoint) for one in callbacks):
         missing.append(LastCheckpoint())
     return [*callbacks, *missing]
-
-
-class _FirstCallback(Callback):
-    """Tells all ranks the folder that rank zero has claimed, and all callbacks what a round produced.
-
-    It stands before all others: what callbacks make of a round belongs into the checkpoint that Lightning's may write
-    at its end. And it lets the other ranks know that this one gets on.
-    """
-
-    def on_clients_end(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def on_clients_served(self, trainer: Trainer, module: LightningModule, num_clients: int) -> None:
-        sign_of_life()
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        for logger in trainer.loggers if stage == "fit" else ():
-            if isinstance(logger, RoundLogger):
-                logger.agree(trainer.strategy.broadcast)
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
-    ) -> None:
-        if batch.ends_round:
-            federated(pl_module).hand_out_record()
 
 
 def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
@@ -99,4 +73,4 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
-    return [_FirstCallback(), MonitorCheck(), *usual]
+    return [FirstCallback(), MonitorCheck(), *usual]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, WriteError
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, ClientResult, Message, Split, Tree
@@ -19,6 +19,7 @@ from lit_fed.metrics.chosen import ClientMeter
 
 __all__ = [
     "ClientTrainer",
+    "Failed",
     "PredictJob",
     "Served",
     "TrainJob",
@@ -41,11 +42,24 @@ class TrainJob(NamedTuple):
     states: Tree  # leaves [C, ...]
     optimizers: Tree  # stored optimizer states, leaves [C, ...]; None for fresh ones, of which nothing is kept
     batch_size: int
+    drops_failures: bool = False  # a client that fails is left out, and does not stop the others
+
+    def part(self, rows: slice) -> TrainJob:
+        """The job of some of its clients."""
+        phase = self.block.phase._replace(client_ids=self.block.phase.client_ids[rows])
+        return self._replace(
+            block=self.block._replace(phase=phase, multiplicity=self.block.multiplicity[rows]),
+            states=tree.index(self.states, rows), optimizers=tree.index(self.optimizers, rows),
+        )  # fmt: skip
+
+    def forgives(self, error: ClientError) -> bool:
+        """Whether a client is left out for this; what is wrong with settings, files or memory stops the run."""
+        return self.drops_failures and not isinstance(error.__cause__, ConfigError | WriteError | MemoryError)
 
     @property
     def keeps_optimizers(self) -> bool:
         """Whether a client's work goes on with a stored optimizer: only where there are local steps."""
-        return self.optimizers is not None and bool(self.block.phase.work.epochs or self.block.phase.work.steps)
+        return self.optimizers is not None and self.block.phase.work.trains
 
 
 class Trained(NamedTuple):
@@ -54,6 +68,13 @@ class Trained(NamedTuple):
     rows: slice  # their places in the block
     result: ClientResult  # leaves [c, ...]
     optimizers: Tree  # leaves [c, ...]; None where none were stored
+
+
+class Failed(NamedTuple):
+    """A client of a block that failed where failures are forgiven."""
+
+    rows: slice  # its place in the block
+    error: ClientError
 
 
 class PredictJob(NamedTuple):
@@ -88,8 +109,12 @@ class ClientTrainer(Protocol):
             ConfigError: naming the layer and the client trainer to use instead.
         """
 
-    def train(self, job: TrainJob) -> Iterator[Trained]:
-        """Run a phase; results come as they are ready and cover every client of the block once."""
+    def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
+        """Run a phase; results come as they are ready and cover every client of the block once.
+
+        Raises:
+            ClientError: of the first client that fails, unless the job forgives it.
+        """
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict every sample of every client once: all of a client, in their order, before those of the next."""
@@ -129,7 +154,7 @@ def check_finite(result: ClientResult, client_ids: Tensor, ctx: Context) -> None
     """Stop at the first client whose message or state holds NaN or infinity.
 
     Raises:
-        ClientError: naming the client and the round, and how to go on.
+        NotFiniteError: naming the client and the round, and how to go on.
     """
     for path, leaf in (*tree.items(result.message.value, "message"), *tree.items(result.state, "state")):
         if leaf.is_floating_point():
@@ -140,7 +165,7 @@ def check_finite(result: ClientResult, client_ids: Tensor, ctx: Context) -> None
             if not finite.all():
                 client_id = int(client_ids[int((~finite).nonzero()[0])])
                 reason = f"{path} is NaN or infinite; check this client's data, {_way_out(ctx)}"
-                raise ClientError(client_id, "client_final", ctx.round_idx, reason)
+                raise NotFiniteError(client_id, "client_final", ctx.round_idx, reason)
 
 
 def _way_out(ctx: Context) -> str:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError
+from lit_fed.core.errors import ClientError, NotFiniteError
 
 __all__ = ["DebugTrainer"]
 
@@ -31,5 +31,5 @@ class DebugTrainer(SequentialTrainer):
             raise ClientError(client_id, stage, round_idx, f"{type(error).__name__}: {error}", inputs) from error
         for path, leaf in tree.items(value):
             if leaf.is_floating_point() and not leaf.isfinite().all():
-                raise ClientError(client_id, stage, round_idx, f"its result {path or ''} is NaN or infinite", inputs)
+                raise NotFiniteError(client_id, stage, round_idx, f"its result {path or ''} is NaN or infinite", inputs)
         return value

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete
+from lit_fed.clients.base import Failed, PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
@@ -45,15 +45,26 @@ class SequentialTrainer:
     def _with_layout(self, ctx: Context) -> Context:
         return ctx._replace(task=ctx.task.laid_out(self.channels_last))
 
-    def train(self, job: TrainJob) -> Iterator[Trained]:
+    def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each client."""
-        job, ghost = job._replace(ctx=self._with_layout(job.ctx)), job.block.is_ghost
+        job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
-            result, optimizer = self._one(job, row, client_id)
-            result = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), complete(job, result))
-            if not ghost:
-                check_finite(result, job.block.phase.client_ids[row : row + 1], job.ctx)
-            yield Trained(slice(row, row + 1), result, tree.map_leaves(lambda leaf: leaf.unsqueeze(0), optimizer))
+            done: Trained | Failed
+            try:
+                done = self._checked(job, row, client_id)
+            except ClientError as error:
+                if not job.forgives(error):
+                    raise
+                done = Failed(slice(row, row + 1), error)
+            yield done
+
+    def _checked(self, job: TrainJob, row: int, client_id: int) -> Trained:
+        """What one client returned, with an axis of clients."""
+        result, optimizer = self._one(job, row, client_id)
+        result = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), complete(job, result))
+        if not job.block.is_ghost:
+            check_finite(result, job.block.phase.client_ids[row : row + 1], job.ctx)
+        return Trained(slice(row, row + 1), result, tree.map_leaves(lambda leaf: leaf.unsqueeze(0), optimizer))
 
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared

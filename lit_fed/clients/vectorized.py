@@ -16,7 +16,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from lit_fed.clients.base import PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete, refuse
+from lit_fed.clients.base import (
+    Failed,
+    PredictJob,
+    Served,
+    Trained,
+    TrainJob,
+    augmented_inputs,
+    check_finite,
+    complete,
+    refuse,
+)
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
@@ -59,34 +69,45 @@ class VectorizedTrainer:
                 raise refuse(f"dropout ({layer.p})", self.name)
 
     # ------------------------------------------------------------------ training
-    def train(self, job: TrainJob) -> Iterator[Trained]:
-        """Run a phase, yielding after each chunk of clients."""
+    def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
+        """Run a phase, yielding after each chunk of clients; one in which a client fails is run one by one."""
         with one_thread(job.block.data.x.device):
-            yield from self._train(job)
+            yield from self._train(job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap"))))
 
-    def _train(self, job: TrainJob) -> Iterator[Trained]:
-        job = job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap")))
+    def _train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         data, client_ids = job.block.data, job.block.phase.client_ids
         sizes = data.sizes[data.positions(client_ids)]
         if (sizes.diff() > 0).any():
             raise ValueError("clients of a block come longest first; core.blocks.make_blocks orders them")
         try:
             losses, starts = self._shared_losses(job, data, client_ids)
-        except Exception as error:
-            raise _blame(job, "losses", error) from error
+        except ClientError as error:
+            if not job.forgives(error):
+                raise
+            yield from self._one_by_one(job, slice(0, len(client_ids)), error)
+            return
         for rows in self._chunks(job, sizes):
-            chunk = job._replace(
-                block=job.block._replace(
-                    phase=job.block.phase._replace(client_ids=client_ids[rows]),
-                    multiplicity=job.block.multiplicity[rows],
-                ),
-                states=tree.index(job.states, rows),
-                optimizers=tree.index(job.optimizers, rows),
-            )
-            result, optimizers = self._train_chunk(chunk, sizes[rows], losses, starts[rows])
-            if not job.block.is_ghost:
-                check_finite(result, client_ids[rows], job.ctx)
-            yield Trained(rows, result, optimizers)
+            chunk = job.part(rows)
+            try:
+                result, optimizers = self._train_chunk(chunk, sizes[rows], losses, starts[rows])
+                if not job.block.is_ghost:
+                    check_finite(result, client_ids[rows], job.ctx)
+            except ClientError as error:
+                if not job.forgives(error):
+                    raise
+                yield from self._one_by_one(job, rows, error)
+            else:
+                yield Trained(rows, result, optimizers)
+
+    def _one_by_one(self, job: TrainJob, rows: slice, error: ClientError) -> Iterator[Trained | Failed]:
+        """The clients of a chunk in which one failed, each alone."""
+        if rows.stop - rows.start == 1:
+            yield Failed(rows, error)
+            return
+        for row in range(rows.start, rows.stop):
+            alone = slice(row, row + 1)
+            for done in self._train(job.part(alone)):
+                yield done._replace(rows=alone)
 
     def _chunks(self, job: TrainJob, sizes: Tensor) -> Iterator[slice]:
         row_bytes = job.block.data.x[:1].nbytes + job.block.data.y[:1].nbytes
@@ -222,11 +243,12 @@ class VectorizedTrainer:
         parts = []
         for lo in range(0, max(len(rows), 1), self.rows_per_pass):
             some = rows[lo : lo + self.rows_per_pass]
-            x = self._gather(data.x, some)
-            batch = Batch(
-                x, data.y[some], torch.arange(len(some), device=x.device), torch.ones(len(some), device=x.device)
-            )
-            losses = job.algorithm.shared_losses(job.ctx, job.shared, batch)
+            try:
+                x = self._gather(data.x, some)
+                index, mask = torch.arange(len(some), device=x.device), torch.ones(len(some), device=x.device)
+                losses = job.algorithm.shared_losses(job.ctx, job.shared, Batch(x, data.y[some], index, mask))
+            except Exception as error:
+                raise _blame(job, "losses", error) from error
             if losses is None:
                 return None, starts
             parts.append(losses.T)
@@ -332,8 +354,10 @@ def _merge(parts: list[Tree], members: list[Any]) -> Tree:
 def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
     """The error for a block: which of its clients failed cannot be told where they run at once."""
     client_ids = job.block.phase.client_ids
-    reason = f"{type(error).__name__}: {error} (the first of {len(client_ids)} clients run at once; "
-    reason += "--model.client_trainer debug finds the one)"
+    reason = f"{type(error).__name__}: {error}"
+    if len(client_ids) > 1:
+        several = f"the first of {len(client_ids)} clients run at once"
+        reason += f" ({several}; --model.client_trainer debug finds the one)"
     return ClientError(int(client_ids[0]), stage, job.ctx.round_idx, reason)
 
 

@@ -11,7 +11,10 @@ from jsonargparse import DefaultHelpFormatter
 
 __all__ = ["FederatedHelp", "explain_arguments", "plain_type"]
 
-CHECKPOINT = "a .ckpt file of a run, or `last`: the newest run of --name under --trainer.default_root_dir"
+CHECKPOINT = (
+    "a .ckpt file of a run, or `last`, the newest run of --name under --trainer.default_root_dir, or `previous`, the "
+    "checkpoint before that one"
+)
 
 MEANING = {
     "config": "path of a configuration, YAML or JSON; may be given often, later ones win.",
@@ -37,7 +40,7 @@ MEANING = {
     "trainer.enable_model_summary": "print the layers of the network; by default, do not.",
     "trainer.deterministic": "refuse operations whose results vary from run to run, or `warn` of them.",
     "trainer.benchmark": "let cuDNN choose the fastest algorithm by trying; null leaves it to PyTorch.",
-    "trainer.timeout": "seconds that a rank may keep the others waiting without finishing a client; then all end.",
+    "trainer.timeout": "seconds that a rank may keep the others waiting, finishing no client; then all end.",
     "trainer.profiler": "`simple` or `advanced`: print how long each part of the run took.",
     "trainer.detect_anomaly": "look for NaN in gradients, slowly.",
     "trainer.plugins": "plugins of Lightning: precision, cluster environment, reading and writing of checkpoints.",

@@ -8,12 +8,14 @@ torchvision. Anything else must have been named by the person at the keyboard.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_origin, get_type_hints
 
+import yaml
 from jsonargparse import Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch import nn
@@ -39,8 +41,14 @@ MODULES = ("lit_fed", "torch.nn", "torch.utils.data.dataset", "torchmetrics", "t
 OWN_METRICS = "model.metrics"
 """Where names without a module are those of torchmetrics."""
 
-PLAIN = (str, int, float, bool, type(None), Path)
+VALUES = (str, int, float, bool, type(None), Path)
 """Types of parameters whose texts name nothing."""
+
+MOST_LETTERS = 100
+"""Of a text that a message repeats."""
+
+Kind = Literal["values", "anything", "names"]
+"""What an option takes: texts that mean themselves, those that may hold a configuration, those that may be imported."""
 
 
 class _Stored(NamedTuple):
@@ -51,22 +59,26 @@ class _Stored(NamedTuple):
     trusted: Sequence[str]  # modules
 
     def check_options(self, options: Any, of: Callable[..., Any], place: str) -> None:
-        """Options of a class or function: a text names something unless the option takes plain values alone."""
+        """Options of a class or function; what a text in one may mean follows from the option's type."""
         if not isinstance(options, dict) or not all(key.isidentifier() for key in options):
             self.refuse(place, "is no list of options")
-        plain = _plain_options(of)
+        kinds = _kinds_of_options(of)
         for name, value in options.items():
-            self.check_value(value, f"{place}.{name}", is_plain=name in plain)
+            self.check_value(value, f"{place}.{name}", kinds.get(name, "names"))
 
-    def check_value(self, value: Any, place: str, *, is_plain: bool) -> None:
+    def check_value(self, value: Any, place: str, kind: Kind) -> None:
         """A value, and all that it holds."""
         if isinstance(value, dict) and "class_path" in value:
             self.check_object(value, place)
         elif isinstance(value, dict | list):
             for one in value if isinstance(value, list) else (*value, *value.values()):
-                self.check_value(one, place, is_plain=is_plain)
-        elif isinstance(value, str) and not is_plain and _could_be_imported(value):
-            self.check_path(value, place)
+                self.check_value(one, place, kind)
+        elif isinstance(value, str) and kind != "values":
+            if _is_configuration(value, kind):
+                self.refuse(place, f"is {value[:MOST_LETTERS]!r}, which may hold another configuration")
+            for path in value.replace(",", " ").split() if kind == "names" else ():
+                if _could_be_imported(path):
+                    self.check_path(path, place)
 
     def check_object(self, value: dict[str, Any], place: str) -> None:
         """A class or function with its options."""
@@ -75,7 +87,7 @@ class _Stored(NamedTuple):
             self.refuse(place, "is no class with its options")
         of = self.check_path(path, place)
         self.check_options(value.get("init_args") or {}, of, place)
-        self.check_value(value.get("dict_kwargs"), place, is_plain=False)
+        self.check_value(value.get("dict_kwargs"), place, "names")
 
     def check_path(self, path: str, place: str) -> Any:
         """What a path leads to, once it is known that it may be imported."""
@@ -172,7 +184,7 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
 
 
 def _anything(**_: Any) -> None:
-    """Options of what is not known yet: none of them is plain."""
+    """Stands for a class that is not looked for here; any of its options may name something."""
 
 
 def _could_be_imported(text: str) -> bool:
@@ -210,20 +222,42 @@ def _is_known(found: Any) -> bool:
     return known and (issubclass(found, BASES) or module.startswith("torchvision.transforms."))
 
 
-def _plain_options(of: Callable[..., Any]) -> set[str]:
-    """Parameters of a class or function that take texts, numbers and lists of them, nothing that a text could name."""
+def _is_configuration(text: str, kind: Kind) -> bool:
+    """Whether the parser would read a text as a configuration, or as the name of a file with one."""
     try:
-        hints = get_type_hints(of.__init__ if isinstance(of, type) else of)  # type: ignore[misc]
+        if "class_path" in text or isinstance(yaml.safe_load(text), dict | list):
+            return True
+        return kind == "names" and Path(text).is_file()
+    except (yaml.YAMLError, RecursionError, ValueError, OSError):  # a name that no file can have
+        return False
+
+
+def _kinds_of_options(of: Callable[..., Any]) -> dict[str, Kind]:
+    """What the parameters of a class or function take; those that are not known here may take names."""
+    made = of.__init__ if isinstance(of, type) else of  # type: ignore[misc]
+    try:
+        hints, parameters = get_type_hints(made), inspect.signature(made).parameters
     except Exception:  # names that are not there, of code of one's own
-        return set()
-    return {name for name, hint in hints.items() if _is_plain(hint)}
+        return {}
+    untold: Kind = "names" if _is_of_torch(made) else "anything"
+    kinds = {name: _kind(hints[name]) if name in hints else untold for name in parameters}
+    if of is FederatedModule:
+        kinds["metrics"] = "names"  # not the parser's: they are imported where they are chosen
+    return kinds
 
 
-def _is_plain(hint: Any) -> bool:
+def _is_of_torch(made: Any) -> bool:
+    """Whether this is code in which a parameter without a type is often a function, and never an unusual text."""
+    return str(getattr(made, "__module__", "")).partition(".")[0] in ("torch", "torchvision")
+
+
+def _kind(hint: Any) -> Kind:
     origin = get_origin(hint)
     if origin is None:
-        return hint in PLAIN
+        return "values" if hint in VALUES else "anything" if hint is Any else "names"
     if origin is Literal:
-        return True
-    kinds = (Union, types.UnionType, list, tuple, dict, Sequence, Mapping)
-    return origin in kinds and all(one is ... or _is_plain(one) for one in get_args(hint))
+        return "values"
+    inside = {_kind(one) for one in get_args(hint) if one is not ...}
+    if "names" in inside or origin not in (Union, types.UnionType, list, tuple, dict, Sequence, Mapping):
+        return "names"
+    return "anything" if "anything" in inside else "values"

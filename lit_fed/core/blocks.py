@@ -22,6 +22,7 @@ __all__ = [
     "cut_blocks",
     "draw_cohort",
     "make_blocks",
+    "over_selected",
     "round_blocks",
     "sampling_probability",
     "serving_blocks",
@@ -89,6 +90,8 @@ def draw_cohort(
     sampling: Literal["uniform", "size", "poisson"] = "uniform",
     seed: int,
     round_idx: int,
+    available: np.ndarray | None = None,
+    over_selection: float = 0.0,
 ) -> np.ndarray:
     """Draw the clients of a round; depends on the arguments alone, so every rank draws the same.
 
@@ -101,6 +104,8 @@ def draw_cohort(
             client with the same probability, whoever else is drawn.
         seed: training seed.
         round_idx: round, from 0.
+        available: which clients can be reached, [T] bool, of whom all are drawn if they are fewer; None: all can.
+        over_selection: o; of `uniform` ones ⌈(1 + o)·m⌉ are drawn where m are wanted.
 
     Returns:
         Client ids in ascending order [m] int64; with "size" an id may occur several times, with "poisson" there may be
@@ -109,13 +114,27 @@ def draw_cohort(
     if sampling not in ("uniform", "size", "poisson"):
         raise ConfigError(f"sampling = {sampling!r}; choose 'uniform', 'size' or 'poisson'")
     probability = sampling_probability(num_clients, fraction, number, sampling)
+    there = np.ones(num_clients, dtype=bool) if available is None else available
     if sampling == "poisson":
-        return np.flatnonzero(generator(seed, round_idx, 0, "cohort/poisson").random(num_clients) < probability)
+        drawn = generator(seed, round_idx, 0, "cohort/poisson").random(num_clients) < probability
+        return np.flatnonzero(drawn & there)
     num_drawn, rng = cohort_size(num_clients, fraction, number), generator(seed, round_idx, 0, "cohort")
+    ids = np.flatnonzero(there)
     if sampling == "size":
-        weights = np.asarray(sizes, dtype=np.float64)
-        return np.sort(rng.choice(num_clients, num_drawn, p=weights / weights.sum()))
-    return np.sort(rng.choice(num_clients, num_drawn, replace=False))
+        weights = np.asarray(sizes, dtype=np.float64)[ids]
+        return np.sort(rng.choice(ids, num_drawn, p=weights / weights.sum())) if weights.sum() else ids[:0]
+    num_drawn = min(over_selected(num_drawn, over_selection), len(ids))
+    return np.sort(rng.choice(ids, num_drawn, replace=False))
+
+
+def over_selected(num_wanted: int, over_selection: float) -> int:
+    """⌈(1 + o)·m⌉, the clients to draw where m messages are wanted, forgiving the last bits of a decimal fraction.
+
+    Example:
+        >>> over_selected(10, 0.3), over_selected(10, 0.0), over_selected(7, 0.3)
+        (13, 10, 10)
+    """
+    return math.ceil((1 + over_selection) * num_wanted - 1e-9)
 
 
 def split_by_work(client_ids: np.ndarray, work: np.ndarray, world_size: int) -> list[np.ndarray]:
@@ -222,6 +241,8 @@ def round_blocks(
             present = position < len(ordered[rank])
             chosen = ordered[rank][position] if present else ghost
             multiplicity = counts[np.searchsorted(ids, chosen)] if present else np.zeros(1)
+            if phase.absences is not None and phase.absences.factors is not None:
+                multiplicity = multiplicity * phase.absences.factors.numpy()[chosen]
             blocks.append(
                 ClientBlock(
                     phase._replace(client_ids=torch.from_numpy(chosen)),

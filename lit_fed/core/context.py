@@ -40,6 +40,7 @@ class Context(NamedTuple):
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
     augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
     mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
+    drawn_weight: float | None = None  # of those that were drawn for this phase, whoever came; None: nobody asks
     unprotected: Context | None = None  # the same without protection of samples; None: there is none
 
     @property

@@ -143,7 +143,7 @@ def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
     everybody = torch.arange(ctx.num_clients)
     for round_idx in range(min(ctx.num_rounds, ROUNDS_LOOKED_AT)):  # coins may leave some rounds without steps
         phases = algorithm.phases(ctx._replace(phase="plan", round_idx=round_idx), everybody)
-        if any(phase.work.epochs or phase.work.steps for phase in phases):
+        if any(phase.work.trains for phase in phases):
             return
     raise ConfigError(
         f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["ClientError", "ConfigError", "WriteError", "check_settings", "notice"]
+__all__ = ["ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "notice"]
 
 
 class ConfigError(ValueError):
@@ -38,6 +38,10 @@ class ClientError(RuntimeError):
         name = f"{self.client_name!r} ({self.client_id})" if self.client_name else self.client_id
         when = "" if self.round_idx is None else f"round {self.round_idx}, "
         return f"client {name}, {when}{self.stage}: {self.reason}"
+
+
+class NotFiniteError(ClientError):
+    """What one client returns holds NaN or infinity."""
 
 
 def notice(text: str) -> None:

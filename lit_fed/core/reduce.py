@@ -100,14 +100,29 @@ class Accumulator:
         self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight · metric for each metric
         self.metric_names: list[str] = []
 
-    def add(self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor]) -> None:
-        """Take in the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the shape."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added, so that even the form of the messages is unknown."""
+        return self._totals is None
+
+    def add(
+        self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor], heard: Tensor | None = None
+    ) -> None:
+        """Take in the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the shape.
+
+        Args:
+            message: what they sent.
+            multiplicity: how often each counts, [C] float64.
+            metrics: theirs.
+            heard: who received something, [C] bool; None: those that count.
+        """
         self.metric_names = list(metrics)
         weight = message.weight.double() * multiplicity
         assert message.bits_up is not None
         assert message.bits_down is not None
         present = (multiplicity > 0).double()
-        traffic = [weight.sum(), message.bits_up @ present, message.bits_down @ present]
+        received = present if heard is None else heard.double()
+        traffic = [weight.sum(), message.bits_up @ present, message.bits_down @ received]
         totals = torch.stack([*traffic, *(weight @ value.double() for value in metrics.values())])
         self._totals = totals if self._totals is None else self._totals + totals
         if self.kind == "stack":

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "Absences",
     "Batch",
     "ClientBlock",
     "ClientData",
@@ -24,6 +25,7 @@ __all__ = [
     "PhaseTraffic",
     "Population",
     "Reduced",
+    "RoundFaults",
     "RoundRecord",
     "ServingBlock",
     "Split",
@@ -94,6 +96,24 @@ class LocalWork(NamedTuple):
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
     sample_rate: float = 0.0  # b > 0: each sample enters each step by itself with this probability; 0: shuffled passes
 
+    @property
+    def trains(self) -> bool:
+        """Whether there are local steps."""
+        return bool(self.epochs or self.steps)
+
+
+class Absences(NamedTuple):
+    """Who is missed in a phase, known before it begins."""
+
+    drawn: Tensor  # [D] int64 clients that were to take part, those drawn twice as often
+    lost: Tensor  # [L] int64 those of the phase's clients whose message gets lost after their work
+    keeps_states: bool  # whether these keep what they learnt, or go back to the state from before the phase
+    num_dropped: int  # clients that drop out in this phase, before or after their work
+    num_late: int  # clients whose work comes too late
+    wait: float | None = None  # how long the server waits for work; None: until the slowest is done
+    factors: Tensor | None = None  # [T] float64 whole numbers by which weights are multiplied; None: by 1
+    shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: nobody asks
+
 
 class Phase(NamedTuple):
     """One exchange with a set of clients; nobody sees its results before it ends."""
@@ -102,6 +122,8 @@ class Phase(NamedTuple):
     client_ids: Tensor  # [C] int64; an id drawn twice trains once and counts twice
     work: LocalWork
     draws: Tensor | None = None  # [T] how often each was drawn, where messages count that themselves and ids stand once
+    absences: Absences | None = None  # None: nobody is missed
+    waits_for_all: bool = False  # whether the server needs the message of every one of these clients
 
 
 class PhaseTraffic(NamedTuple):
@@ -112,6 +134,18 @@ class PhaseTraffic(NamedTuple):
     num_payloads: int  # different things that the server sent; 0 where there is no server
     bits_up: float  # sent by all of these clients together
     bits_down: float  # received by all of them together
+    wait: float | None = None  # how long the server waited for work; None: until the slowest was done
+
+
+class RoundFaults(NamedTuple):
+    """Who was missed in a round."""
+
+    num_dropped: int  # dropped out
+    num_late: int  # were too late
+    non_finite: tuple[int, ...]  # clients that were left out since their message or state held NaN or infinity
+    errors: tuple[int, ...]  # clients that were left out since their computation failed
+    is_empty: bool  # whether nothing that weighs anything came in
+    reasons: tuple[str, ...]  # of those who failed on this rank
 
 
 class RoundRecord(NamedTuple):
@@ -125,6 +159,7 @@ class RoundRecord(NamedTuple):
     bits_down: float  # received by all of them together
     phases: tuple[PhaseTraffic, ...]
     seconds: float
+    faults: RoundFaults | None = None  # None: clients were not meant to fail
 
 
 class Message(NamedTuple):

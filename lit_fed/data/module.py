@@ -68,8 +68,8 @@ class RoundPlanner(Protocol):
     """What a data module asks of the side that runs the rounds."""
 
     @property
-    def next_draw(self) -> tuple[int, int]:
-        """Training seed and index of the coming round, on which its cohort depends."""
+    def next_draw(self) -> dict[str, Any]:
+        """What the coming round's cohort depends on: arguments of `draw_cohort`, its seed and round among them."""
 
     @property
     def most_per_block(self) -> int | None:
@@ -223,7 +223,7 @@ class FederatedDataModule(LightningDataModule):
         self.fingerprint = fingerprint(seen, unseen)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
-        self._draw(0, 0)  # a cohort that cannot be drawn is an error now, not in the first round
+        self._draw(seed=0, round_idx=0)  # a cohort that cannot be drawn is an error now, not in the first round
         said = outlying_inputs(seen, unseen)
         if said is not None and (self.trainer is None or self.trainer.is_global_zero):
             notice(said)
@@ -317,12 +317,12 @@ class FederatedDataModule(LightningDataModule):
         return chosen
 
     # ------------------------------------------------------------------ blocks
-    def _draw(self, seed: int, round_idx: int) -> np.ndarray:
+    def _draw(self, **draw: Any) -> np.ndarray:
         assert self.seen is not None
         sizes = self.seen.train.sizes.numpy()
         return draw_cohort(
             len(sizes), sizes, fraction=self.client_fraction, number=self.clients_per_round,
-            sampling=self.client_sampling, seed=seed, round_idx=round_idx,
+            sampling=self.client_sampling, **draw,
         )  # fmt: skip
 
     def plan_with(self, planner: RoundPlanner) -> None:
@@ -346,7 +346,7 @@ class FederatedDataModule(LightningDataModule):
         assert self.planner is not None
         return Blocks(
             self.planner.blocks(
-                self._draw(*self.planner.next_draw), self.seen.train, clients_per_block=self.block_size,
+                self._draw(**self.planner.next_draw), self.seen.train, clients_per_block=self.block_size,
                 rank=self.trainer.global_rank, num_ranks=self.trainer.world_size,
             )
         )  # fmt: skip

@@ -90,11 +90,13 @@ class RoundTime:
         return traffic.num_payloads * each_down + self.uplink_ratio * senders * each_up
 
     def phase(self, traffic: PhaseTraffic, model_bits: float, rng: np.random.Generator | None = None) -> float:
-        """Time of a phase, 0 if nobody took part; that of computing is expected, or drawn from `rng`."""
+        """Time of a phase, 0 if nobody took part; that of computing is known to the round, expected, or drawn."""
         if not traffic.num_clients:
             return 0.0
         if not traffic.trains:
             return self.transfers(traffic, model_bits)
         m = traffic.num_clients
+        if traffic.wait is not None:
+            return traffic.wait + self.transfers(traffic, model_bits)
         slowest = self.expected_slowest(m) if rng is None else self.drawn_slowest(m, rng)
         return slowest + self.transfers(traffic, model_bits)

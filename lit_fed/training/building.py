@@ -46,6 +46,7 @@ from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.compression import Feedback
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.robustness import Robustness
@@ -81,6 +82,7 @@ class ModelSettings(NamedTuple):
     downlink_compression: Codec | None
     robust_aggregation: Rule | None
     attack: Attack | None
+    faults: Faults | None
 
     def check(self) -> None:
         """Refuse what no data can make sense of.
@@ -99,11 +101,15 @@ class ModelSettings(NamedTuple):
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(self.algorithm, self.name)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
-        self.codecs.check_wrappers(private=self.privacy is not None, secure=self.secure_aggregation is not None)
+        private, secure = self.privacy is not None, self.secure_aggregation is not None
+        ef21 = self.codecs.feedback == "ef21"
+        self.codecs.check_wrappers(private=private, secure=secure)
         self.robustness.check(self.algorithm, self.name, self.weighting)
-        self.robustness.check_wrappers(
-            privacy=self.privacy, secure=self.secure_aggregation is not None, sums_up=self.codecs.feedback == "ef21"
-        )
+        self.robustness.check_wrappers(privacy=self.privacy, secure=secure, sums_up=ef21)
+        if self.faults is not None:
+            self.faults.check(self.algorithm, self.name, self.aggregation)
+            robust = self.robustness != Robustness()
+            self.faults.check_wrappers(private=private, secure=secure, robust=robust, ef21=ef21)
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -127,7 +133,7 @@ class ModelSettings(NamedTuple):
         """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
         return surround(
             self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
-            secure_aggregation=self.secure_aggregation, robustness=self.robustness,
+            secure_aggregation=self.secure_aggregation, robustness=self.robustness, faults=self.faults,
         )  # fmt: skip
 
     @property
@@ -150,7 +156,9 @@ class ModelSettings(NamedTuple):
         facts = data.facts(weighting=self.weighting or usual, seed=seed, num_rounds=num_rounds)
         share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
         num_messages = round(share * facts.num_clients)
-        self.robustness.check_cohort(facts.attackers, num_messages, facts.num_clients)
+        self.robustness.check_data(facts, num_messages)
+        if self.faults is not None:
+            self.faults.check_clients(facts.num_clients)
         if self.secure_aggregation is not None:
             most_weight = facts.most_samples if facts.weighting == "samples" else 1
             self.secure_aggregation.check_cohort(self.algorithm, self.name, num_messages, most_weight)
@@ -174,6 +182,8 @@ class ModelSettings(NamedTuple):
         check_sampling(self.algorithm, self.name, data.client_sampling, self.aggregation, self.weighting, probability)
         if self.privacy is not None:
             self.privacy.check_sampling(data.client_sampling)
+        if self.faults is not None:
+            self.faults.check_sampling(data.client_sampling)
         limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
         return max(min(limits, default=1), 1)
 

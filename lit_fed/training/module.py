@@ -36,6 +36,7 @@ from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
 from lit_fed.wrappers.compression import Feedback
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
@@ -83,6 +84,7 @@ class FederatedModule(Described, ServingSteps):
         robust_aggregation: rule by which the server makes one change of those that clients send, of which some may lie,
             such as `CenteredClipping`; null: their average.
         attack: what the clients of `--data.attackers` send in place of what they learnt; null: that.
+        faults: how clients fail: drop out, come too late, cannot be reached, compute no numbers; null: not at all.
 
     Attributes:
         algorithm: the algorithm; the one that was given, inside the wrappers that the settings ask for.
@@ -121,13 +123,14 @@ class FederatedModule(Described, ServingSteps):
         downlink_compression: Codec | None = None,
         robust_aggregation: Rule | None = None,
         attack: Attack | None = None,
+        faults: Faults | None = None,
     ) -> None:
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
             memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
             secure_aggregation, compression, compression_feedback, compression_scope, downlink_compression,
-            robust_aggregation, attack,
+            robust_aggregation, attack, faults,
         )  # fmt: skip
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from lit_fed.core.types import ClientBlock, Split
@@ -21,9 +23,15 @@ class FederationPlanner:
         self._federation = federation
 
     @property
-    def next_draw(self) -> tuple[int, int]:
-        """Training seed and index of the coming round."""
-        return self._federation.terms.seed, self._federation.server.rounds_done
+    def next_draw(self) -> dict[str, Any]:
+        """Training seed and index of the coming round; where clients fail, who can be reached and how many to draw."""
+        federation = self._federation
+        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, federation.faults
+        draw: dict[str, Any] = {"seed": seed, "round_idx": round_idx}
+        if faults is None:
+            return draw
+        there = faults.available(seed, round_idx, federation.terms.num_clients)
+        return draw | {"available": there, "over_selection": faults.over_selection}
 
     @property
     def most_per_block(self) -> int | None:

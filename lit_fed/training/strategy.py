@@ -6,8 +6,10 @@ import atexit
 import os
 import signal
 import subprocess
-from collections.abc import Callable
-from contextlib import suppress
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +21,11 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.joining import join
 from lit_fed.core.machine.roll_call import (
     LostRanksError,
     check_timeout,
     exchange,
-    join,
     roll_call,
     take_up,
     waiting_for_work,
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["FederatedLauncher", "FederatedStrategy", "prepare_data"]
 
 SECONDS_TO_END = 10
-"""How long rank zero waits, when it ends, for the ranks that it has started."""
+"""How long rank zero waits at its end for the ranks that it has started, and what torch's timeouts may take longer."""
 
 STARTED_BY = "LIT_FED_STARTED_BY"
 """Variable of the environment that tells a rank which process started it."""
@@ -127,10 +129,29 @@ class FederatedStrategy(DDPStrategy):
             hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             roll = join(self.global_rank, self.world_size, self.timeout, address, hosted=hosted, gone=self._ended_ranks)
             take_up(roll)
-            with exchange():
+            with exchange(), self._ending_if_stuck():
                 super().setup_distributed()
             return
         super().setup_distributed()
+
+    @contextmanager
+    def _ending_if_stuck(self) -> Iterator[None]:
+        """Around what cannot be interrupted: rank zero keeps torch's store, which nobody leaves while it is stopped."""
+        lost = LostRanksError("silent", [0], self.timeout, speaks=self.global_rank == 1)
+
+        def end() -> None:
+            if lost.speaks:
+                sys.stderr.write(f"lit_fed: {lost}\n")
+                sys.stderr.flush()
+            os._exit(1)
+
+        timer = threading.Timer(self.timeout + SECONDS_TO_END, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _ended_ranks(self) -> set[int]:
         """Ranks that this one has started and that have ended."""
@@ -151,9 +172,8 @@ class FederatedStrategy(DDPStrategy):
         if isinstance(exception, LostRanksError):
             first = self.node_rank * self.num_processes
             self._own_launcher.kill_ranks({rank - first for rank in exception.ranks})
-            if exception.speaks and 0 in exception.ranks and os.environ.get(STARTED_BY) == str(os.getppid()):
-                with suppress(ProcessLookupError):
-                    os.kill(os.getppid(), signal.SIGKILL)  # it is stopped, or hangs, and nobody else ends it
+            if exception.speaks and 0 in exception.ranks:
+                atexit.register(_end_first_rank)
 
     # ------------------------------------------------------------------ exchanges
     def configure_ddp(self) -> None:
@@ -182,6 +202,13 @@ class FederatedStrategy(DDPStrategy):
         """A tensor of all ranks."""
         with exchange():
             return super().all_gather(tensor, group, sync_grads)
+
+
+def _end_first_rank() -> None:
+    """End the process that started this one: it is stopped, or hangs, and nobody else would."""
+    if os.environ.get(STARTED_BY) == str(os.getppid()):
+        with suppress(ProcessLookupError):
+            os.kill(os.getppid(), signal.SIGKILL)
 
 
 def prepare_data(trainer: Trainer) -> None:

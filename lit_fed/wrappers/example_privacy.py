@@ -319,7 +319,7 @@ def _noise_for(
 
 def _steps(work: LocalWork) -> int:
     """Steps of a client with samples; 0 in a phase without local work."""
-    return num_steps(1, work, 1) if work.sample_rate else int(bool(work.epochs or work.steps))
+    return num_steps(1, work, 1) if work.sample_rate else int(work.trains)
 
 
 def _check_network(ctx: Context, algorithm: Any, client_ids: Tensor) -> None:

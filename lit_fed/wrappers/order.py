@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.robustness import Robustness
@@ -22,13 +23,13 @@ def surround(
     privacy: Privacy | None = None,
     secure_aggregation: SecureAggregation | None = None,
     robustness: Robustness = Robustness(),  # noqa: B008 - a tuple
+    faults: Faults | None = None,
 ) -> Any:
     """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
 
-    From the inside out: FedBN, compression, privacy, what hides messages from the server or what makes it look at each
-    of them, compression of what is broadcast. Clipping is
-    the last thing that a client does before messages are added up, since the bound has to hold for what is added; what
-    the sum is made of comes last.
+    From the inside out: FedBN, faults of clients, compression, privacy, what hides messages from the server or what
+    makes it look at each of them, compression of what is broadcast. Clipping is the last thing that a client does
+    before messages are added up, since the bound has to hold for what is added; what the sum is made of comes last.
 
     Args:
         algorithm: the algorithm.
@@ -37,8 +38,10 @@ def surround(
         privacy: differential privacy.
         secure_aggregation: what hides single messages from the server.
         robustness: rule of the server against clients that lie, and what these send.
+        faults: how clients fail.
     """
     wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
+    wrapped = wrapped if faults is None else faults.around(wrapped)
     wrapped = compression.around(wrapped)
     for one in (privacy, secure_aggregation):
         wrapped = wrapped if one is None else one.around(wrapped)

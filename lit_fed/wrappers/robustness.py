@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.errors import ConfigError
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.robust import RobustAverage
 
@@ -117,25 +118,25 @@ class Robustness(NamedTuple):
                 "server adds it up from round to round; give ef14"
             )
 
-    def check_cohort(self, attackers: Any, num_messages: int, num_clients: int) -> None:
+    def check_data(self, facts: TrainingFacts, num_messages: int) -> None:
         """Refuse an attack without attackers, and cohorts that are too small for the rule or the attack.
 
         Args:
-            attackers: those of the data; None: nobody was asked for.
-            num_messages: most clients of a round.
-            num_clients: of the training.
+            facts: sizes of the data; they say who attacks.
+            num_messages: most clients of a round, m.
 
         Raises:
-            ConfigError: naming the option that is missing, or both numbers.
+            ConfigError: naming the option that is missing, or the numbers that do not go together.
         """
-        if self.attack is not None and attackers is None:
-            raise ConfigError(
-                f"--model.attack {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the number "
-                "of clients that do, or leave it out"
-            )
+        attackers, num_clients = facts.attackers, facts.num_clients
         known = None if attackers is None else len(attackers)
         if self.attack is not None:
-            self.attack.check(num_messages, -(-len(attackers) * num_messages // num_clients))
+            if known is None:
+                raise ConfigError(
+                    f"--model.attack is {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the "
+                    "number of clients that do, or leave it out"
+                )
+            self.attack.check(num_messages, -(-known * num_messages // num_clients))
         if self.rule is None:
             return
         f = RobustAverage(None, self.rule, self.attack).tolerated(num_messages, num_clients, known)

@@ -9,6 +9,7 @@ from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedEM
+from lit_fed.core.aggregation import CenteredClipping
 from lit_fed.core.codecs import QSGD, RandomK, TopK
 from lit_fed.core.errors import ConfigError
 from lit_fed.wrappers.client_privacy import ClientPrivacy
@@ -16,6 +17,7 @@ from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.example_privacy import ExamplePrivacy
 from lit_fed.wrappers.local_privacy import LocalPrivacy
 from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.robustness import Robustness
 from lit_fed.wrappers.secure_sum import SecureSum
 
 BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3}
@@ -31,6 +33,7 @@ WRAPPERS = {
     "local privacy": {"privacy": LocalPrivacy(**BUDGET)},
     "example privacy": {"privacy": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0)},
     "secure sum": {"secure_aggregation": SecureSum()},
+    "robust rule": {"robustness": Robustness(CenteredClipping(0.05, 2))},
 }
 
 REFUSED = {
@@ -42,6 +45,9 @@ REFUSED = {
     ("EF21", "client privacy"): "give ef14",
     ("EF21", "local privacy"): "give ef14",
     ("EF21", "example privacy"): "give ef14",
+    ("EF21", "robust rule"): "give ef14",
+    ("client privacy", "robust rule"): "choose LocalPrivacy",
+    ("secure sum", "robust rule"): "needs every message",
 }
 
 PAIRS = [pair for pair in combinations(WRAPPERS, 2) if not WRAPPERS[pair[0]].keys() & WRAPPERS[pair[1]].keys()]
@@ -59,7 +65,9 @@ def arguments(pair):
     codecs = options.pop("compression", Compression())
     up, feedback, scope, down = codecs
     chosen = {"compression": up, "compression_feedback": feedback, "compression_scope": scope}
-    return options | chosen | {"downlink_compression": down}
+    robustness = options.pop("robustness", Robustness())
+    against = {"robust_aggregation": robustness.rule, "attack": robustness.attack}
+    return options | chosen | against | {"downlink_compression": down}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)

@@ -10,6 +10,7 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everythi
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.aggregation import CenteredClipping, NormBound
 from lit_fed.core.codecs import QSGD, Codec, Encoded, TopK
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
@@ -20,9 +21,12 @@ from lit_fed.wrappers.client_privacy import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.compression import Compressed
 from lit_fed.wrappers.news import known, news
+from lit_fed.wrappers.robust import RobustAverage
+from lit_fed.wrappers.robustness import Robustness
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.sends in ("models", "changes")]
+JUDGED = [one for one in SUMS if not one.keeps_running_sum]
 AVERAGES = [one for one in SUMS if not one.keeps_running_sum and not one.refuses_privacy]
 
 
@@ -150,3 +154,29 @@ def test_compression_refuses_what_is_no_sum_of_changes(algorithm):
     for option, settings in (("compression", Compression(QSGD())), ("downlink_compression", Compression(down=QSGD()))):
         with pytest.raises(ConfigError, match=rf"--model.{option} .* {name}"):
             settings.check(algorithm, name, "renormalised")
+
+
+@named(JUDGED)
+def test_a_robust_rule_that_takes_all_is_the_mean(algorithm):
+    """To the rounding of float64: rules act on changes, and the mean on models."""
+    wrapped = RobustAverage(algorithm, NormBound(1e300))
+    plain, robust = (two_rounds(one, dtype=torch.float64) for one in (algorithm, wrapped))
+    assert distance(plain.predictions(), robust.predictions()) < 1e-12
+    assert plain.bits.tolist() == robust.bits.tolist()
+
+
+@named(JUDGED)
+def test_robust_rules_are_the_same_for_both_client_trainers_and_all_blocks(algorithm):
+    wrapped = RobustAverage(algorithm, CenteredClipping(0.05, 2, bucket_size=2))
+    whole, cut = two_rounds(wrapped, dtype=torch.float64), two_rounds(wrapped, dtype=torch.float64, clients_per_block=1)
+    assert same_bits(everything(whole), everything(cut))
+    assert distance(everything(whole), everything(two_rounds(wrapped, VectorizedTrainer, dtype=torch.float64))) < 1e-9
+    kept = whole.shared.own.kept
+    assert bool(((kept > 0) & (kept <= 1)).all())
+
+
+@named([one for one in ALL if one not in JUDGED])
+def test_robust_rules_refuse_what_is_no_average(algorithm):
+    name = type(algorithm).__name__
+    with pytest.raises(ConfigError, match=rf"--model.robust_aggregation NormBound acts on changes .* {name}"):
+        Robustness(NormBound()).check(algorithm, name, None)

@@ -17,6 +17,8 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
+from lit_fed.core.aggregation import CenteredClipping
+from lit_fed.core.attacks import Gaussian
 from lit_fed.core.codecs import QSGD, TopK
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
@@ -134,6 +136,10 @@ WRAPPED = {
     "compression": {"model": {"compression": TopK(0.1), "downlink_compression": QSGD()}},
     "compression by EF21": {"model": {"compression": QSGD(15), "compression_feedback": "ef21"}},
     "example privacy": {"model": {"privacy": NOISY_STEPS}},
+    "robust rule": {
+        "model": {"robust_aggregation": CenteredClipping(0.1, 2, bucket_size=2), "attack": Gaussian()},
+        "data": {"attackers": 2},
+    },
 }
 """What may go around an algorithm, by name."""
 

@@ -64,7 +64,7 @@ class Signal(FederatedCallback):
             os.kill(os.getpid(), self.signum)
 
     def on_test_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
-        if self.moment == "test":
+        if self.moment == "test" and trainer.global_rank == self.rank:
             os.kill(os.getpid(), self.signum)
 
     def on_test_end(self, trainer, pl_module):

@@ -1,5 +1,10 @@
 """Ranks that die, stop or are asked to end: all of them end, one says which is missing, and the run goes on exactly."""
 
+import contextlib
+import signal
+import time
+from pathlib import Path
+
 import pytest
 from running import SMALL, folder, history, numbers, of_ranks, run, start
 
@@ -9,6 +14,7 @@ QUIET = [
     "--trainer.enable_progress_bar", "false", "--trainer.callbacks+=RunReport", "--trainer.callbacks.pictures=false",
 ]  # fmt: skip
 LAST = "the last finished round is in last.ckpt, --ckpt_path last goes on from it"
+COMPLETE = "the training is complete: the same fit with --ckpt_path last makes the test and its files again"
 DIED = "died: killed, or crashed"
 SILENT = f"kept the others waiting for more than {TIMEOUT} seconds: stopped, killed or slower than --trainer.timeout"
 
@@ -52,13 +58,57 @@ def cut(out, lost, *more):
 @pytest.mark.parametrize(("name", "what"), [("SIGKILL", DIED), ("SIGSTOP", SILENT)])
 def test_the_other_rank_names_a_lost_one_and_the_run_goes_on_exactly(tmp_path, whole, lost, name, what):
     (status, said), (_, nothing) = cut(tmp_path, lost, *sent(lost, name))
-    print(said, nothing, flush=True)
     assert status == 1, said
     assert said.startswith(f"lit_fed: rank {lost} {what}"), said
-    assert said.endswith(f"{LAST}\n")
+    assert said.endswith(f"; {LAST}\n")
     assert len(said.splitlines()) == 1
     assert nothing == ""
-    if lost == 1:
+    if (name, lost) in (("SIGKILL", 1), ("SIGSTOP", 0)):
         finished = run(arguments(tmp_path, "--ckpt_path", "last"), ranks=2)
         assert finished.returncode == 0, finished.stderr
         assert outcome(tmp_path) == whole
+
+
+@pytest.mark.parametrize(
+    ("rank", "moment", "advice"),
+    [(0, "client", LAST), (1, "client", LAST), (0, "test", COMPLETE), (1, "test", COMPLETE)],
+)
+def test_sigterm_to_one_rank_ends_both(tmp_path, whole, rank, moment, advice):
+    more = () if moment == "client" else ("--trainer.max_epochs", "1")
+    ranks = [start(arguments(tmp_path, *sent(rank, "SIGTERM", moment), *more), **one) for one in of_ranks(2)]
+    said = [one.communicate(timeout=60)[1] for one in ranks]
+    assert [one.returncode for one in ranks] == [143, 143], said
+    assert said == [f"lit_fed: terminated; {advice}\n", ""]
+    if (rank, moment) == (0, "client"):
+        finished = run(arguments(tmp_path, "--ckpt_path", "last"), ranks=2)
+        assert finished.returncode == 0, finished.stderr
+        assert outcome(tmp_path) == whole
+
+
+def test_an_interrupt_of_one_rank_ends_both(tmp_path):
+    (status, said), (status_of_it, said_by_it) = cut(tmp_path, 1, *sent(1, "SIGINT"))
+    assert (status, status_of_it) == (130, 130)
+    assert (said, said_by_it) == (f"lit_fed: interrupted; {LAST}\n", "")
+
+
+def test_a_stopped_rank_zero_that_started_the_others_is_not_left_behind(tmp_path):
+    """Started by Lightning, in a session that is looked through."""
+    fit = start(arguments(tmp_path, *sent(0, "SIGSTOP"), "--trainer.max_epochs", "2"))
+    said = fit.communicate(timeout=300)[1]
+    assert fit.returncode == -signal.SIGKILL
+    assert said == f"lit_fed: rank 0 {SILENT}; raise that if only slow; {LAST}\n"
+    until = time.monotonic() + 60
+    while (left := processes_of(fit.pid)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
+
+
+def processes_of(session):
+    """Processes of a session that are not over."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(path.parent.name)
+    return found

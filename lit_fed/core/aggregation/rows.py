@@ -57,8 +57,8 @@ class Rows:
 
     def finite(self) -> Tensor:
         """Whether a message holds neither NaN nor infinity, [m] bool."""
-        leaves = [_flat(leaf) for leaf in tree.leaves(self.values) if leaf.is_floating_point()]
-        return torch.stack([(leaf.abs() < LARGEST).all(1) for leaf in leaves]).all(0)
+        leaves = [_flat(leaf) for leaf in tree.leaves(self.values) if leaf.is_floating_point() and leaf.numel()]
+        return torch.stack([(leaf.amin(1) > -LARGEST) & (leaf.amax(1) < LARGEST) for leaf in leaves]).all(0)
 
     def gram(self) -> Tensor:
         """All products ⟨X_i, X_j⟩, [m, m] float64 and symmetric to the last bit."""
@@ -103,7 +103,7 @@ class Rows:
         rows, known = _flat(value), old.reshape(-1)
         at_once = max(PIECE_NUMBERS // max(len(rows), 1), 1) if value.device.type == "cpu" else len(known)
         for lo in range(0, max(len(known), 1), max(at_once, 1)):
-            piece = rows[:, lo : lo + at_once].double() - known[lo : lo + at_once].double()
+            piece = rows[:, lo : lo + at_once].to(torch.float64, copy=True).sub_(known[lo : lo + at_once])
             yield piece if self.mix is None else self.mix @ piece
 
 

@@ -15,17 +15,13 @@ A connection that closes without an `end` is that of a rank which died.
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from selectors import EVENT_READ, DefaultSelector
-from typing import Any, NoReturn
-
-import torch.distributed as dist
+from typing import NoReturn
 
 from lit_fed.core.errors import ConfigError
 
@@ -34,7 +30,6 @@ __all__ = [
     "RollCall",
     "check_timeout",
     "exchange",
-    "join",
     "roll_call",
     "sign_of_life",
     "take_up",
@@ -44,9 +39,6 @@ __all__ = [
 SECONDS_BETWEEN_LOOKS = 1.0
 """How often a waiting rank looks at what it knows of the others, and a working one says that it works."""
 
-SECONDS_TO_START = 60.0
-"""How long ranks wait for each other at least when they start: loading the program alone may take that."""
-
 SECONDS_TO_EXPLAIN = 3.0
 """How long ranks take, when a collective has failed, to tell each other that they are alive."""
 
@@ -54,9 +46,6 @@ MOST_SECONDS = 30 * 24 * 3600
 """More than a rank can be waited for in earnest, and few enough for torch's milliseconds."""
 
 HERE, WORK, BROKEN, END = b"here", b"work", b"broken", b"end "
-
-WHERE = "lit_fed/roll_call"
-"""Key of the store under which rank zero says where it is called."""
 
 WHAT_HAPPENED = {
     "died": "{who} died: killed, or crashed",
@@ -105,7 +94,6 @@ class _Peer:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
         self.arrivals = 0  # at exchanges that this rank has not seen through yet
         self.silent = 0.0  # seconds for which this rank has waited without a word
@@ -161,6 +149,13 @@ class RollCall:
         """Take up a rank."""
         self._peers[other] = _Peer(connection)
         self._selector.register(connection, EVENT_READ, self._peers[other])
+
+    def close(self) -> None:
+        """Close all connections."""
+        for peer in self._peers.values():
+            peer.connection.close()
+        self._peers.clear()
+        self._selector.close()
 
     @property
     def present(self) -> Collection[int]:
@@ -257,8 +252,11 @@ class RollCall:
         Raises:
             LostRanksError: if a rank is missing; otherwise the collective's own error says what is wrong.
         """
-        self.tell(BROKEN)
-        until = time.monotonic() + SECONDS_TO_EXPLAIN
+        patience = SECONDS_TO_EXPLAIN
+        if self.rank:
+            self.tell(BROKEN)
+            patience *= 2  # rank zero answers when it has heard of all others, or waited for them
+        until = time.monotonic() + patience
         while time.monotonic() < until and not all(peer.broken for peer in self._peers.values()):
             self._look(SECONDS_BETWEEN_LOOKS / 4)
         silent = [rank for rank, peer in self._peers.items() if not peer.broken]
@@ -267,93 +265,7 @@ class RollCall:
         if silent:  # rank zero still waits in the collective; it will know when this rank has gone
             self._over = LostRanksError("unknown", [], self.timeout, speaks=False)
             raise self._over
-
-
-# ---------------------------------------------------------------------- the start
-def join(
-    rank: int, num_ranks: int, timeout: float, address: tuple[str, int], *, hosted: bool, gone: Callable[[], set[int]]
-) -> RollCall:
-    """Connect the ranks of a run.
-
-    Args:
-        rank: this one.
-        num_ranks: how many there are.
-        timeout: see `RollCall`; also how long each rank waits for the others to start, if it is long enough for that.
-        address: host and port of torch's store.
-        hosted: whether somebody else, torchrun, keeps that store; otherwise rank zero does.
-        gone: the ranks that this one has started and that have ended.
-
-    Raises:
-        LostRanksError: if one does not start.
-    """
-    patience = max(timeout, SECONDS_TO_START)
-    if rank or hosted:
-        with _connect(address, rank, patience):
-            pass  # torch writes to the terminal while nobody answers
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        *address, is_master=rank == 0 and not hosted, wait_for_workers=False, multi_tenant=True,
-        timeout=timedelta(seconds=patience),
-    )  # fmt: skip
-    if rank == 0:
-        roll = RollCall(0, timeout, {})
-        _gather(roll, num_ranks, patience, address[0], store, gone)
-        return roll
-    port, secret = json.loads(store.get(WHERE))
-    connection = _connect((address[0], port), rank, patience)
-    connection.sendall(_introduction(secret, rank))
-    return RollCall(rank, timeout, {0: connection})
-
-
-def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.socket:
-    """A connection to rank zero's machine, as soon as somebody listens there."""
-    waited = 0.0
-    while waited <= patience:
-        with suppress(OSError):
-            return socket.create_connection(address, timeout=patience)
-        time.sleep(SECONDS_BETWEEN_LOOKS / 10)
-        waited += SECONDS_BETWEEN_LOOKS / 10
-    raise LostRanksError("absent", [0], patience, speaks=rank == 1)
-
-
-def _gather(
-    roll: RollCall, num_ranks: int, patience: float, host: str, store: Any, gone: Callable[[], set[int]]
-) -> None:
-    """Rank zero takes up the others as they come, and tells those who are there that it waits."""
-    secret, waited = secrets.token_hex(16), 0.0
-    local = host in ("localhost", "127.0.0.1")
-    with socket.create_server(("127.0.0.1" if local else "", 0), backlog=num_ranks) as server:
-        server.settimeout(SECONDS_BETWEEN_LOOKS)
-        store.set(WHERE, json.dumps([server.getsockname()[1], secret]))
-        while missing := set(range(1, num_ranks)) - set(roll.present):
-            begin = time.monotonic()
-            with suppress(TimeoutError):
-                connection, _ = server.accept()
-                if (other := _introduced(connection, secret)) in missing:
-                    roll.add(other, connection)
-                    continue
-                connection.close()
-            roll.sign_of_life()
-            if died := missing & gone():
-                roll.end("died", died)
-            waited += min(time.monotonic() - begin, 2 * SECONDS_BETWEEN_LOOKS)
-            if waited > patience:
-                roll.end("absent", missing, patience)
-
-
-def _introduction(secret: str, rank: int) -> bytes:
-    """What a rank says first; always of the same length."""
-    return f"{secret} {rank:10d}\n".encode()
-
-
-def _introduced(connection: socket.socket, secret: str) -> int:
-    """The rank that a connection is of; −1 if it is of somebody else."""
-    connection.settimeout(SECONDS_TO_EXPLAIN)
-    try:
-        said = connection.recv(len(_introduction(secret, 0)), socket.MSG_WAITALL)
-        shown, _, number = said.decode().partition(" ")
-        return int(number) if secrets.compare_digest(shown, secret) else -1
-    except (OSError, ValueError, TypeError):
-        return -1
+        self.tell(BROKEN)
 
 
 # ---------------------------------------------------------------------- the roll of this process

@@ -55,7 +55,7 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
             "leave it out for bytes as tokens"
         ) from error
     try:
-        known = transformers.AutoTokenizer.from_pretrained(tokenizer)
+        known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except Exception as error:  # of the network, the hub, or its files
         raise ConfigError(
             f"{option} {tokenizer}: cannot be loaded ({str(error).partition(chr(10))[0]}); correct the folder or the "

@@ -54,3 +54,23 @@ def test_the_umask_decides_unless_a_file_is_private(tmp_path):
     finally:
         os.umask(before)
     assert (mode(tmp_path / "secret"), mode(tmp_path / "table")) == (0o600, 0o644)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_what_stood_there_is_kept(tmp_path, monkeypatch, linked):
+    path, kept = tmp_path / "last", tmp_path / "previous"
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    for content in (b"1", b"2", b"3"):
+        with whole_file(path, keep=kept) as file:
+            file.write(content)
+    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
+    with pytest.raises(ZeroDivisionError), whole_file(path, keep=kept):
+        raise ZeroDivisionError
+    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
+    kept.unlink()
+    os.link(path, kept) if linked else kept.write_bytes(b"3")  # killed between the two
+    with whole_file(path, keep=kept) as file:
+        file.write(b"4")
+    assert (path.read_bytes(), kept.read_bytes()) == (b"4", b"3")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["last", "previous"]

@@ -1,0 +1,82 @@
+"""Who was missed in the rounds of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lit_fed.core.errors import notice
+from lit_fed.core.types import RoundRecord
+from lit_fed.training.hooks import FederatedCallback, data_of, log_round
+from lit_fed.training.module import FederatedModule
+
+__all__ = ["ClientFaults"]
+
+COUNTS = ("faults/dropped", "faults/late", "faults/non_finite", "faults/errors", "faults/empty_rounds")
+
+REASONS = 5
+"""Of clients that failed, said on each rank while the run goes on."""
+
+NAMED = 10
+"""Clients that failed, in the lines at the end; `summary.json` names all."""
+
+
+class ClientFaults(FederatedCallback):
+    """Counts clients that were missed, and names those that failed; does nothing without `--model.faults`.
+
+    Keys, logged for each round, and added up in `summary.json`: `faults/dropped`, clients that dropped out;
+    `faults/late`, whose work came too late; `faults/non_finite` and `faults/errors`, that were left out since they
+    computed NaN or infinity, or failed otherwise; `faults/empty_rounds`, 1 for a round in which nothing came in.
+    `summary.json` has the names of those that failed, with their rounds, as `faults/failed_clients`. All of it survives
+    a resume.
+    """
+
+    def __init__(self) -> None:
+        self.totals = dict.fromkeys(COUNTS, 0)
+        self.failed: dict[str, list[int]] = {}
+        self._num_said, self._found = 0, False
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Log, add up and say."""
+        faults = record.faults
+        if faults is None:
+            return
+        counts = (faults.num_dropped, faults.num_late, len(faults.non_finite), len(faults.errors), int(faults.is_empty))
+        log_round(trainer, module, dict(zip(COUNTS, map(float, counts), strict=True)))
+        for name, count in zip(COUNTS, counts, strict=True):
+            self.totals[name] += count
+        module.results |= {name: float(count) for name, count in self.totals.items()}
+        population = data_of(trainer).populations[0]
+        for client_id in sorted((*faults.non_finite, *faults.errors)):
+            self.failed.setdefault(population.names[client_id], []).append(record.round_idx)
+        for reason in faults.reasons[: REASONS - self._num_said]:
+            self._num_said += 1
+            last = "; further ones are named at the end" if self._num_said == REASONS else ""
+            notice(f"left out of this round: {reason}{last}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was counted so far."""
+        return {"totals": dict(self.totals), "failed": {name: list(rounds) for name, rounds in self.failed.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from what a checkpoint counted."""
+        self.totals, self.failed = dict(state_dict["totals"]), dict(state_dict["failed"])
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says beside the counts."""
+        return {"faults/failed_clients": self.failed} if self.failed else {}
+
+    @property
+    def in_words(self) -> str:
+        """Lines for the person at the keyboard; "" if nobody was missed."""
+        if not any(self.totals.values()):
+            return ""
+        told = [f"{count} {name.removeprefix('faults/').replace('_', ' ')}" for name, count in self.totals.items()]
+        lines = [f"faults: {', '.join(told)}"]
+        for name, rounds in list(self.failed.items())[:NAMED]:
+            lines.append(f"  client {name} failed in round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}")
+        if len(self.failed) > NAMED:
+            lines.append(f"  and {len(self.failed) - NAMED} clients more, see summary.json")
+        return "\n".join(lines) + "\n"
