@@ -7,6 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from lit_fed.core.machine.roll_call import exchange
 
 __all__ = ["ClientTable", "client_statistics", "summarise"]
 
@@ -60,7 +63,7 @@ class ClientTable(Metric):
     rows: Tensor
 
     def __init__(self, num_clients: int, num_components: int = 0, num_metrics: int = 0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{"dist_sync_fn": _gathered} | kwargs)
         zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
         self.add_state("rows", zeros, dist_reduce_fx="sum")
 
@@ -76,6 +79,12 @@ class ClientTable(Metric):
     def compute(self) -> Tensor:
         """All rows, [T, 3 + M + K]; the same on every rank."""
         return self.rows.cpu().clone()
+
+
+def _gathered(rows: Tensor, group: Any = None) -> list[Tensor]:
+    """The rows of every rank; the roll is called first, since torchmetrics' own exchange would not name a lost rank."""
+    with exchange():
+        return list(gather_all_tensors(rows, group))
 
 
 def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> dict[str, float]:

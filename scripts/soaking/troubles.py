@@ -186,7 +186,7 @@ def _without_a_rank(life: Life, signum: signal.Signals) -> None:
     _send(ranks[lost], signum)
     life.end(ranks[1 - lost], f"without rank {lost}", (0, 1))
     ranks[lost].kill()
-    life.end(ranks[lost], f"rank {lost}", (0, 1, -signal.SIGKILL))
+    life.end(ranks[lost], f"rank {lost}", (0, 1, 2, -signal.SIGKILL), speaks=False)
 
 
 def _summaries(life: Life) -> dict[Path, int]:
