@@ -124,7 +124,7 @@ def line(case: Case) -> str:
 
 
 def soak(given: argparse.Namespace, kinds: Sequence[str]) -> list[Case]:
-    """All cases that are asked for."""
+    """All cases that are asked for; the record is kept up to date."""
     root, cases, begin = Path(tempfile.mkdtemp(prefix="soak-")), [], time.monotonic()
     numbers = range(10**9) if given.hours else range(given.cases) if given.only is None else [given.only]
     total, unit = (3600 * given.hours, "s") if given.hours else (len(numbers), "cases")
@@ -133,6 +133,8 @@ def soak(given: argparse.Namespace, kinds: Sequence[str]) -> list[Case]:
         with bar(total, unit) as done:
             for number in numbers:
                 cases.append(runs.case(number))
+                if given.only is None:
+                    keep(given.out, **record_of(given, cases, kinds))  # now: this program may be killed too
                 seconds = time.monotonic() - begin
                 done(min(seconds, total) if given.hours else len(cases), line(cases[-1]))
                 if given.hours and seconds > total:
@@ -208,9 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(bool(found))
     cases = soak(given, given.kinds)
     exact = sum(case.exact for case in cases)
-    if given.only is None:
-        keep(given.out, **record_of(given, cases, given.kinds))
-    else:
+    if given.only is not None:
         print(*cases[0].events, sep="\n")
     print(f"{len(cases)} runs, {exact} exact", flush=True)
     raise SystemExit(exact != len(cases))

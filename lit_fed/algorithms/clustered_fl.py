@@ -31,6 +31,7 @@ from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
+from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
     ClusterRun,
@@ -131,8 +132,11 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
 
     def shared_init(self, ctx: Context) -> Clusters:
         """One cluster of all clients."""
-        initial = ctx.task.init(1, ctx.seed)
-        return _one_cluster(initial, self.max_clusters, ctx.num_clients, remembers=self.newcomers == "tree")
+        initial, remembers = ctx.task.init(1, ctx.seed), self.newcomers == "tree"
+        rows = self.max_clusters * (2 + ctx.num_clients if remembers else 1)  # of models, and of updates at each split
+        place = f"--model.algorithm.max_clusters {self.max_clusters}"
+        require_memory(rows * tree.bits(initial) // 8, place, "give at most as many as there are clients")
+        return _one_cluster(initial, self.max_clusters, ctx.num_clients, remembers=remembers)
 
     def state_init(self, ctx: Context, shared: Clusters, data: ClientData) -> Member:
         """Everybody starts in the first cluster."""

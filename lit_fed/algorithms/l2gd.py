@@ -77,7 +77,7 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         checks = {
             "communication_probability": (0 <= self.communication_probability <= 1, "a number in [0, 1]"),
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "flips_per_round": (self.flips_per_round >= 1, "a whole number >= 1"),
+            "flips_per_round": (1 <= self.flips_per_round <= 1_000_000, "a whole number from 1 to 1000000"),
             "gradient": (self.gradient in ("full", "stochastic"), "full or stochastic"),
             "scaling": (self.scaling in ("paper", "slides"), "paper or slides"),
             "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),

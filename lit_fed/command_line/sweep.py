@@ -18,6 +18,7 @@ from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.shipped_configs import shipped
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.processors import cores, require_cores
 from lit_fed.training.stopping import CutShort
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run_sweep(arguments: list[str], parse: Callable[[list[str]], Namespace], run
     for name in ("jobs", "trials"):
         if given[name] is not None and given[name] < 1:
             raise ConfigError(f"--{name} is {given[name]}; give a whole number >= 1")
+    require_cores(given.jobs or 1, "--jobs")
     try:
         from lit_fed.command_line.sweeping.sweep_file import read_sweep
     except ImportError as error:
@@ -87,7 +89,6 @@ def _sweep_points(sweep: Sweep, folder: Path, given: Namespace, parse: Any, run:
     from lit_fed.command_line.sweeping.results import print_results, say, write_results
     from lit_fed.command_line.sweeping.search import Search
     from lit_fed.command_line.sweeping.validation import check_arguments
-    from lit_fed.command_line.sweeping.workers import cores
 
     seeds: Sequence[int] | None = given.seeds
     total = number_of_points(sweep, given.trials)

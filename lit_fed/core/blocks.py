@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.plan import num_steps
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split
@@ -28,6 +29,10 @@ __all__ = [
     "split_by_work",
     "whole_part",
 ]
+
+
+BYTES_OF_DRAW = 32
+"""What drawing one client takes, where a client may be drawn again and again: a number, an id, and both sorted."""
 
 
 def whole_part(fraction: float, total: int) -> int:
@@ -59,6 +64,9 @@ def sampling_probability(
 ) -> float:
     """The probability with which a client takes part in a round; where draws are by size, draws per client.
 
+    Raises:
+        ConfigError: if there are not so many clients, or draws by size are more than memory has room for.
+
     Example:
         >>> sampling_probability(8, 0.3), sampling_probability(8, 0.3, sampling="poisson")
         (0.25, 0.3)
@@ -68,6 +76,8 @@ def sampling_probability(
         raise ConfigError(
             f"clients per round = {drawn}, but there are only {num_clients} clients; draw fewer, or sample by size"
         )
+    if sampling == "size":
+        require_memory(BYTES_OF_DRAW * drawn, f"clients per round = {drawn}", "draw fewer")
     return fraction if sampling == "poisson" and number is None else drawn / num_clients
 
 

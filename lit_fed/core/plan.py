@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.context import Context
+from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import LocalWork
 
 __all__ = ["Plan", "make_plan", "most_steps", "num_steps"]
+
+
+FITS_ANYWHERE = 2**26
+"""Bytes of a plan that any machine has room for."""
 
 
 class Plan(NamedTuple):
@@ -83,7 +88,10 @@ def make_plan(
         phase: name of the phase; each has its own shuffles.
         smallest_batch: samples below which the last batch of a pass is left out; each pass leaves out others.
     """
-    steps = np.array([num_steps(size, work, batch_size, smallest_batch) for size in sizes], dtype=np.int64)
+    each_steps = [num_steps(size, work, batch_size, smallest_batch) for size in sizes]
+    widest = max((_batch_size(size, work, batch_size) for size in sizes), default=0)
+    _require_room(max(each_steps, default=0), len(sizes) * work.batches_per_step * widest)
+    steps = np.array(each_steps, dtype=np.int64)
     if work.straggler_fraction:
         each = zip(steps.tolist(), client_ids, strict=True)
         steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in each], dtype=np.int64)
@@ -108,6 +116,22 @@ def make_plan(
     index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
     counts = _counts(np.array(sizes), steps, widths, per_pass)
     return Plan(*map(torch.from_numpy, (index, counts, steps)))
+
+
+def _require_room(steps: int, positions: int) -> None:
+    """Refuse a plan that does not fit into memory; one that fits anywhere is not looked at.
+
+    Args:
+        steps: of the client that takes most.
+        positions: of samples in one step of all clients.
+    """
+    num_bytes = 8 * steps * max(positions, 1)
+    if num_bytes > FITS_ANYWHERE:
+        require_memory(
+            num_bytes, f"the plan of {steps} local steps in a phase",
+            "lower --model.solver.local_epochs or local_steps, the algorithm's own epochs or steps, or "
+            "--data.clients_per_block",
+        )  # fmt: skip
 
 
 def _drawn(sizes: Sequence[int], rngs: Sequence[np.random.Generator], steps: np.ndarray, work: LocalWork) -> Plan:

@@ -51,7 +51,7 @@ def client_statistics(
 
 
 def _of_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
-    """The tables of all ranks."""
+    """The tables of all ranks; torchmetrics' own exchange would not name a rank that is lost."""
     with exchange():
         return gather_all_tensors(state, group)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.pictures.style import (
     COLOURS,
     COLUMN_WIDTH,
@@ -48,9 +49,9 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
     if not path.is_file():
         return []
     try:
-        with np.load(path) as file:
-            weights = dict(file)
-    except Exception as error:  # whatever a file of somebody else makes the reader raise
+        parts = ("mixture", "collaboration", "on_graph", "groups", "names")
+        weights: dict[str, Any] = dict(read_npz(path, ("rounds",), parts))
+    except ConfigError as error:
         raise ConfigError(f"{path} cannot be read ({error}); it is not this run's, so move it away") from error
     figures = []
     if "mixture" in weights and len(weights["rounds"]) > 1:

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.processors import require_cores
 
 __all__ = ["refuse_arguments", "refuse_callbacks", "rounds_of"]
 
@@ -46,6 +47,9 @@ REFUSED_ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "sync_batchnorm": ((False,), "statistics are a client's own; see --model.batch_norm"),
 }
 """For each argument the values that change nothing, and what to do instead of giving another."""
+
+TELL_OF_MACHINES = ("MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "KUBERNETES_PORT")
+"""Variables of the environment by which launchers say where the machines of a run are."""
 
 REFUSED_CALLBACKS: dict[type[Callback], str] = {
     BatchSizeFinder: "the batch size is part of an experiment; choose --data.batch_size",
@@ -77,6 +81,7 @@ def refuse_arguments(arguments: dict[str, Any]) -> None:
     _refuse_precision(arguments.get("precision"))
     _refuse_accelerator(arguments.get("accelerator"))
     _refuse_devices(arguments.get("devices"), arguments.get("accelerator"))
+    _refuse_machines(arguments.get("num_nodes"))
     if arguments.get("profiler") == "xla":
         raise ConfigError("--trainer.profiler is xla, which measures TPUs; choose simple, advanced or pytorch")
     every = arguments.get("check_val_every_n_epoch")
@@ -135,16 +140,17 @@ def _refuse_accelerator(accelerator: Any) -> None:
 
 
 def _refuse_devices(devices: Any, accelerator: Any) -> None:
-    """More processes than cores only cost memory; two are always granted, to try out how ranks work."""
     on_cpu = accelerator == "cpu" or not (torch.cuda.is_available() or torch.backends.mps.is_available())
-    text = str(devices)
-    if not on_cpu or not text.isdecimal():
-        return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if int(text) > max(cores, 2):
+    if on_cpu and str(devices).isdecimal():
+        require_cores(int(devices), "--trainer.devices")
+
+
+def _refuse_machines(num_nodes: Any) -> None:
+    """Several machines that nobody says how to reach would be waited for."""
+    if (num_nodes or 1) > 1 and not any(os.environ.get(name) for name in TELL_OF_MACHINES):
         raise ConfigError(
-            f"--trainer.devices is {text}, one process each, and this machine grants {cores} CPU cores; give at most "
-            f"{max(cores, 2)}"
+            f"--trainer.num_nodes is {num_nodes}, and nothing says where the other machines are; start the run on each "
+            "of them by torchrun or srun, set MASTER_ADDR, or leave it out"
         )
 
 

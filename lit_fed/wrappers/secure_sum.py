@@ -77,8 +77,9 @@ class SecureSum(SecureAggregation):
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
-        beside = self.neighbours
+        beside, fraction = self.neighbours, self.fraction_bits
         checks = {
+            "fraction_bits": (fraction is None or abs(fraction) <= 1000, "a whole number from -1000 to 1000, or null"),
             "modulus_bits": (8 <= self.modulus_bits <= 64, "a whole number from 8 to 64"),
             "clip_range": (self.clip_range > 0, "a number > 0"),
             "threshold": (0 < self.threshold <= 1, "a number above 0 and up to 1"),

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
 
-from running import history, numbers, start
+from running import history, numbers, of_ranks, start
 
 from lit_fed.training.round_logger import newest_version
 
@@ -36,7 +36,7 @@ RUNS = {
     ],
 }  # fmt: skip
 
-SECONDS_TO_END = 300
+SECONDS_TO_END = 900
 """A run that takes longer hangs."""
 
 Outcome = dict[str, Any]
@@ -109,6 +109,11 @@ class Life:
         """Go on where there is a checkpoint, else begin anew."""
         return self.start(*(["--ckpt_path", "last"] if self.last else []), *extra, **environment)
 
+    def begin_ranks(self, *extra: str) -> list[Any]:
+        """As `begin`, by two ranks."""
+        on = ["--ckpt_path", "last"] if self.last else []
+        return [self.start(*on, *extra, **environment) for environment in of_ranks(2)]
+
     def wait(self, process: Any) -> None:
         """Wait for an instant drawn at random, in a round that is still to come, or in the final test."""
         share, delay = self.rng.random(), self.rng.uniform(0, 1.5 * self.seconds)
@@ -119,8 +124,15 @@ class Life:
             time.sleep(0.002)
         time.sleep(delay)
 
-    def end(self, process: Any, what: str, statuses: tuple[int, ...]) -> tuple[int | None, str]:
-        """Wait for the end of a process: its status, and what it said; anything unexpected is written down."""
+    def end(self, process: Any, what: str, statuses: tuple[int, ...], *, speaks: bool = True) -> tuple[int | None, str]:
+        """Wait for the end of a process: its status, and what it said; anything unexpected is written down.
+
+        Args:
+            process: as it was started.
+            what: it is, in the words of an event.
+            statuses: with which it may end.
+            speaks: a status of 1 or 2 needs a message; of several ranks one speaks for all.
+        """
         try:
             err = process.communicate(SECONDS_TO_END)[1]
         except subprocess.TimeoutExpired:
@@ -130,7 +142,7 @@ class Life:
         self.events.append(f"{what}: status {status}, {self.rounds_logged()} rounds logged")
         if status not in statuses or "Traceback" in err:
             self.wrong.append(f"{what}: status {status}, {err.strip()[-1500:]}")
-        elif status in (1, 2) and not err.strip().splitlines()[-1].startswith("lit_fed: "):
+        elif status in (1, 2) and speaks and not err.strip().rpartition("\n")[2].startswith("lit_fed: "):
             self.wrong.append(f"{what}: status {status} without a message, {err.strip()[-500:]}")
         return status, err
 

@@ -166,6 +166,29 @@ def two_writers(life: Life) -> None:
     life.end(first, "the first writer", (0,))
 
 
+RANKS = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", "5"]
+
+
+def rank_killed(life: Life) -> None:
+    """Two ranks, one of which gets SIGKILL at a random instant; the other has to end by itself."""
+    _without_a_rank(life, signal.SIGKILL)
+
+
+def rank_stopped(life: Life) -> None:
+    """Two ranks, one of which gets SIGSTOP at a random instant; the other has to end by itself."""
+    _without_a_rank(life, signal.SIGSTOP)
+
+
+def _without_a_rank(life: Life, signum: signal.Signals) -> None:
+    lost = life.rng.randrange(2)
+    ranks = life.begin_ranks(*RANKS)
+    life.wait(ranks[0])
+    _send(ranks[lost], signum)
+    life.end(ranks[1 - lost], f"without rank {lost}", (0, 1))
+    ranks[lost].kill()
+    life.end(ranks[lost], f"rank {lost}", (0, 1, 2, -signal.SIGKILL), speaks=False)
+
+
 def _summaries(life: Life) -> dict[Path, int]:
     """When each summary of the run was written."""
     return {one: one.stat().st_mtime_ns for one in life.runs.glob("version_*/summary.json")}
@@ -182,6 +205,8 @@ KINDS: dict[str, Callable[[Life], None]] = {
     "deleted between": deleted_between,
     "deleted meanwhile": deleted_meanwhile,
     "two writers": two_writers,
+    "rank killed": rank_killed,
+    "rank stopped": rank_stopped,
 }
 
 

@@ -5,7 +5,9 @@ from federated_round import Federation, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg
+from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.machine import memory
 from lit_fed.core.plan import make_plan, most_steps, num_steps
 from lit_fed.core.types import LocalWork
 
@@ -247,3 +249,12 @@ def test_drawn_batches_are_cut():
     assert plan.counts.max() == 20 == plan.index.shape[3]
     last = [39 in plan.index[0, step, 0, :20].tolist() for step in range(300) if plan.counts[0, step] == 20]
     assert 0.3 < np.mean(last) < 0.7  # the first are not preferred
+
+
+@pytest.mark.parametrize(
+    "work", [LocalWork(epochs=10**9), LocalWork(steps=10**30), LocalWork(epochs=10**9, sample_rate=0.1)]
+)
+def test_a_plan_that_no_memory_holds_is_refused_before_room_is_made(monkeypatch, work):
+    monkeypatch.setattr(memory, "available_memory", lambda: 10**10)
+    with pytest.raises(ConfigError, match=r"the plan of \d+ local steps in a phase: takes .* 10 GB are free"):
+        plan_of([10, 3], work)

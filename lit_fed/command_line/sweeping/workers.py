@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Worker", "cores", "next_done"]
+__all__ = ["Worker", "next_done"]
 
 SECONDS_TO_STOP = 20.0
 """How long a run may take to end its round in order before it is killed."""
@@ -24,13 +24,6 @@ class Job(NamedTuple):
     arguments: tuple[str, ...]
     log: Path  # gets what the run prints
     run: Callable[[list[str]], Any]
-
-
-def cores() -> list[int]:
-    """The cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
 
 
 class Worker:

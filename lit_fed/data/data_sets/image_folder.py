@@ -36,6 +36,9 @@ MODES = {1: "L", 3: "RGB"}
 DEEP = ("I", "F")
 """How its names of pictures begin whose pixels have more than 8 bits."""
 
+MOST_PIXELS = 2**27
+"""Of one file, whose header may announce more than memory has room for: 134 million, more than cameras take."""
+
 READ_AT_ONCE = 512
 """Pictures that are decoded before the first of them is put away."""
 
@@ -253,6 +256,8 @@ def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
     try:
         with Image.open(path) as file:
             stored = file.mode
+            announced = file.width * file.height  # by its header, before room is made for them
+            require(announced <= MOST_PIXELS, f"{announced:,} pixels are announced; at most {MOST_PIXELS:,} are read")
             picture = ImageOps.exif_transpose(file)
             if not stored.startswith(DEEP):
                 if stored == "P":  # a palette may hold transparency, which only this form keeps apart

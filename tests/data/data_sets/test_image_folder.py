@@ -1,6 +1,8 @@
 """Folders of pictures, made up here."""
 
 import os
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -240,6 +242,17 @@ def test_another_layout_is_told(tmp_path):
     refused(tmp_path, tmp_path / "notes.txt", "a file where a folder is expected", "move it away")
     (tmp_path / "notes.txt").rename(tmp_path / "anna/cat/notes.txt")
     refused(tmp_path, tmp_path / "anna/cat/notes.txt", "no picture by its name", ".jpeg")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_header_that_announces_more_pixels_than_there_are(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "bela/cat/0.png"
+    content = bytearray(path.read_bytes())
+    content[16:24] = struct.pack(">II", 13_000, 13_000)
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    path.write_bytes(content)
+    refused(tmp_path, path, "169,000,000 pixels are announced", "134,217,728")
 
 
 def test_pictures_that_cannot_be_read(tmp_path):
