@@ -14,6 +14,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.local_privacy import LocalPrivacy
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.secure_sum import SecureSum
@@ -31,6 +32,7 @@ WRAPPERS = {
     "local privacy": {"privacy": LocalPrivacy(**BUDGET)},
     "example privacy": {"privacy": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0)},
     "secure sum": {"secure_aggregation": SecureSum()},
+    "lost messages": {"faults": Faults([0.0, 0.0, 0.9, 0.9], "after")},
 }
 
 REFUSED = {
@@ -42,6 +44,7 @@ REFUSED = {
     ("EF21", "client privacy"): "give ef14",
     ("EF21", "local privacy"): "give ef14",
     ("EF21", "example privacy"): "give ef14",
+    ("secure sum", "lost messages"): "dropout_fraction instead",
 }
 
 PAIRS = [pair for pair in combinations(WRAPPERS, 2) if not WRAPPERS[pair[0]].keys() & WRAPPERS[pair[1]].keys()]
