@@ -15,6 +15,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.local_privacy import LocalPrivacy
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.robustness import Robustness
@@ -34,6 +35,7 @@ WRAPPERS = {
     "example privacy": {"privacy": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=1.0)},
     "secure sum": {"secure_aggregation": SecureSum()},
     "robust rule": {"robustness": Robustness(CenteredClipping(0.05, 2))},
+    "lost messages": {"faults": Faults([0.0, 0.0, 0.9, 0.9], "after")},
 }
 
 REFUSED = {
@@ -48,6 +50,7 @@ REFUSED = {
     ("EF21", "robust rule"): "give ef14",
     ("client privacy", "robust rule"): "choose LocalPrivacy",
     ("secure sum", "robust rule"): "needs every message",
+    ("secure sum", "lost messages"): "dropout_fraction instead",
 }
 
 PAIRS = [pair for pair in combinations(WRAPPERS, 2) if not WRAPPERS[pair[0]].keys() & WRAPPERS[pair[1]].keys()]

@@ -26,6 +26,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.pictures import run as pictures
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.secure_sum import SecureSum
 
 
@@ -127,6 +128,11 @@ class Whole(NamedTuple):
 
 NOISY_STEPS = ExamplePrivacy(noise_multiplier=0.5, clip_norm=1.0, sample_rate=0.3, delta=1e-3, mixture_noise=3.0)
 
+ABSENT = Faults(
+    0.2, "after", deadline=2.0, compute_mean=1.0, comes_back=0.5, goes_away=0.2, average="expected",
+    on_bad_client="drop",
+)  # fmt: skip
+
 WRAPPED = {
     "client privacy": {
         "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
@@ -140,6 +146,7 @@ WRAPPED = {
         "model": {"robust_aggregation": CenteredClipping(0.1, 2, bucket_size=2), "attack": Gaussian()},
         "data": {"attackers": 2},
     },
+    "faults": {"model": {"faults": ABSENT}},
 }
 """What may go around an algorithm, by name."""
 
