@@ -7,7 +7,7 @@ Symbols:
     w^t     -> shared.models        the global model after t steps of the server, leaves [1, ...]
     w^{t−τ} -> work.start           the model that a client was sent, τ steps ago, leaves [1, ...]
     Δ_i     -> what a client learnt, w_i − w^{t−τ}, an ascent direction; the paper's is its negative
-    τ_i     -> Arrivals.staleness   steps of the server since client i was sent a model
+    τ_i     -> BufferedArrivals.staleness   steps of the server since client i was sent a model
     s(τ)    -> staleness_weight     1/√(1 + τ)
     K, M_c  -> buffer_size, concurrency
     η_g     -> server_lr
@@ -44,7 +44,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Phase, Reduced
 
-__all__ = ["Arrivals", "FedBuff", "LateChange", "LateRun", "ModelsOnTheWay", "staleness_weight"]
+__all__ = ["BufferedArrivals", "FedBuff", "LateChange", "LateRun", "ModelsOnTheWay", "staleness_weight"]
 
 Leaves = dict[str, Tensor]
 
@@ -77,7 +77,7 @@ class LateChange(NamedTuple):
     buffers: Leaves  # running statistics, leaves [1, ...]
 
 
-class Arrivals(NamedTuple):
+class BufferedArrivals(NamedTuple):
     """What fills the buffer in one round, by client."""
 
     client_ids: Tensor  # [K] int64, ascending
@@ -158,7 +158,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
                 )
         return size, number
 
-    def arrivals(self, ctx: Context) -> Arrivals:
+    def arrivals(self, ctx: Context) -> BufferedArrivals:
         """Who comes in in this round, and with which staleness: a pure function of the settings, seed and round."""
         return _schedule(self, ctx.num_clients, ctx.seed).round(ctx.round_idx)
 
@@ -255,15 +255,15 @@ class _Schedule:
         self._idle, self._free = list(range(len(means))), list(range(number))  # clients; places
         self._out: list[_Trip] = []  # a heap
         self._time, self._trips = 0.0, 0
-        self._rounds: list[Arrivals] = []
+        self._rounds: list[BufferedArrivals] = []
 
-    def round(self, round_idx: int) -> Arrivals:
+    def round(self, round_idx: int) -> BufferedArrivals:
         """Who comes in in a round."""
         while len(self._rounds) <= round_idx:
             self._rounds.append(self._fill_buffer(len(self._rounds)))
         return self._rounds[round_idx]
 
-    def _fill_buffer(self, version: int) -> Arrivals:
+    def _fill_buffer(self, version: int) -> BufferedArrivals:
         buffer: list[_Trip] = []
         while len(buffer) < self._size:
             if not self._out or self._out[0].time > self._time:  # all that come in at this moment are in
@@ -277,7 +277,7 @@ class _Schedule:
         columns = torch.tensor([(trip.client_id, version - trip.version, trip.place) for trip in buffer])
         client_ids, staleness, places = columns.unbind(1)
         still_out = torch.tensor([trip.place for trip in self._out if trip.version == version], dtype=torch.int64)
-        return Arrivals(client_ids, staleness, places, still_out, self._time)
+        return BufferedArrivals(client_ids, staleness, places, still_out, self._time)
 
     def _send_out(self, version: int) -> None:
         while self._free and self._idle:
