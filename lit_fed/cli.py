@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.utilities import rank_zero_only
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
@@ -131,7 +131,7 @@ class FederatedCLI(LightningCLI):
 
     def _hold(self, folder: Path, **fix: str) -> None:
         """Let no other process write into a run's folder until this command is over; rank zero holds it for all."""
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]
+        if not _get_rank():  # by the environment: there is no trainer yet that would know it
             self._writer = self._held.enter_context(writer_of(folder, **fix))
 
     @staticmethod
