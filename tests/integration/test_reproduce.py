@@ -45,12 +45,11 @@ MADE = {}
 
 def setting(run):
     """What runs that differ in their algorithm alone have in common."""
-    options = []  # each with its values
-    for word in run.arguments:
-        options += [(word,)] if word.startswith("--") else []
-        options[-1] = (*options[-1], word)
-    of_algorithm = ("--model.algorithm", "--model.solver")
-    return run.config, run.measures, run.fit, tuple(one for one in options if not one[0].startswith(of_algorithm))
+    pairs = zip(run.arguments, [*run.arguments[1:], ""], strict=True)
+    of_algorithm = [
+        word for pair in pairs if pair[0].startswith(("--model.algorithm", "--model.solver")) for word in pair
+    ]
+    return run.config, run.measures, run.fit, tuple(word for word in run.arguments if word not in of_algorithm)
 
 
 @pytest.fixture
