@@ -39,7 +39,9 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
     if isinstance(value, Chosen):
         taken = value.taken
         every = _counterpart(value.models, models)
-        sent = tree.map_leaves(lambda leaf: leaf * taken.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1)), every)
+        sent = tree.map_leaves(
+            lambda leaf: leaf * taken.to(leaf.dtype).view(*taken.shape, *[1] * (leaf.ndim - 1)), every
+        )
         return Chosen(sent, torch.zeros_like(taken))
     if isinstance(value, dict):
         return {key: _counterpart(part, models) for key, part in value.items()}

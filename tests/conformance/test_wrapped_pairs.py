@@ -8,7 +8,7 @@ from normalised import NormalisedMLP
 from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import FedEM
+from lit_fed.algorithms import IFCA, FedEM
 from lit_fed.core.aggregation import CenteredClipping
 from lit_fed.core.codecs import QSGD, RandomK, TopK
 from lit_fed.core.errors import ConfigError
@@ -88,3 +88,13 @@ def test_a_pair_runs_or_is_refused(pair):
 
 def test_refused_pairs_are_pairs():
     assert REFUSED.keys() <= set(PAIRS)
+
+
+def test_models_that_clients_choose_are_judged_although_they_hear_encoded_ones():
+    robustness = Robustness(CenteredClipping(0.05, 2))
+    wrapped = surround(IFCA(2), compression=Compression(scope="whole", down=QSGD()), robustness=robustness)
+    whole, cut = (
+        after_rounds(wrapped, make_clients(SIZES), 2, network=small_mlp, weighting="uniform", clients_per_block=number)
+        for number in (len(SIZES), 1)
+    )
+    assert same_bits(everything(whole), everything(cut))
