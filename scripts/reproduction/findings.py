@@ -76,6 +76,8 @@ FINDINGS = {
         "six points from FedEM on the synthetic data, where a client takes part in every tenth round. LowRank costs "
         "two to six points."
     ),
+    "robust-mnist": ("Not all runs are made yet."),
+    "robust-mixtures": ("Not all runs are made yet."),
     "ucfl-table1": (
         "Under concept shift UCFL's four streams serve users as well as an oracle that knows the groups, and FedAvg "
         "falls below local training, as in the paper. In the label shifts on MNIST, with one seed, UCFL does not "
