@@ -104,7 +104,7 @@ class FederatedDataModule(LightningDataModule):
         seed: seed of partition, splits and the sample of clients that is measured.
         attackers: clients of the training that attack, to try out what becomes of the others: a whole number of them,
             or a share below 1; drawn from `seed`. They lie about their samples (`poison`) or about what they learnt
-            (`--model.attack`), and take no part in averages over honest clients.
+            (`attack` of the model), and take no part in averages over honest clients.
         poison: what attackers do to their training samples, `LabelFlip` or `Backdoor`; null: nothing.
         augment: torchvision's transforms of pictures in local steps, by name, drawn anew for each of them, such as
             `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null takes pictures as they are.

@@ -249,20 +249,22 @@ def mixed_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) ->
     setting = _mixed(scale)
     figure, axes = panels([one.label for one in MIXTURES.values()], width=4.6, height=3.0)
     for name, at in MIXTURES.items():
-        axis = axes[at.label]
+        axis, named = axes[at.label], set[str]()
         for place, rule in enumerate(MIXED_RULES):
             for column, attack in enumerate(MIXED_ATTACKS):
                 share = "0" if attack == "none" else SHARES[-1]
                 found = kept.all(setting.runs(seeds, [f"{name}_{rule}_{attack}_{share}"]))
                 if found:
                     height = statistics.mean(100 * one["summary"][HONEST[0]] for one in found)
-                    label = MIXED_RULES[rule].label if column == 0 else None
+                    label = MIXED_RULES[rule].label if rule not in named else None
+                    named.add(rule)
                     at_x = column + 0.16 * (place - (len(MIXED_RULES) - 1) / 2)
                     axis.bar(at_x, height, 0.15, color=COLOURS[place], label=label)
         labels = [one.label for one in MIXED_ATTACKS.values()]
         axis.set_xticks(range(len(labels)), labels, fontsize=7)
         axis.set(ylabel="test accuracy (%), 20 % attack", ylim=(30, 85))
-        axis.legend(fontsize=6, frameon=False, ncols=3, loc="upper center")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=6, frameon=False, ncols=3, loc="upper center")
     save(figure, path)
 
 

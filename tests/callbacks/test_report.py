@@ -25,7 +25,8 @@ def test_the_folder(left_behind):
     folder, _ = left_behind
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
     assert names == {
-        "config.yaml", "metrics.csv", "summary.json", "clients.csv", "checkpoints/last.ckpt",
+        "config.yaml", "metrics.csv", "summary.json", "clients.csv", ".lock", "checkpoints/last.ckpt",
+        "checkpoints/previous.ckpt",
         "plots/accuracy_vs_rounds.png", "plots/accuracy_vs_bytes.png", "plots/client_accuracy.png",
         "plots/mixture_weights.png", "plots/mixture_over_rounds.png", "weights.npz",
     }  # fmt: skip

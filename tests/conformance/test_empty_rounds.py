@@ -216,7 +216,7 @@ def test_one_of_several_phases_may_be_empty(trainer, nobody, metrics):
         federation.end_phase()
     record = federation.commit()
     empty, other = record.phases if nobody == "first" else reversed(record.phases)
-    assert empty == (0, True, 0, 0.0, 0.0)
+    assert empty == (0, True, 0, 0.0, 0.0, None)
     assert (other.num_clients, other.num_payloads, other.bits_up) == (2, 1, record.bits_up)
     assert (record.metrics.keys(), record.client_ids.tolist()) == (metrics, [0, 2])
     assert all(leaf.isfinite().all() for leaf in tree.leaves(federation.shared))

@@ -82,8 +82,9 @@ def test_inputs_are_numbers_in_0_to_1(tmp_path):
     data = ["--data.dataset", "test_personalize.Pixels", "--data.num_clients", "3", "--trainer.max_epochs", "1"]
     main(["fit", *CPU, *data, "--trainer.default_root_dir", str(tmp_path), "--model.algorithm", "Local"])
     last = folder(tmp_path, "Local") / "checkpoints/last.ckpt"
-    main(["predict", *CPU, "--ckpt_path", str(last), "--output", str(tmp_path / "p.csv")])
-    main(["export", *CPU, "--ckpt_path", str(last), "--client", "1", "--output", str(tmp_path / "client.pt2")])
+    known = ["--ckpt_path", str(last), "--trust", "test_personalize"]
+    main(["predict", *CPU, *known, "--output", str(tmp_path / "p.csv")])
+    main(["export", *CPU, *known, "--client", "1", "--output", str(tmp_path / "client.pt2")])
     program = torch.export.load(tmp_path / "client.pt2").module()
     table = pd.read_csv(tmp_path / "p.csv").query("client == 1")
     probabilities = program(torch.from_numpy(pictures()[0] / np.float32(255))).detach().numpy()

@@ -41,9 +41,12 @@ def fit(out, name, *arguments):
     return folder(out, name) / "checkpoints/last.ckpt"
 
 
+OWN_CLASSES = ["--trust", "normalised", "--trust", "test_personalize"]
+
+
 def personalize(last, clients, output, *arguments):
-    main(["personalize", *CPU, "--ckpt_path", str(last), "--clients", str(clients), "--output", str(output),
-          *arguments])  # fmt: skip
+    main(["personalize", *CPU, *OWN_CLASSES, "--ckpt_path", str(last), "--clients", str(clients),
+          "--output", str(output), *arguments])  # fmt: skip
     return pd.read_csv(output / "clients.csv")
 
 

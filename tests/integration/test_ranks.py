@@ -83,8 +83,9 @@ def test_two_ranks_equal_one_with_states_in_files(outs, name):
     files = [sorted((path / "clients").iterdir()) for path in (one, two)]
     assert [path.name for path in files[0]] == [path.name for path in files[1]]
     for alone, shared in zip(*files, strict=True):
-        contents = [torch.load(path, weights_only=True) for path in (alone, shared)]
-        assert all(torch.equal(leaf, contents[1][key]) for key, leaf in contents[0].items()), alone.name
+        own, others = (torch.load(path, weights_only=True) for path in (alone, shared))
+        assert own.pop("lit_fed") == others.pop("lit_fed")  # whose state it is
+        compare_states(own, others)
 
 
 def test_a_rank_without_clients_on_the_command_line(tmp_path):
