@@ -77,10 +77,11 @@ FINDINGS = {
         "two to six points."
     ),
     "robust-mnist": (
-        "Centred clipping comes out as published, within half a point under each of the five attacks at momentum 0.9, "
-        "and so does Krum under mimic and IPM. The median does not: with our smaller network it fails under attacks that "
-        "leave the published one at 36 to 57 %, and RFA reaches 62 % under flipped signs where 83 % are published. Plain "
-        "means, of which no figures are published, lose next to nothing to these attacks. Momentum 0 is mostly not run."
+        "Centred clipping comes out as published, within half a point under each of the five attacks at momentum "
+        "0.9, and so does Krum under mimic and IPM. The median does not: with our smaller network it fails under "
+        "attacks that leave the published one at 36 to 57 %, and RFA reaches 62 % under flipped signs where 83 % are "
+        "published. Plain means, of which no figures are published, lose next to nothing to these attacks. Momentum "
+        "0 is mostly not run."
     ),
     "robust-mixtures": (
         "A mixture puts attackers who flip labels into quarantine: they gather in one component (92 % of their "
