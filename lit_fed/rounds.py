@@ -34,7 +34,7 @@ from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Roun
 from lit_fed.wrappers.around import innermost
 from lit_fed.wrappers.faults import drawn_weight, faults_of
 
-__all__ = ["Federation", "RoundRecord", "start"]
+__all__ = ["FederatedRounds", "RoundRecord", "start"]
 
 
 class _Phase(NamedTuple):
@@ -57,7 +57,7 @@ class _Round:
     means: RunningMeans = field(default_factory=RunningMeans)
 
 
-class Federation:
+class FederatedRounds:
     """An algorithm with its server and its clients.
 
     Args:
@@ -222,7 +222,7 @@ def start(
     solver: LocalSolver | None = None,
     client_trainer: str = "auto",
     **terms: Any,
-) -> Federation:
+) -> FederatedRounds:
     """A federation before its first round, in memory, where the samples of its clients lie.
 
     Args:
@@ -242,6 +242,6 @@ def start(
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
     task = task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
-    federation = Federation(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
+    federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
     federation.store = ClientStore(partial(federation.initial_state, train), train.num_clients).to(device)
     return federation

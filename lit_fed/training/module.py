@@ -12,6 +12,7 @@ from torch import nn
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
+from lit_fed.clients.session import ModelSettings
 from lit_fed.clients.store import ClientStore
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
@@ -28,7 +29,7 @@ from lit_fed.metrics import ClientTable
 from lit_fed.metrics.selection import MetricsGiven, choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
-from lit_fed.training.building import ModelSettings, build_federation
+from lit_fed.training.building import build_federation, facts_of, rounds_of_fit
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
 from lit_fed.training.description import Described
 from lit_fed.training.history import RunHistory
@@ -147,10 +148,10 @@ class FederatedModule(Described, ServingSteps):
             if self.is_built and isinstance(data, UnseenFolder):  # they are served from a checkpoint alone
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        num_rounds = self.settings.rounds_of_fit(self.trainer, data) if stage == "fit" else 1
+        num_rounds = rounds_of_fit(self.settings, self.trainer, data) if stage == "fit" else 1
         if not self.is_built:
             self.history.fingerprint = data.fingerprint
-            self.build(self.settings.facts_of(data, num_rounds), *data.populations)
+            self.build(facts_of(self.settings, data, num_rounds), *data.populations)
         elif stage == "fit":
             self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
             self.federation.schedule_rounds = None
