@@ -104,11 +104,10 @@ class FederatedRounds:
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
             return {"state": state}
-        if client_id == 0:  # a fresh optimizer is the same for all: its shape is the algorithm's affair
+        if not hasattr(self, "_fresh_optimizer"):  # the same for all: its shape is the algorithm's affair
             losses = SequentialTrainer().losses(ctx, shared, self.algorithm, data)
-            self._fresh_optimizer = getattr(
-                self.algorithm.client_init(ctx, shared, state, data, losses), "optimizer", None
-            )
+            work = self.algorithm.client_init(ctx, shared, state, data, losses)
+            self._fresh_optimizer = getattr(work, "optimizer", None)
         return {"state": state, "optimizer": self._fresh_optimizer}
 
     # ------------------------------------------------------------------ a round

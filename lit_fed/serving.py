@@ -16,7 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
 from lit_fed.rounds import FederatedRounds
 
-__all__ = ["BlockPredictions", "evaluate", "measure", "predict_block", "predict_job", "serve"]
+__all__ = ["BlockPredictions", "MeasuresElsewhere", "evaluate", "measure", "predict_block", "predict_job", "serve"]
 
 SERVED_BYTES = 2**28
 """Memory that the models of clients may take that are adapted before they are served."""
@@ -87,6 +87,16 @@ def evaluate(federation: FederatedRounds, data: Split, train: Split | None = Non
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 
 
+@runtime_checkable
+class MeasuresElsewhere(Protocol):
+    """A client trainer whose clients are served where their samples are; what comes from there are sums."""
+
+    def measure(
+        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As the function of this name."""
+
+
 def measure(
     federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -100,8 +110,13 @@ def measure(
 
     Yields:
         Their places among the clients that are measured [C], and a row for each, [C, 3 + M + K] float64: as of
-        `evaluate`, the mixture weights that it was served with, where the algorithm has some, and these metrics.
+        `evaluate`, the mixture weights that it was served with, where the algorithm has some and clients do not serve
+        themselves elsewhere, and these metrics.
     """
+    trainer = federation.client_trainer
+    if isinstance(trainer, MeasuresElsewhere):
+        yield from trainer.measure(block, seen=seen, chosen=chosen)
+        return
     shared, template = federation.shared, federation.store.template["state"]
     each = (sum(map(tree.bits, tree.models(shared))) + tree.bits(template)) // 8  # an adapted state may be whole models
     at_once = max(1, SERVED_BYTES // max(each, 1))

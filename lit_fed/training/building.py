@@ -8,16 +8,19 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.clients.session import ModelSettings, Session
-from lit_fed.core.demands import check_division, check_sampling
+from lit_fed.core.demands import check_deployment, check_division, check_sampling
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.federation import RemoteClients, RemoteSplit
+from lit_fed.deployment.remote import RemoteTrainer
+from lit_fed.deployment.settings import facts_to_json
 from lit_fed.rounds import FederatedRounds
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
 
-__all__ = ["build_federation", "facts_of", "rounds_of_fit"]
+__all__ = ["build_federation", "facts_of", "remote_trainer", "rounds_of_fit"]
 
 
 def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int) -> TrainingFacts:
@@ -88,3 +91,41 @@ def build_federation(
     task, shared = session.terms.task, session.shared
     server = ModuleServer(module, task, shared, source_of(settings.network, task.template_seed))
     return FederatedRounds(session.algorithm, session.terms, server, session.choose)
+
+
+def remote_trainer(
+    rounds: FederatedRounds,
+    settings: ModelSettings,
+    facts: TrainingFacts,
+    arguments: dict[str, Any],
+    data: FederatedDataModule,
+) -> RemoteTrainer:
+    """The client trainer of a federation whose clients are on nodes.
+
+    Args:
+        rounds: the federation.
+        settings: of the module.
+        facts: what it was built from.
+        arguments: those of the command line, which nodes make their settings of; {} without one.
+        data: the data module.
+
+    Raises:
+        ConfigError: if the algorithm or a setting makes no sense there.
+    """
+    dataset = data.dataset
+    assert isinstance(dataset, RemoteClients)
+    check_deployment(settings.algorithm, settings.name)
+    if data.poison is not None:
+        raise ConfigError("--data.poison alters samples, and those of a federation are on their nodes; leave it out")
+    if dataset.missing == "drop" and not (settings.faults is not None and settings.faults.forgives):
+        raise ConfigError(
+            "--data.dataset.missing is drop, and nothing says what a round without a client is; add "
+            "--model.faults.on_bad_client drop, or choose wait or stop"
+        )
+    seen, unseen = data.populations
+    assert isinstance(seen.train, RemoteSplit)
+    session = {
+        "model": arguments.get("model"), "facts": facts_to_json(facts),
+        "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
+    }  # fmt: skip
+    return RemoteTrainer(dataset.fleet, rounds, (seen, unseen), session)
