@@ -127,11 +127,11 @@ class Roster(NamedTuple):
                     )
                 where[name] = node
             for which, of in one.types.items():
-                if of != types[which]:
-                    described = (f"{kind} of shape {shape}" for kind, shape in (of, types[which]))
+                here, there = (f"{kind} of shape {shape}" for kind, shape in (of, types[which]))
+                if here != there:
                     raise ConfigError(
-                        f"samples of {which} on node {node} are {next(described)}, but on node {first} {next(described)}; store all clients with one type and "
-                        "sample shape"
+                        f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients "
+                        "with one type and sample shape"
                     )
         names = {kind: sorted(_of_kind(facts, kind)) for kind in POPULATIONS}
         if not names["seen"]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 import lit_fed
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.reduce import num_ranks
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
@@ -33,7 +34,7 @@ class RemoteSplit(DrawnSplit):
     samples_per_block = None  # type: ignore[assignment] # nothing is brought into memory
 
     def __init__(
-        self, sizes: Tensor, x: Tensor, y: Tensor, origin: str, first_id: int = 0, is_cut: bool = False
+        self, sizes: Tensor, x: Tensor, y: Tensor, origin: str, first_id: int = 0, *, is_cut: bool = False
     ) -> None:
         super().__init__(_refuse_to_draw, sizes, x, y, origin, first_id=first_id)
         self.is_cut = is_cut
@@ -92,11 +93,7 @@ class RemoteClients(ClientDataSet):
         Raises:
             ConfigError: if they do not come in time, are of another version, or what they have does not go together.
         """
-        if (
-            torch.distributed.is_available()
-            and torch.distributed.is_initialized()
-            and torch.distributed.get_world_size() > 1
-        ):
+        if num_ranks() > 1:
             raise ConfigError(
                 f"{type(self).__name__} has one server, and the run several ranks; give --trainer.devices 1"
             )

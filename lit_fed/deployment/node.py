@@ -131,6 +131,7 @@ class Node:
                 raise ConfigError("the server is a program that sends no settings; give `Node` those of its module")
             settings = settings_from_json(sent["model"], self._trusted)
         self._training = _Training(name, sent, settings, self.populations, folder)
+        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(sent))
         return self._training
 
@@ -175,7 +176,7 @@ class _Training:
         for one in clients:
             leaves = packet.trees["shared" if "shared" in packet.trees else f"shared/{one}"]
             form = algorithm.sent(ctx, server.initial_shared, one)
-            sent[one] = algorithm.received(ctx, in_form(leaves, form), one)
+            sent[one] = algorithm.received(ctx, in_form(leaves, form, shapes=False), one)
         return clients, sent
 
     def train(self, packet: Packet) -> Packet:
@@ -194,7 +195,7 @@ class _Training:
     def _run(self, facts: dict[str, Any], clients: list[int], shared: Tree) -> list[tuple[int, Any]]:
         """What some clients that are sent the same make of it: leaves of message and metrics, or an error."""
         ids, terms = torch.tensor(clients), self.rounds.terms
-        multiplicity = {one: times for one, times in zip(facts["clients"], facts["multiplicity"], strict=True)}
+        multiplicity = dict(zip(facts["clients"], facts["multiplicity"], strict=True))
         counts = torch.tensor([multiplicity[one] for one in clients], dtype=torch.float64)
         present = torch.zeros(terms.num_clients, dtype=torch.bool)
         present[torch.tensor(facts["present"], dtype=torch.int64)] = True

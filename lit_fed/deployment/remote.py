@@ -1,7 +1,7 @@
-"""The server's client trainer where clients are on nodes: it asks them, and puts their answers in the order of a block.
+"""The server's client trainer where clients are on nodes: it asks them, and hands on their answers in a block's order.
 
-Accumulator, server step, commit, checkpoints and resume are those of every run; what is kept of a client's state here is
-the version under which its node keeps it.
+Accumulator, server step, commit, checkpoints and resume are those of every run; what is kept of a client's state here
+is the version under which its node keeps it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -48,7 +50,7 @@ class Packet(NamedTuple):
     """What one side sends to the other."""
 
     facts: dict[str, Any]  # what JSON can say
-    trees: dict[str, list[Tensor]] = {}  # leaves of each tree, in the order of `tree.items`
+    trees: Mapping[str, list[Tensor]] = MappingProxyType({})  # leaves of each tree, in the order of `tree.items`
 
 
 def to_bytes(packet: Packet) -> bytes:
@@ -84,18 +86,27 @@ def from_bytes(data: bytes) -> Packet:
     sizes = [size for some in wanted.values() for _, _, size in some]
     if len(sizes) > MOST_LEAVES or sum(sizes) != len(data) - START.size - length:
         _refuse("it has another length than its header says")
-    place, trees = START.size + length, {}
+    place = START.size + length
+    trees: dict[str, list[Tensor]] = {}
     for name, some in wanted.items():
         trees[name] = []
         for kind, shape, size in some:
-            raw = np.frombuffer(data, dtype=np.uint8, count=size, offset=place).copy()
-            trees[name].append(torch.from_numpy(raw).view(kind).reshape(shape))
+            leaf = torch.empty(shape, dtype=kind)
+            if size:
+                raw = np.frombuffer(data, dtype=np.uint8, count=size, offset=place)
+                leaf.view(-1).view(torch.uint8).copy_(torch.from_numpy(raw.copy()))
+            trees[name].append(leaf)
             place += size
     return Packet(facts, trees)
 
 
-def in_form(leaves: list[Tensor], form: Tree) -> Tree:
+def in_form(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
     """The tree of these leaves, which have the number, types and shapes of those of `form`.
+
+    Args:
+        leaves: in the order of `tree.items`.
+        form: a tree of the same structure.
+        shapes: whether shapes have to be the same; else the number of their axes.
 
     Raises:
         WireError: naming the first that differs.
@@ -104,7 +115,7 @@ def in_form(leaves: list[Tensor], form: Tree) -> Tree:
     if len(leaves) != len(wanted):
         raise WireError(f"{len(leaves)} tensors in the place of {len(wanted)}")
     for leaf, (path, one) in zip(leaves, wanted, strict=True):
-        if leaf.dtype != one.dtype or leaf.shape != one.shape:
+        if leaf.dtype != one.dtype or (leaf.shape != one.shape if shapes else leaf.ndim != one.ndim):
             kind, expected = (f"{_type_name(each)} of shape {list(each.shape)}" for each in (leaf, one))
             raise WireError(f"{path} is {kind} in the place of {expected}")
     return tree.rebuild(form, leaves)

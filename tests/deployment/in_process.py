@@ -1,4 +1,4 @@
-"""Nodes of a federation in the process of the test: packets go through bytes, and nothing else between the two sides."""
+"""Nodes of a federation in the process of the test: nothing but bytes goes between the two sides."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +66,7 @@ def write_clients(root: Path, clients: dict[str, Any], unseen=frozenset()) -> No
         np.savez(folder / f"{name}.npz", **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
 
 
-def some_clients(names, num_features=5, classes=3, seed=0):
+def some_clients(names, num_features=16, classes=3, seed=0):
     """Small clients whose labels depend on their inputs, of different sizes."""
     rng = np.random.default_rng(seed)
     weights, found = rng.normal(size=(num_features, classes)), {}
