@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,15 +14,17 @@ from torch import Tensor
 
 import lit_fed
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.reduce import num_ranks
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.deployment.facts import SPLITS, Roster, read_facts
 from lit_fed.deployment.fleet import Fleet, Missing
+from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import Packet, WireError
 
-__all__ = ["RemoteClients", "RemoteSplit"]
+__all__ = ["Federation", "RemoteClients", "RemoteSplit"]
 
 
 class RemoteSplit(DrawnSplit):
@@ -79,8 +82,8 @@ class RemoteClients(ClientDataSet):
     patience: float
 
     @abstractmethod
-    def connect(self) -> Any:
-        """The transport (`lit_fed.deployment.transport.Transport`), once all nodes are there."""
+    def connect(self) -> Transport:
+        """What carries bytes to the nodes and back."""
 
     @abstractmethod
     def expected(self) -> int:
@@ -131,3 +134,55 @@ class RemoteClients(ClientDataSet):
             found.append(Population(splits[0], splits[1], splits[2], names) if names else None)
         assert found[0] is not None
         return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class Federation(RemoteClients):
+    """Clients on machines of their own, which reach this one by HTTPS; their samples and states stay with them.
+
+    The server waits for `num_nodes` nodes, each started by `lit-fed client`. A node has one client or many.
+
+    Args:
+        listen: HOST:PORT where nodes reach the server.
+        tls: folder with `server.pem`, `server.key` and `ca.pem`, as `lit-fed certificates` writes it; null: plain HTTP,
+            on this machine alone (127.0.0.1).
+        num_nodes: how many nodes there are to be.
+        nodes: names of the nodes that may come; null: all that have a certificate.
+        missing: what becomes of a question that a node has not answered after `seconds`: it is asked again until
+            `patience` is over (`wait`), the run ends (`stop`), or the round goes on without its clients (`drop`, where
+            `--model.faults.on_bad_client` is drop, too).
+        seconds: how long a node may take for an answer; in rounds of `drop`, `--model.faults.deadline` takes its place.
+        patience: how long the server waits for nodes, in seconds: for all of them at its start, and for one that is
+            missing later.
+    """
+
+    listen: str = "127.0.0.1:8443"
+    tls: str | None = None
+    num_nodes: int = 1
+    nodes: tuple[str, ...] | None = None
+    missing: Missing = "wait"
+    seconds: float = 600.0
+    patience: float = 3600.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no federation can have."""
+        for name in ("num_nodes", "seconds", "patience"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"--data.dataset.{name} is {getattr(self, name)}; give a number > 0")
+        if self.missing not in ("wait", "stop", "drop"):
+            raise ConfigError(f"--data.dataset.missing is {self.missing!r}; give wait, stop or drop")
+        if self.nodes is not None and len(set(self.nodes)) < self.num_nodes:
+            raise ConfigError(
+                f"--data.dataset.nodes names {len(set(self.nodes))} nodes, and num_nodes is {self.num_nodes}; name all"
+            )
+
+    def connect(self) -> Transport:
+        """A server of HTTPS, once it listens."""
+        from lit_fed.deployment.https_server import HttpsServer  # of the extra `federation`
+
+        tls = None if self.tls is None else given_path(self.tls, "--data.dataset.tls")
+        return HttpsServer(self.listen, tls, self.nodes)
+
+    def expected(self) -> int:
+        """How many nodes there are to be."""
+        return self.num_nodes

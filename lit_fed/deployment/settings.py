@@ -15,13 +15,25 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
+from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.session import ModelSettings
+from lit_fed.core.aggregation import Rule
+from lit_fed.core.attacks import Attack
+from lit_fed.core.codecs import Codec
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.graphs.topology import Topology
+from lit_fed.core.losses import Loss
+from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["facts_from_json", "facts_to_json", "settings_from_json"]
+
+KINDS = (Algorithm, nn.Module, Loss, Privacy, SecureAggregation, Codec, Rule, Attack, Topology, Surrogate)
+"""What a class of lit_fed that a server asks for derives from; no function is ever called, and no other class."""
 
 PLAIN = (str, int, float, bool, type(None))
 
@@ -93,8 +105,9 @@ def _class_of(path: Any, place: str, trusted: Sequence[str]) -> Any:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"the server asks for {path} ({place}), which cannot be imported here: {error}") from error
-    if not callable(found):
-        raise ConfigError(f"the server asks for {path} ({place}), which is neither a class nor a function")
+    own = not any(f"{module}.".startswith(f"{one}.") for one in trusted)
+    if not callable(found) or (own and not (isinstance(found, type) and issubclass(found, KINDS))):
+        raise ConfigError(f"the server asks for {path} ({place}), which is none of the classes that settings may name")
     return found
 
 
