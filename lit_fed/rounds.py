@@ -34,7 +34,7 @@ from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Roun
 from lit_fed.wrappers.around import innermost
 from lit_fed.wrappers.faults import drawn_weight, faults_of
 
-__all__ = ["Federation", "RoundRecord", "start"]
+__all__ = ["FederatedRounds", "RoundRecord", "start"]
 
 
 class _Phase(NamedTuple):
@@ -57,7 +57,7 @@ class _Round:
     means: RunningMeans = field(default_factory=RunningMeans)
 
 
-class Federation:
+class FederatedRounds:
     """An algorithm with its server and its clients.
 
     Args:
@@ -104,11 +104,10 @@ class Federation:
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
             return {"state": state}
-        if client_id == 0:  # a fresh optimizer is the same for all: its shape is the algorithm's affair
+        if not hasattr(self, "_fresh_optimizer"):  # the same for all: its shape is the algorithm's affair
             losses = SequentialTrainer().losses(ctx, shared, self.algorithm, data)
-            self._fresh_optimizer = getattr(
-                self.algorithm.client_init(ctx, shared, state, data, losses), "optimizer", None
-            )
+            work = self.algorithm.client_init(ctx, shared, state, data, losses)
+            self._fresh_optimizer = getattr(work, "optimizer", None)
         return {"state": state, "optimizer": self._fresh_optimizer}
 
     # ------------------------------------------------------------------ a round
@@ -222,7 +221,7 @@ def start(
     solver: LocalSolver | None = None,
     client_trainer: str = "auto",
     **terms: Any,
-) -> Federation:
+) -> FederatedRounds:
     """A federation before its first round, in memory, where the samples of its clients lie.
 
     Args:
@@ -242,6 +241,6 @@ def start(
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
     task = task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
-    federation = Federation(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
+    federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
     federation.store = ClientStore(partial(federation.initial_state, train), train.num_clients).to(device)
     return federation

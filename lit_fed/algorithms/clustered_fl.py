@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, local_run
+from lit_fed.algorithms.base import NOT_SENT, Algorithm, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
@@ -174,6 +174,18 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
             rule = DivisionRule(*(getattr(self, name) for name in DivisionRule._fields))
             shared = divide(shared, updates, reduced.weight, rule)
         return shared._replace(models=cluster_averages(shared.models, sent, shared.cluster, reduced.weight))
+
+    def sent(self, ctx: Context, shared: Clusters, client_id: int) -> Clusters:
+        """The model of the client's cluster; an unseen client gets those of all, and the updates that lead to one."""
+        if client_id >= ctx.num_clients:
+            return shared._replace(cluster=shared.cluster.max().view(1))
+        own = shared.cluster[client_id].view(1)
+        return Clusters(tree.take(shared.models, own), own, NOT_SENT)
+
+    def received(self, ctx: Context, sent: Clusters, client_id: int) -> Clusters:
+        """The one model stands for those of all clusters, in the one copy that there is."""
+        models = tree.map_leaves(lambda leaf: leaf.expand(self.max_clusters, *leaf.shape[1:]), sent.models)
+        return sent._replace(models=models, cluster=sent.cluster.expand(ctx.num_clients))
 
     def num_payloads(self, ctx: Context, shared: Clusters, num_clients: int) -> int:
         """One for each cluster: its model."""

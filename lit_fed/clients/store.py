@@ -46,9 +46,13 @@ class ClientStore(nn.Module):
             buffers.
         num_clients: T.
         memory_bytes: what the states of all clients may take in memory.
+
+    Attributes:
+        holds_states: whether states can be had here; else they stay where the clients are, and rows stand for them.
     """
 
     versions: Tensor
+    holds_states = True
 
     def __init__(self, initial: Callable[[int], Tree], num_clients: int, memory_bytes: float = math.inf) -> None:
         super().__init__()
