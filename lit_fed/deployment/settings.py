@@ -35,6 +35,9 @@ __all__ = ["facts_from_json", "facts_to_json", "settings_from_json"]
 KINDS = (Algorithm, nn.Module, Loss, Privacy, SecureAggregation, Codec, Rule, Attack, Topology, Surrogate)
 """What a class of lit_fed that a server asks for derives from; no function is ever called, and no other class."""
 
+METRICS = "model.metrics"
+"""Where texts name classes."""
+
 PLAIN = (str, int, float, bool, type(None))
 
 
@@ -73,7 +76,11 @@ def _made(value: Any, hint: Any, place: str, trusted: Sequence[str]) -> Any:
         raise ConfigError(
             f"the server sends a {type(value).__name__} as {place}; give plain types in its configuration"
         )
-    if isinstance(value, str) and _takes_objects(hint):
+    if isinstance(value, str) and place.startswith(METRICS):
+        for name in value.replace(",", " ").split():
+            if "." in name:  # those of torchmetrics have none
+                _class_of(name, place, trusted)
+    elif isinstance(value, str) and _takes_objects(hint):
         return _made({"class_path": value}, hint, place, trusted)
     return value
 

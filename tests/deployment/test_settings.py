@@ -86,6 +86,6 @@ def test_trusted_modules_are_made(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     section, _ = written()
     section["network"] = {"class_path": "own_networks.Mine", "init_args": {"hidden_sizes": [3]}}
-    with pytest.raises(ConfigError, match="own_networks.Mine .*--trust own_networks"):
+    with pytest.raises(ConfigError, match=r"own_networks\.Mine .*--trust own_networks"):
         settings_from_json(section)
     assert type(settings_from_json(section, ["own_networks"]).network((2,), 2)).__name__ == "Mine"
