@@ -24,7 +24,7 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.metrics import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.selection import MetricsGiven, choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
