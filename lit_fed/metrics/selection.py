@@ -135,9 +135,9 @@ def _found(path: str) -> Any:
     try:
         if "." in path:
             return getattr(importlib.import_module(module), name)
-        return next(vars(place)[name] for place in _places() if _is_metric(vars(place).get(name)))
+        return next(getattr(place, name) for place in _places() if name in _names_of_metrics(place))
     except (AttributeError, ImportError, StopIteration, ValueError) as error:
-        known = [one for place in _places() for one, cls in vars(place).items() if _is_metric(cls)]
+        known = [one for place in _places() for one in _names_of_metrics(place)]
         begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
         close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
         fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
@@ -150,8 +150,9 @@ def _places() -> tuple[ModuleType, ...]:
     return torchmetrics, torchmetrics.classification, torchmetrics.regression
 
 
-def _is_metric(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torchmetrics.Metric)
+def _names_of_metrics(place: ModuleType) -> list[str]:
+    found = ((name, getattr(place, name)) for name in place.__all__)
+    return [name for name, one in found if isinstance(one, type) and issubclass(one, torchmetrics.Metric)]
 
 
 def _snake_case(name: str) -> str:
