@@ -7,16 +7,17 @@ itself. A program that imports lit_fed gets these packages as they are; a comman
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 __all__ = ["light_start"]
@@ -32,13 +33,14 @@ def light_start() -> Iterator[None]:
     """Load PyTorch and Lightning; all modules that are loaded inside stay, so garbage is not looked for meanwhile."""
     gc.disable()
     try:
-        importlib.import_module("torch")
+        torch = importlib.import_module("torch")
         if METRICS not in sys.modules:
             _metrics_later()
         if COMPILER not in sys.modules and LIGHTNING not in sys.modules:
-            _lightning_without_compiler()
+            _compiler_later(torch)
         yield
         gc.freeze()
+        atexit.register(gc.unfreeze)  # at the end of the process all of it goes, so that no library complains of what is left
     finally:
         gc.enable()
 
@@ -86,18 +88,37 @@ class _OptimizedModule(metaclass=_Compiled):
     """What Lightning compares networks with."""
 
 
-def _lightning_without_compiler() -> None:
-    """Load Lightning while something else stands where it finds the compiler."""
-    stands_there: Any = ModuleType(COMPILER)
-    stands_there.OptimizedModule = _OptimizedModule
-    sys.modules[COMPILER] = stands_there
+class _LaterCompiler(ModuleType):
+    """`torch._dynamo` until it is loaded, whereupon Python puts it into this one's place.
+
+    What PyTorch asks at every gradient under `vmap` has an answer here: nothing is compiled, so nothing is to be undone.
+    """
+
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(COMPILER), name)
+
+
+def _as_it_is(function: Any, *_: Any, **__: Any) -> Any:
+    """What Lightning keeps out of compiled modules: the collection of logged values, which a run never compiles."""
+    return function
+
+
+def _compiler_later(torch: Any) -> None:
+    """Load Lightning while the compiler is absent, which then waits for the first who imports it."""
+    in_its_place: Any = ModuleType(COMPILER)
+    in_its_place.OptimizedModule, in_its_place.disable = _OptimizedModule, _as_it_is
+    sys.modules[COMPILER] = in_its_place
     try:
         importlib.import_module("lightning.pytorch")
     except (ImportError, AttributeError):  # a version that needs more of the compiler loads as it always did
         _forget(LIGHTNING)
     finally:
-        with suppress(KeyError):
-            del sys.modules[COMPILER]
+        del sys.modules[COMPILER]
+    torch._dynamo = _LaterCompiler(COMPILER)
 
 
 def _forget(package: str) -> None:

@@ -68,11 +68,10 @@ def rendering() -> Iterator[None]:
 
 
 def read_digits_once() -> None:
-    """Let all runs of this process, and of those forked from it, share what scikit-learn reads of its file."""
-    from sklearn import datasets
+    """Let all runs of this process, and of those forked from it, share what is read of scikit-learn's file."""
+    from lit_fed.data.data_sets.digits import Digits
 
-    datasets.load_digits = functools.cache(datasets.load_digits)
-    datasets.load_digits()
+    Digits().load()
 
 
 def build_parser_once() -> None:
