@@ -1,8 +1,8 @@
 """A light start of a command: of what Lightning names and a run rarely uses, the rest is loaded by who asks for it.
 
-Lightning names `torchmetrics.Metric`, whose package loads every metric there is with torchvision, SciPy and transformers
-behind them, and `torch._dynamo.OptimizedModule`, whose package is PyTorch's compiler. Both take longer than Lightning
-itself. A program that imports lit_fed gets these packages as they are; a command has a process to itself.
+Lightning names `torchmetrics.Metric`, whose package loads every metric there is, with torchvision, SciPy and
+transformers behind them, and `torch._dynamo.OptimizedModule`, whose package is PyTorch's compiler. Both take longer
+than Lightning itself. A program that imports lit_fed gets these packages as they are; a command has its own process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def light_start() -> Iterator[None]:
             _compiler_later(torch)
         yield
         gc.freeze()
-        atexit.register(gc.unfreeze)  # at the end of the process all of it goes, so that no library complains of what is left
+        atexit.register(
+            gc.unfreeze
+        )  # at the end of the process all of it goes, so that no library complains of what is left
     finally:
         gc.enable()
 
@@ -91,7 +93,7 @@ class _OptimizedModule(metaclass=_Compiled):
 class _LaterCompiler(ModuleType):
     """`torch._dynamo` until it is loaded, whereupon Python puts it into this one's place.
 
-    What PyTorch asks at every gradient under `vmap` has an answer here: nothing is compiled, so nothing is to be undone.
+    What PyTorch asks at every gradient under `vmap` has an answer here: nothing is compiled, so nothing is undone.
     """
 
     compiled_autograd = SimpleNamespace(_disable=nullcontext)

@@ -81,6 +81,7 @@ def build_parser_once() -> None:
     build, made = FederatedCLI.setup_parser, {}
 
     def setup_parser(self: Any, *args: Any) -> None:
+        self._only = None
         if not made:
             build(self, *args)
             made.update({name: getattr(self, name) for name in MADE})

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["imported_later", "optional_package"]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+else:
+    DataFrame = Any  # the parser of the command line looks up every annotation, and would load pandas for it
+
+__all__ = ["DataFrame", "imported_later", "optional_package"]
 
 
 def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
