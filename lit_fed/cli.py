@@ -152,7 +152,7 @@ class FederatedCLI(LightningCLI):
             self._print_completion(given[1:])
         refuse_files(given)
         check_configs(given)
-        self.config = self._parsed(given)
+        self.config = parser.parse_args(given)
         command = self.config.subcommand
         if command in WITHOUT_TRAINER:
             raise ConfigError(f"{command} takes its arguments behind it; start with `python -m lit_fed {command}`")
@@ -169,24 +169,13 @@ class FederatedCLI(LightningCLI):
                 check_modules(config.trust)
                 stored = trusted_arguments(stored, path, classes_in(config), config.trust)
                 behind = given.index(command) + 1
-                self.config = self._parsed([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
+                self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
         except DamagedCheckpointError as error:
             raise ConfigError(with_command(error, given)) from error
         config = self.config[command]
         config.name = name
         if path is not None:
             config.ckpt_path = str(path)
-
-    def _parsed(self, given: list[str]) -> Namespace:
-        """What the arguments say; where they are refused, with an eye to what the other commands take."""
-        try:
-            return self.parser.parse_args(given)
-        except ConfigError:
-            if self._only is None:
-                raise
-            self._only = None
-            self.setup_parser(True, *self._setup_parser_kwargs(self.parser_kwargs))
-            return self.parser.parse_args(given)
 
     def _print_completion(self, shell: list[str]) -> NoReturn:
         from lit_fed.command_line.completion import completion_script

@@ -75,16 +75,18 @@ def read_digits_once() -> None:
 
 
 def build_parser_once() -> None:
-    """Let all command lines of this process, and of those forked from it, share the first one's parser."""
+    """Let all command lines of this process, and of those forked from it, share the parsers of the first ones.
+
+    One that begins with a command makes the parser of that command alone.
+    """
     from lit_fed.cli import FederatedCLI
 
     build, made = FederatedCLI.setup_parser, {}
 
     def setup_parser(self: Any, *args: Any) -> None:
-        self._only = None
-        if not made:
+        if self._only not in made:
             build(self, *args)
-            made.update({name: getattr(self, name) for name in MADE})
-        self.__dict__.update(made)
+            made[self._only] = {name: getattr(self, name) for name in MADE}
+        self.__dict__.update(made[self._only])
 
     FederatedCLI.setup_parser = setup_parser

@@ -9,7 +9,6 @@ import pytest
 from lightning.pytorch.cli import LightningCLI
 
 from lit_fed.cli import FederatedCLI
-from lit_fed.core.errors import ConfigError
 
 ROUND_WITHOUT = {
     "lightning", "torchmetrics", "torchvision", "scipy", "sklearn", "pandas", "matplotlib", "networkx", "torch._dynamo",
@@ -99,10 +98,3 @@ def test_one_command_makes_one_parser(built):
     with pytest.raises(StopIteration):
         OnlyArguments(["validate", "--trainer.max_epochs", "3"])
     assert built == ["validate"]
-
-
-def test_wrong_arguments_are_looked_up_among_all_commands(built):
-    """An option of another command is known when its place is explained."""
-    with pytest.raises(ConfigError, match="did you mean --clients"):
-        OnlyArguments(["fit", "--cliens", "a"])
-    assert set(built) == set(FederatedCLI.subcommands())
