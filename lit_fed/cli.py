@@ -121,6 +121,7 @@ class FederatedCLI(LightningCLI):
         return dict.fromkeys(("fit", "validate", "test", "predict", "personalize", "export"), hidden)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        assert isinstance(parser, CommandParser)
         parser.only = self._only
         super()._add_subcommands(parser, **kwargs)
 
