@@ -20,7 +20,10 @@ def main() -> None:
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     if heard:
         signal.signal(signal.SIGINT, _leave)
-    from lit_fed.cli import main as run
+    from lit_fed.command_line.light_start import light_start
+
+    with light_start():
+        from lit_fed.cli import main as run
 
     if heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -18,6 +18,7 @@ from lit_fed.callbacks.served_clients import ServedClients, prediction_table, un
 from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.packages import DataFrame
 from lit_fed.core.machine.roll_call import LostRanksError, check_timeout
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -31,9 +32,6 @@ from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import FederatedStrategy, prepare_data
 from lit_fed.training.unseen_clients import restore_for_unseen_clients
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
@@ -159,7 +157,7 @@ class FederatedTrainer(Trainer):
         population: Literal["seen", "unseen"] = "seen",
         split: Literal["train", "val", "test"] = "test",
         output: str | None = None,
-    ) -> pd.DataFrame | None:
+    ) -> DataFrame | None:
         """Serve the clients of a run, as in its test, and say what is predicted for each of their samples.
 
         Args:
@@ -208,7 +206,7 @@ class FederatedTrainer(Trainer):
         clients: str = "",
         output: str = "",
         format: Literal["csv", "parquet"] = "csv",
-    ) -> pd.DataFrame | None:
+    ) -> DataFrame | None:
         """Serve new clients from a checkpoint alone: their adapted states, accuracies and predictions.
 
         Args:
