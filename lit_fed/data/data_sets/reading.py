@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_only
+from lightning_utilities.core.rank_zero import rank_zero_only
 
 from lit_fed.core.errors import ConfigError, notice
 from lit_fed.data.data_sets.base import require
