@@ -44,12 +44,15 @@ MADE = {}
 
 
 def setting(run):
-    """What runs that differ in their algorithm alone have in common."""
-    pairs = zip(run.arguments, [*run.arguments[1:], ""], strict=True)
-    of_algorithm = [
-        word for pair in pairs if pair[0].startswith(("--model.algorithm", "--model.solver")) for word in pair
-    ]
-    return run.config, run.measures, run.fit, tuple(word for word in run.arguments if word not in of_algorithm)
+    """What runs that differ in their algorithm alone have in common; weights of clients are those of an algorithm."""
+    words, kept = iter(run.arguments), []
+    for word in words:
+        if word.startswith(("--model.algorithm", "--model.solver")):
+            value = next(words)
+            kept += [value] if word == "--model.algorithm" and "client_weights" in run.measures else []
+        else:
+            kept.append(word)
+    return run.config, run.measures, run.fit, tuple(kept)
 
 
 @pytest.fixture
