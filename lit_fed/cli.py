@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
 from lightning.pytorch import LightningModule, Trainer
@@ -25,7 +25,7 @@ from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.own_networks import with_functions
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls
+from lit_fed.command_line.parser import FederatedParser, refuse_nulls, written
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
@@ -92,20 +92,14 @@ class SaveConfig(SaveConfigCallback):
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
             config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
-        plain = json.loads(_dumped(self.parser, config, format="json"))
+        plain = json.loads(written(self.parser, config, format="json"))
         for logger in trainer.loggers:
             logger.log_hyperparams(plain)
         if trainer.is_global_zero and trainer.log_dir is not None:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            text = _as_comments(module) + _dumped(self.parser, config)
+            text = _as_comments(module) + written(self.parser, config)
             write_atomically(folder / self.config_filename, text)
-
-
-def _dumped(parser: ArgumentParser, config: Namespace, **options: str) -> str:
-    """All arguments as text; they are not checked once more, which takes longer than writing them."""
-    text: str = parser.dump(config, skip_unset=False, skip_validation=True, **options)
-    return text
 
 
 def _as_comments(module: FederatedModule) -> str:
@@ -268,7 +262,7 @@ class FederatedCLI(LightningCLI):
     def _arguments(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
-        dumped = json.loads(_dumped(config, self.config[self.subcommand], format="json"))
+        dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
         return {
             "seed_everything": dumped["seed_everything"],
