@@ -24,7 +24,7 @@ from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.own_networks import with_functions
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls
+from lit_fed.command_line.parser import FederatedParser, refuse_nulls, written
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.save_config import SaveConfig
 from lit_fed.command_line.shipped_configs import find_configs
@@ -241,7 +241,7 @@ class FederatedCLI(LightningCLI):
     def _arguments(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
-        dumped = json.loads(config.dump(self.config[self.subcommand], skip_unset=False, format="json"))
+        dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
         return {
             "seed_everything": dumped["seed_everything"],
