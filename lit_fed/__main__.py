@@ -10,6 +10,7 @@ from functools import partial
 from types import FrameType, ModuleType
 from typing import NoReturn
 
+from lit_fed.command_line.light_start import light_start
 from lit_fed.command_line.start_page import WITHOUT_LIGHTNING, answer
 
 __all__ = ["main"]
@@ -41,7 +42,8 @@ def main() -> None:
 
 
 def _command_line() -> ModuleType:
-    return importlib.import_module("lit_fed.cli")
+    with light_start():
+        return importlib.import_module("lit_fed.cli")
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:

@@ -8,7 +8,7 @@ import re
 from typing import Any, NoReturn
 
 import docstring_parser
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._typehints import ActionTypeHint
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -19,7 +19,7 @@ from lit_fed.command_line.own_networks import as_function, options_of_own_networ
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["FederatedParser", "refuse_nulls"]
+__all__ = ["FederatedParser", "refuse_nulls", "written"]
 
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 """How a message begins about a command that cannot be found."""
@@ -158,6 +158,18 @@ def refuse_nulls(parser: FederatedParser, config: Namespace) -> None:
             kind = plain_type(str(action._typehint))
             if config.get(action.dest, "absent") is None and "null" not in kind.split(" | "):
                 raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
+
+
+def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:
+    """All arguments as text, which are not checked once more: that takes longer than writing them.
+
+    Args:
+        parser: the parser of a command.
+        config: what it made of the arguments.
+        options: of `ArgumentParser.dump`, such as the `format`.
+    """
+    text: str = parser.dump(config, skip_unset=False, skip_validation=True, **options)
+    return text
 
 
 def _refused_by_object(message: str) -> list[str]:
