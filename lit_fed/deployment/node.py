@@ -78,6 +78,7 @@ class Node:
         except (WireError, ConfigError) as error:
             return to_bytes(Packet({"refused": str(error)}))
         except ClientError as error:
+            sys.stderr.write(f"lit_fed: {error}\n")
             return to_bytes(Packet({"refused": f"{error.stage} of client {error.client_id} cannot be used"}))
         except Exception as error:
             traceback.print_exc(file=sys.stderr)
@@ -118,7 +119,7 @@ class Node:
     def _session_of(self, facts: dict[str, Any]) -> _Training | None:
         """The training that a packet is about; None if the server has to send its settings first."""
         name, folder = str(facts["session"]), self.states / f"{int(facts['run']):x}"
-        if self._training is not None and self._training.name == name:
+        if self._training is not None and (self._training.name, self._training.states.folder) == (name, folder):
             return self._training
         kept, sent = folder / "session.json", facts.get("settings")
         if sent is None and kept.is_file():

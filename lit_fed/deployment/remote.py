@@ -194,7 +194,7 @@ class RemoteTrainer:
         for node in dict.fromkeys(roster.node_of[one] for one in ids):
             mine = [one for one in ids if roster.node_of[one] == node]
             own = {key: [values[one] for one in mine] for key, values in each.items()}
-            stay = None if needed is None else {str(one): needed[one] for one in mine}
+            stay = None if needed is None else {str(one): needed[one] for one in mine if one in needed}
             facts = common | own | {"clients": mine, "needed": stay}
             trees = (
                 {"shared": tree.leaves(sent[mine[0]])}

@@ -119,7 +119,9 @@ class VersionStore(ClientStore):
         older = None if self._checkpoints is None else self._checkpoints.read()
         if older is None:
             return None
-        under_way = self.gather(torch.tensor(client_ids, device=self.versions.device))["state"]["versions"].cpu()
+        client_ids = [one for one in client_ids if one < len(self.versions)]  # unseen ones keep nothing
+        ids = torch.tensor(client_ids, dtype=torch.int64, device=self.versions.device)
+        under_way = self.gather(ids)["state"]["versions"].cpu()
         indices = [*older, self.versions.cpu().numpy()]
         found = {one: {int(index[one]) for index in indices if one < len(index)} for one in client_ids}
         for one, version in zip(client_ids, under_way.tolist(), strict=True):

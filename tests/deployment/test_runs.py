@@ -75,7 +75,7 @@ def equal_runs(one, other, simulated, remote):
     ("settings", "data"),
     [
         ({}, {"val_fraction": 0.25, "client_fraction": 0.6}),
-        ({"metrics": "F1Score", "compression": QSGD()}, {}),
+        ({"metrics": "F1Score", "compression": QSGD(), "compression_scope": "whole"}, {}),
         ({"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=1.0, delta=1e-5)}, {"client_sampling": "poisson"}),
     ],
     ids=["validation", "compression", "privacy"],
@@ -174,7 +174,7 @@ def test_a_node_that_comes_later_is_waited_for(folders, tmp_path):
         calls.append(node)
         return gone(node, facts) and calls.count("carl") < 8
 
-    one, _, simulated, _, _ = both(folders, tmp_path, module_of)
+    _, _, simulated, _, _ = both(folders, tmp_path, module_of)
     module = module_of()
     transport = Lossy(make_nodes(folders, tmp_path / "other", settings=module.settings), late)
     fit(tmp_path / "run", InProcessFederation(transport, missing="wait", seconds=0.01), module)
