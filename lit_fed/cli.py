@@ -36,6 +36,7 @@ from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import shown
 from lit_fed.core.machine.roll_call import LostRanksError
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.module import FederatedModule
@@ -279,6 +280,8 @@ class FederatedCLI(LightningCLI):
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
         except LostRanksError as lost:
             raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=lost.speaks) from lost
+        except LostNodesError as lost:
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise

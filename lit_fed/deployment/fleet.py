@@ -121,14 +121,14 @@ class Fleet:
         try:
             answer = from_bytes(data)
         except WireError as error:
-            said[node] = str(error)
+            said[node] = f"sends {error}"
             return
         if "refused" in answer.facts:
-            said[node] = str(answer.facts["refused"])[:2000]
+            said[node] = f"says: {answer.facts['refused']}"[:2000]
         elif "needs" in answer.facts and node in sessions and open_packets[node] is not sessions[node]:
             open_packets[node] = sessions[node]
         elif "needs" in answer.facts:
-            said[node] = "it asks for settings that it has been sent"
+            said[node] = "asks for settings that it has been sent"
         else:
             answers[node] = answer
             del open_packets[node]
@@ -139,9 +139,8 @@ class Fleet:
 
 
 def _lost(open_packets: Iterable[str], said: Mapping[str, str], seconds: float) -> str:
-    told = [f"{node} says: {said[node]}" for node in sorted(open_packets) if node in said]
+    told = [f"{node} {said[node]}" for node in sorted(open_packets) if node in said]
     silent = [node for node in sorted(open_packets) if node not in said]
     if silent:
         told.append(f"no answer from {', '.join(silent)} within {seconds:g} s")
-    fix = "see to their machines and logs; the last finished round is kept, and the same command with --ckpt_path last"
-    return f"nodes are missing: {'; '.join(told)}; {fix} goes on from it"
+    return f"nodes are missing: {'; '.join(told)}; see to their machines and logs"
