@@ -78,9 +78,9 @@ def some_clients(names, num_features=16, classes=3, seed=0):
     return found
 
 
-def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN) -> dict[str, Path]:
+def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN, **shape) -> dict[str, Path]:
     """A folder of client files for each node, and `all` with those of all nodes."""
-    clients = some_clients([name for names in nodes.values() for name in names])
+    clients = some_clients([name for names in nodes.values() for name in names], **shape)
     for node, names in {**nodes, "all": list(clients)}.items():
         write_clients(root / node, {name: clients[name] for name in names}, unseen)
     return {node: root / node for node in [*nodes, "all"]}
