@@ -124,7 +124,7 @@ def in_form(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
 def most_bytes(form: Tree, number: int) -> int:
     """What an answer with so many trees of a form may take on the wire."""
     leaves = tree.leaves(form)
-    each = sum(leaf.numel() * leaf.element_size() + 64 + 24 * leaf.ndim for leaf in leaves)
+    each: int = sum(leaf.numel() * leaf.element_size() + 64 + 24 * leaf.ndim for leaf in leaves)
     return HEADER_BYTES + number * (each + 256)
 
 
