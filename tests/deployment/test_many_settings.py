@@ -6,19 +6,20 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from in_process import node_folders, same
+from in_process import make_nodes, node_folders, same
 from normalised import NormalisedMLP
 from test_conformance import sides
 from torch import nn
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import SCAFFOLD, UCFL, FedEM, FedFOMO, MixtureADMM
+from lit_fed.algorithms import SCAFFOLD, UCFL, Ditto, FedEM, FedFOMO, MixtureADMM
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.aggregation import CenteredClipping
 from lit_fed.core.attacks import Gaussian
 from lit_fed.core.codecs import QSGD, TopK
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.models import MLP
 from lit_fed.wrappers.client_privacy import ClientPrivacy
@@ -103,9 +104,22 @@ def test_nodes_equal_the_simulation_whatever_goes_around(name, folders, tmp_path
     check(CASES[name], folders, tmp_path)
 
 
-def test_samples_may_begin_at_any_address(tmp_path):
-    """A client's rows of 20 bytes lie elsewhere among those of all clients than among those of its node."""
-    check(Case(FedEM(2)), node_folders(tmp_path / "files", num_features=5), tmp_path)
+@pytest.mark.parametrize(
+    "case",
+    [Case(FedEM(2), {"network": partial(MLP, hidden_sizes=(11,))}), Case(Ditto())],
+    ids=["samples", "states"],
+)
+def test_numbers_may_begin_at_any_address(case, tmp_path):
+    """Rows of 20 bytes lie elsewhere among those of all clients than among those of a node."""
+    check(case, node_folders(tmp_path / "files", num_features=5, classes=10, least=40), tmp_path)
+
+
+def test_models_that_begin_elsewhere_are_refused(folders, tmp_path):
+    settings = FederatedModule(FedEM(2), client_trainer="sequential").settings
+    both = sides(folders, tmp_path, settings)
+    both.transport.nodes = make_nodes(folders, tmp_path / "other", settings=settings._replace(init_seeds=[7, 8]))
+    with pytest.raises(LostNodesError, match="anna says: the models that clients start from are others here"):
+        both.remote.round(both.remote_populations[0].train, [0, 1])
 
 
 def check(case, folders, tmp_path):
