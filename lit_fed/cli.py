@@ -47,6 +47,12 @@ from lit_fed.training.stopping import CutShort, Terminated
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
 
+NEXT_OF_NODES = """\
+next: on a node, personalize takes it as --ckpt_path {last}; test takes it here
+      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+"""
+"""What the end of a fit says whose clients are on nodes."""
+
 NEXT = """\
 next: test, predict, personalize and export take it as --ckpt_path {last}
       the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
@@ -291,7 +297,8 @@ class FederatedCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule)
         last = last_checkpoint(self.trainer)
         if self.trainer.is_global_zero and last is not None:
-            sys.stdout.write(NEXT.format(last=last))
+            text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
+            sys.stdout.write(text.format(last=last))
 
 
 class ArgumentsCLI(FederatedCLI):
