@@ -16,6 +16,7 @@ from lit_fed.command_line.classes import explain_class
 from lit_fed.command_line.help import FederatedHelp, plain_type
 from lit_fed.command_line.moved_classes import with_present_paths
 from lit_fed.command_line.own_networks import as_function, options_of_own_network
+from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
 
 __all__ = ["FederatedParser", "refuse_nulls", "written"]
@@ -26,7 +27,7 @@ UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 MEANT = {
     "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
     "personalise": "personalize", "adapt": "personalize", "save": "export", "split": "partition",
-    "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
+    "node": "client", "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
 }  # fmt: skip
 """Commands by the names that other programs have for them."""
 
@@ -110,7 +111,7 @@ class FederatedParser(LightningArgumentParser):
         """Names of options or commands close to one that does not exist."""
         command = UNKNOWN_COMMAND.search(message)
         if command is not None and self._subcommands_action is not None:
-            commands = {name: name for name in self._subcommands_action.choices} | MEANT
+            commands = {name: name for name in COMMANDS} | MEANT
             close = difflib.get_close_matches(command[1].lower(), commands, 1)
             return [f"did you mean {commands[close[0]]}?" if close else "`--help` says what each command does"]
         found = UNKNOWN.search(message)

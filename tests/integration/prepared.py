@@ -104,15 +104,17 @@ def rendering() -> Iterator[None]:
 
 
 def read_digits_once() -> None:
-    """Let all runs of this process, and of those forked from it, share what scikit-learn reads of its file."""
-    from sklearn import datasets
+    """Let all runs of this process, and of those forked from it, share what is read of scikit-learn's file."""
+    from lit_fed.data.data_sets.digits import Digits
 
-    datasets.load_digits = functools.cache(datasets.load_digits)
-    datasets.load_digits()
+    Digits().load()
 
 
 def build_parser_once() -> None:
-    """Let all command lines of this process, and of those forked from it, share the first one's parser."""
+    """Let all command lines of this process, and of those forked from it, share the parsers of the first ones.
+
+    One that begins with a command makes the parser of that command alone.
+    """
     from jsonargparse import _subcommands
 
     from lit_fed.cli import FederatedCLI
@@ -122,10 +124,10 @@ def build_parser_once() -> None:
     build, made = FederatedCLI.setup_parser, {}
 
     def setup_parser(self: Any, *args: Any) -> None:
-        if not made:
+        if self._only not in made:
             build(self, *args)
-            made.update({name: getattr(self, name) for name in MADE})
-        self.__dict__.update(made)
+            made[self._only] = {name: getattr(self, name) for name in MADE}
+        self.__dict__.update(made[self._only])
 
     FederatedCLI.setup_parser = setup_parser
 
