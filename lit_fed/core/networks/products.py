@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["fast_products"]
 
-SMALLEST = 2**22
+SMALLEST = 2**24
 """Multiplications of a layer from which the other library is worth the call: rows times inputs times outputs."""
 
 
