@@ -247,7 +247,7 @@ class LocalSolver:
         """
         for piece in _pieces([*given, *taken]):
             (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
-            first, second = ({"": leaf} for leaf in (*moments, *[None] * (2 - len(moments))))
+            first, second = [*({"": leaf} for leaf in moments), {}, {}][:2]
             direction, state = self._unclipped({"": old}, {"": gradient}, OptimizerState(step, first, second))
             torch.addcmul(old, direction[""], lr.to(old.dtype), value=-1, out=out[0])
             for target, moment in zip(out[1:], (state.first, state.second), strict=False):

@@ -81,7 +81,7 @@ class _Dense(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b by oneDNN."""
+    """The product x Wᵀ + b by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # type: ignore[no-any-return]
 
 
