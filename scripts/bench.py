@@ -30,6 +30,7 @@ import torch
 from bench_codecs import CODEC_ROWS
 from bench_frozen import FROZEN_ROWS
 from bench_networks import NETWORK_ROWS
+from bench_small_clients import SMALL_CLIENT_ROWS
 from bench_wrappers import WRAPPER_ROWS
 from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook, index_batches
@@ -246,6 +247,7 @@ ROWS = (
         for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand, fmmc)
     }
     | NETWORK_ROWS
+    | SMALL_CLIENT_ROWS
     | FROZEN_ROWS
     | CODEC_ROWS
     | WRAPPER_ROWS

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["fast_products"]
 
-SMALLEST = 2**22
+SMALLEST = 2**24
 """Multiplications of a layer from which the other library is worth the call: rows times inputs times outputs."""
 
 
@@ -81,7 +81,7 @@ class _Dense(torch.autograd.Function):
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """X Wᵀ + b by oneDNN."""
+    """The product x Wᵀ + b by oneDNN."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], None)  # type: ignore[no-any-return]
 
 
