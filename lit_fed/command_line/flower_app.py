@@ -59,7 +59,7 @@ def flower_app_parser() -> FederatedParser:
     """The arguments of the command beside those of `fit`."""
     parser = FederatedParser(
         prog="python -m lit_fed flower-app",
-        usage="python -m lit_fed flower-app --output FOLDER [arguments of fit]",
+        usage="python -m lit_fed flower-app [options] --output FOLDER [arguments of fit]",
         description=f"{COMMANDS['flower-app']} Takes the configurations and arguments of fit, but the clients' samples "
         "are on the nodes: --data.dataset.num_nodes says how many SuperNodes there have to be.",
     )

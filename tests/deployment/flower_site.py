@@ -103,7 +103,7 @@ class Site:
                 continue
             return
 
-    def wait_for(self, file: Path, seconds: float = 600) -> None:
+    def wait_for(self, file: Path, seconds: float = 900) -> None:
         end = time.monotonic() + seconds
         while not file.is_file():
             assert time.monotonic() < end, self.log("superlink")
@@ -129,7 +129,7 @@ class Site:
         said = json.loads(self.command("run", app, "site", *options, "--format", "json"))
         return str(said["run-id"])
 
-    def end(self, run: str, seconds: float = 900) -> dict:
+    def end(self, run: str, seconds: float = 1800) -> dict:
         """Wait for a run; what Flower says of it."""
         end = time.monotonic() + seconds
         while True:

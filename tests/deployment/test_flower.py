@@ -1,4 +1,4 @@
-"""Real federations over Flower: a SuperLink and three SuperNodes with TLS and keys, equal to the simulation."""
+"""Real federations over Flower: a SuperLink and two SuperNodes with TLS and keys, equal to the simulation."""
 
 import json
 import time
@@ -6,7 +6,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from in_process import node_folders
+from in_process import CLIENTS, node_folders
 
 from lit_fed.cli import main
 
@@ -15,7 +15,7 @@ from flower_site import Site, kill
 
 pytestmark = pytest.mark.slow
 
-NODES = ["anna", "ben", "carl"]
+NODES = {name: CLIENTS[name] for name in ("anna", "ben")}
 
 FIT = [
     "--model.client_trainer", "sequential", "--model.solver.lr", "0.1", "--model.solver.momentum", "0.9",
@@ -28,7 +28,7 @@ UCFL = ["--model.algorithm", "UCFL", "--model.algorithm.warmup_rounds", "1"]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("clients"))
+    return node_folders(tmp_path_factory.mktemp("clients"), NODES)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def simulated(folders, out, *arguments):
 
 def app_of(out, *arguments):
     given = [*FIT, *arguments, "--name", "run", "--trainer.default_root_dir", str(out / "flower")]
-    main(["flower-app", "--data.dataset.num_nodes", "3", *given, "--output", str(out / "app")])
+    main(["flower-app", "--data.dataset.num_nodes", str(len(NODES)), *given, "--output", str(out / "app")])
     return out / "app", out / "flower" / "run" / "version_0"
 
 
