@@ -135,7 +135,17 @@ class FederatedRounds:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
-        block, kept, ghost = block._replace(data=block.data.select(ids)), self.store.gather(ids), block.is_ghost
+        block = block._replace(data=block.data.select(ids))
+        for rows in self.store.portions(len(ids)):
+            part = block.part(rows)
+            for done in self._train(phase, part):
+                if not part.is_ghost:
+                    yield done
+
+    def _train(self, phase: _Phase, block: ClientBlock) -> Iterator[int]:
+        """Run clients whose states are gathered at once."""
+        ids, ghost = block.phase.client_ids, block.is_ghost
+        kept = self.store.gather(ids)
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
             phase.arrivals.forgives,
@@ -146,8 +156,7 @@ class FederatedRounds:
             if not isinstance(done, Failed) and len(some[rows]):
                 new = {"state": done.result.state, "optimizer": done.optimizers}
                 self.store.stage(some[rows], tree.index({name: new[name] for name in self.store.template}, rows))
-            if not ghost:
-                yield len(some)
+            yield len(some)
 
     def _phase_of(self, block: ClientBlock) -> _Phase:
         """The phase of a block; its first block begins it, and perhaps a round."""
@@ -198,8 +207,8 @@ class FederatedRounds:
         this, ctx = self._round, self.context("plan")
         assert this is not None
         assert this.phase is None, "the server takes a step in every phase"
+        self.store.commit()  # first: what clients keep may be views of the models that the server writes over
         self.server.commit(this.shared)
-        self.store.commit()
         self._round = None
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
         return RoundRecord(

@@ -206,7 +206,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
 
 def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers: bool) -> Clusters:
     """All clients in one cluster; models [1, ...] stand in the place of the `most` that there can be."""
-    models = tree.map_leaves(lambda leaf: leaf.repeat_interleave(most, 0), initial)
+    models = tree.map_leaves(lambda leaf: leaf.expand(most, *leaf.shape[1:]), initial)
     splits = _no_splits(initial, most - 1 if remembers else 0, num_clients)
     return Clusters(models, torch.zeros(num_clients, dtype=torch.int64), splits)
 
@@ -214,8 +214,8 @@ def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers:
 def _no_splits(models: ModelState, num_splits: int, num_clients: int) -> SplitMemory:
     """Memory without a split yet; models [1, ...] stand in the place of those to come."""
     side = torch.zeros(num_splits, num_clients, dtype=torch.int64)
-    updates = {name: leaf.new_zeros(*side.shape, *leaf.shape[1:]) for name, leaf in models.parameters.items()}
-    held = tree.map_leaves(lambda leaf: leaf.repeat_interleave(num_splits, 0), models)
+    updates = {n: leaf.new_zeros(()).expand(*side.shape, *leaf.shape[1:]) for n, leaf in models.parameters.items()}
+    held = tree.map_leaves(lambda leaf: leaf.expand(num_splits, *leaf.shape[1:]), models)
     return SplitMemory(torch.full((num_splits,), -1), side, held, updates)
 
 

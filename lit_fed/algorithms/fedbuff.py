@@ -165,7 +165,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     def shared_init(self, ctx: Context) -> ModelsOnTheWay:
         """The initial model, also for all that are on their way."""
         models, (_, number) = ctx.task.init(1, ctx.seed), self.sizes(ctx.num_clients)
-        sent = tree.map_leaves(lambda leaf: leaf.expand(number, *leaf.shape).contiguous(), models)
+        sent = tree.map_leaves(lambda leaf: leaf.expand(number, *leaf.shape), models)
         return ModelsOnTheWay(models, sent.parameters, sent.buffers, torch.tensor(-1))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:

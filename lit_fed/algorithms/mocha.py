@@ -203,7 +203,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
 def _unrelated(models: ModelState, num_tasks: int) -> Related:
     """Tasks with models of zeros, and Σ = I/T."""
     models = tree.zeros_like(models)
-    combined = to_columns(models.parameters).double().repeat(num_tasks, 1, 1)
+    combined = to_columns(models.parameters).double().expand(num_tasks, -1, -1)
     sigma = _independent(num_tasks).repeat(combined.shape[1], 1, 1)
     return Related(same_start(models, num_tasks), combined, sigma, _damping_of(sigma))
 

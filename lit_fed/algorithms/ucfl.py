@@ -200,7 +200,8 @@ def _not_measured(ctx: Context, gradients: dict[str, Tensor]) -> Similarity:
     ones = torch.ones(ctx.num_clients, dtype=torch.float64)
     rows = torch.outer(ones, ones) / ctx.total_weight
     zeros = torch.zeros_like(ones)
-    return Similarity(rows, zeros.long(), tree.zeros_like(gradients), zeros.to(ctx.task.dtype), ones)
+    nothing = tree.map_leaves(lambda leaf: leaf.new_zeros(()).expand(leaf.shape), gradients)
+    return Similarity(rows, zeros.long(), nothing, zeros.to(ctx.task.dtype), ones)
 
 
 def _statistics(ctx: Context, models: ModelState, data: ClientData, num_batches: int) -> Statistics:

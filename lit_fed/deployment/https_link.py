@@ -40,8 +40,13 @@ class Link:
 
     Args:
         server: HOST:PORT.
-        tls: folder with certificates, or None.
-        name, patience, say: see `run_node`.
+        tls: folder with `node.pem`, `node.key` and `ca.pem`; None: plain HTTP to a server on this machine.
+        name: of this node, where there is no certificate that says it.
+        patience: seconds without a server after which the node ends.
+        say: takes a line for the operator.
+
+    Raises:
+        ConfigError: naming an argument that will not do.
     """
 
     def __init__(

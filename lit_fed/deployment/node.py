@@ -158,7 +158,9 @@ class _Training:
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         self.splits = _numbered(populations, sent["ids"], sent["val_fraction"], sent["data_seed"])
-        everyone = {one: splits["train"] for splits in self.splits.values() for one in splits["train"].ids.tolist()}
+        everyone = {
+            sent["ids"][name]: self.splits[kind]["train"] for kind, one in populations.items() for name in one.names
+        }
         self.states = NodeStates(folder, lambda one: self.rounds.initial_state(everyone[one], one), min(everyone))
         self.rounds.store = self.states  # type: ignore[assignment] # the part of it that serving needs
 

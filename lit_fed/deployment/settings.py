@@ -64,7 +64,7 @@ def _made(value: Any, hint: Any, place: str, trusted: Sequence[str]) -> Any:
         kind = _class_of(value["class_path"], place, trusted)
         return _call(kind, value.get("init_args") or {}, place, trusted, delayed=_is_maker(hint, kind))
     if isinstance(value, dict):
-        kind = next((one for one in _alternatives(hint) if is_dataclass(one)), None)
+        kind: Any = next((one for one in _alternatives(hint) if is_dataclass(one)), None)
         if kind is not None:
             return _call(kind, value, place, trusted)
         return {str(key): _made(one, Any, f"{place}.{key}", trusted) for key, one in value.items()}
@@ -87,7 +87,7 @@ def _made(value: Any, hint: Any, place: str, trusted: Sequence[str]) -> Any:
 
 def _call(kind: Callable[..., Any], given: Any, place: str, trusted: Sequence[str], *, delayed: bool = False) -> Any:
     """What a class or function makes of its options; `delayed`: something that can still be called with more."""
-    made_by: Any = kind.__init__ if isinstance(kind, type) else kind
+    made_by: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc] # of that very class
     hints = get_type_hints(made_by)
     if not isinstance(given, dict):
         raise ConfigError(f"the server sends no options for {place}, but a {type(given).__name__}")

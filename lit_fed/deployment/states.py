@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from lit_fed.clients.store import ClientStore
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.clients.store_index import CheckpointIndex
 from lit_fed.core import tree
+from lit_fed.core.machine.files import whole_file
 from lit_fed.core.types import Tree
 
 __all__ = ["NodeStates", "VersionStore", "node_key"]
@@ -135,7 +135,7 @@ def node_key(folder: Path) -> bytes:
     if path.is_file():
         return path.read_bytes()
     folder.mkdir(parents=True, exist_ok=True)
-    key = np.frombuffer(secrets.token_bytes(KEY_BYTES), dtype=np.uint8).tobytes()
-    path.touch(mode=0o600)
-    path.write_bytes(key)
+    key = secrets.token_bytes(KEY_BYTES)
+    with whole_file(path, private=True) as file:
+        file.write(key)
     return key

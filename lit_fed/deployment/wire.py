@@ -58,7 +58,7 @@ def to_bytes(packet: Packet) -> bytes:
     leaves = {name: [leaf.detach().cpu().contiguous() for leaf in some] for name, some in packet.trees.items()}
     forms = {name: [[_type_name(leaf), list(leaf.shape)] for leaf in some] for name, some in leaves.items()}
     header = json.dumps({"facts": packet.facts, "trees": forms}, allow_nan=False, separators=(",", ":")).encode()
-    parts = (leaf.reshape(-1).view(torch.uint8).numpy().tobytes() for some in leaves.values() for leaf in some)
+    parts = (_bytes_of(leaf) for some in leaves.values() for leaf in some)
     return b"".join([START.pack(MAGIC, len(header)), header, *parts])
 
 
@@ -124,8 +124,14 @@ def in_form(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
 def most_bytes(form: Tree, number: int) -> int:
     """What an answer with so many trees of a form may take on the wire."""
     leaves = tree.leaves(form)
-    each = sum(leaf.numel() * leaf.element_size() + 64 + 24 * leaf.ndim for leaf in leaves)
+    each: int = sum(leaf.numel() * leaf.element_size() + 64 + 24 * leaf.ndim for leaf in leaves)
     return HEADER_BYTES + number * (each + 256)
+
+
+def _bytes_of(leaf: Tensor) -> bytes:
+    # one number in a row of length 1 may keep the stride of where it was cut out, with which it is no row of bytes
+    row = leaf.reshape(-1).as_strided((leaf.numel(),), (1,))
+    return row.view(torch.uint8).numpy().tobytes()
 
 
 def _type_name(leaf: Tensor) -> str:

@@ -27,7 +27,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.deployment.federation import RemoteClients, RemoteSplit
 from lit_fed.deployment.states import VersionStore
-from lit_fed.metrics import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.selection import MetricsGiven, choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear

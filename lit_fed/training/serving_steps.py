@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lit_fed import serving
 from lit_fed.core.types import ServingBlock
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.metrics import ClientTable, summarise
+from lit_fed.metrics import summarise
 from lit_fed.metrics.chosen import ChosenMetrics
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.rounds import FederatedRounds
 
 __all__ = ["ServingSteps"]

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from federated_round import Federation, make_clients, make_parties, make_task, same_bits
+from federated_round import Federation, make_clients, make_context, make_parties, make_task, same_bits
 from normalised import NormalisedMLP
-from test_algorithms import SIZES, SMALL, all_algorithms, everything, small_mlp
+from test_algorithms import SIZES, SMALL, all_algorithms, everything, small_mlp, tensors
 from test_wrapped_pairs import WRAPPERS
+from torch import Tensor
 
 from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, ClusteredFL, FedBuff, FedEM, FedFOMO, MixtureADMM
 from lit_fed.clients import SequentialTrainer
@@ -150,6 +151,22 @@ def test_what_a_client_is_sent_is_enough_under_wrappers(name):
     plain, post = in_both_ways(surround(algorithm, **options), network=network, solver=solver, weighting="uniform")
     if name in WRAPPERS:
         assert post.bits[2] <= 3 * (tree.bits(tree.models(plain.shared)[0]) + 256), "little beside the models"
+
+
+def held_bytes(value):
+    """Memory behind the leaves of a tree, each part of it once."""
+    return sum({one.data_ptr(): one.nbytes() for one in map(Tensor.untyped_storage, tensors(value))}.values())
+
+
+@pytest.mark.parametrize("algorithm", [one for one in ALL if type(one).__name__ not in REFUSED], ids=name_of)
+def test_who_begins_holds_no_models_of_all_clients(algorithm):
+    """Nor does a client in what it makes of what it is sent; the server does, once they differ."""
+    task, held = make_task(num_features=1000, dtype=torch.float32), []
+    for num_clients in (4, 12):
+        ctx = make_context(task, num_clients=num_clients, most_samples=9)
+        shared = algorithm.shared_init(ctx)
+        held.append(held_bytes([shared, algorithm.received(ctx, algorithm.sent(ctx, shared, 0), 0)]))
+    assert held[1] - held[0] < 4000 < held[0], "bytes of a model"
 
 
 @pytest.mark.parametrize("algorithm", ALL, ids=name_of)

@@ -4,6 +4,7 @@ import threading
 import time
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_node import run_node
 from lit_fed.deployment.https_protocol import Limits
 
@@ -18,9 +19,9 @@ class ServingThread:
         self._thread = threading.Thread(target=self._run, args=(handle, address, tls), kwargs=options, daemon=True)
         self._thread.start()
 
-    def _run(self, handle, address, tls, patience=0.0, **options):
+    def _run(self, handle, address, tls, name=None, patience=0.0):
         try:
-            run_node(handle, address, tls, patience=patience, say=self.said.append, **options)
+            run_node(handle, Link(address, tls, name, patience, self.said.append))
         except ConfigError as error:
             self.ended = str(error)
 

@@ -13,7 +13,7 @@ from lightning.pytorch import seed_everything
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.core import tree
 from lit_fed.core.codecs import QSGD
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, NotFiniteError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
@@ -194,6 +194,27 @@ def test_dropped_clients_are_those_that_faults_leave_out(folders, tmp_path):
     assert same(tree.leaves(module.federation.shared), tree.leaves(other.federation.shared))
     with pytest.raises(ConfigError, match="on_bad_client drop, or choose wait or stop"):
         fit(tmp_path / "no", InProcessFederation(transport, missing="drop", seconds=0.01), module_of())
+
+
+def test_a_deadline_of_faults_is_one_in_seconds(folders, tmp_path):
+    module = module_of(faults=Faults(on_bad_client="drop", deadline=7.0))
+    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), lambda node, facts: False)
+    asked = []
+    call = transport.call
+    transport.call = lambda packets, *, most_bytes, seconds: (
+        asked.append((from_bytes(next(iter(packets.values()))).facts["kind"], round(seconds))),
+        call(packets, most_bytes=most_bytes, seconds=seconds),
+    )[1]
+    fit(tmp_path / "run", InProcessFederation(transport, missing="drop", seconds=50.0), module, rounds=1)
+    assert {seconds for kind, seconds in asked if kind == "train"} == {7}
+    assert {seconds for kind, seconds in asked if kind == "measure"} == {50}
+
+
+def test_nan_names_the_client_and_the_round(folders, tmp_path):
+    module = FederatedModule(FedEM(), LocalSolver(lr=3e38, local_epochs=3), client_trainer="sequential")
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    with pytest.raises(NotFiniteError, match=r"client 'c1' \(4\), round 0, client_final: .*NaN or infinite"):
+        fit(tmp_path / "run", InProcessFederation(transport), module)
 
 
 class Failing:

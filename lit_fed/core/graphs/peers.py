@@ -48,8 +48,8 @@ class Peers(NamedTuple):
 
 
 def same_start(models: ModelState, num_clients: int) -> Peers:
-    """Peers that all hold these models, leaves [M, ...]."""
-    each = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape).contiguous(), models)
+    """Peers that all hold these models, leaves [M, ...], in the one copy that there is: no client needs T models."""
+    each = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape), models)
     return Peers(each.parameters, each.buffers, models)
 
 
