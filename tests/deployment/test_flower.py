@@ -64,7 +64,7 @@ def numbers(folder):
 
 def shared_of(folder):
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    return {name: leaf for name, leaf in state.items() if name.startswith("shared")}
+    return {name: leaf for name, leaf in state.items() if not name.startswith("store.")}
 
 
 def check_equal(one, other):
