@@ -7,6 +7,7 @@ trained together, T clients in all. Leaves of a `ModelState` always carry the le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -217,9 +218,9 @@ class Split:
         """Number of samples n of all clients."""
         return int(self.offsets[-1] - self.offsets[0])
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
-        """Samples per client, [T] int64."""
+        """Samples per client, [T] int64; not to be written into, since it is kept: every round asks for it."""
         return self.offsets.diff()
 
     @property
