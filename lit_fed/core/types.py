@@ -284,7 +284,7 @@ class Population(NamedTuple):
     train: Split
     val: Split
     test: Split
-    names: list[str]  # [T] identities, as the data set calls them
+    names: Sequence[str]  # [T] identities, as the data set calls them
     groups: Tensor | None = None  # [T] int64 true group, where known
     measured: Tensor | None = None  # ascending positions [E] int64 of the clients that evaluation measures; None: all
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
