@@ -32,6 +32,8 @@ _ROOMS = (
     "lit_fed.core.attacks",
     "lit_fed.core.errors",
     "lit_fed.clients.store",
+    "lit_fed.deployment.federation",
+    "lit_fed.deployment.node",
     # from here on with Lightning
     "lit_fed.trainer",
     "lit_fed.training.module",

@@ -24,7 +24,7 @@ from lit_fed.command_line.config_files import check_configs
 from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.own_networks import with_functions
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls
+from lit_fed.command_line.parser import FederatedParser, refuse_nulls, written
 from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.save_config import SaveConfig
 from lit_fed.command_line.shipped_configs import find_configs
@@ -46,6 +46,12 @@ from lit_fed.training.stopping import CutShort, Terminated
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
+
+NEXT_OF_NODES = """\
+next: on a node, personalize takes it as --ckpt_path {last}; test takes it here
+      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+"""
+"""What the end of a fit says whose clients are on nodes."""
 
 NEXT = """\
 next: test, predict, personalize and export take it as --ckpt_path {last}
@@ -241,7 +247,7 @@ class FederatedCLI(LightningCLI):
     def _arguments(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
-        dumped = json.loads(config.dump(self.config[self.subcommand], skip_unset=False, format="json"))
+        dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
         return {
             "seed_everything": dumped["seed_everything"],
@@ -291,7 +297,8 @@ class FederatedCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule)
         last = last_checkpoint(self.trainer)
         if self.trainer.is_global_zero and last is not None:
-            sys.stdout.write(NEXT.format(last=last))
+            text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
+            sys.stdout.write(text.format(last=last))
 
 
 class ArgumentsCLI(FederatedCLI):

@@ -27,7 +27,7 @@ from lit_fed.training.export import PersonalModel, check_program_file, personal_
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
-from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
+from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import FederatedStrategy, prepare_data
@@ -184,6 +184,7 @@ class FederatedTrainer(Trainer):
         data = datamodule if dataloaders is None else dataloaders
         if not isinstance(data, FederatedDataModule):
             raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
+        refuse_remote(data, "predict")
         data.predicted = Predicted(population, split)
         served = ServedClients()
         with self._also(served), self._interrupts_passed_on():
@@ -330,6 +331,8 @@ class FederatedTrainer(Trainer):
         if not output:
             raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
         path = check_program_file(output, format)
+        if not clients:
+            refuse_remote(datamodule, "export")
         exported = self.personal_model(model, datamodule, ckpt_path, client, clients, weights_only)
         if exported is not None:
             save_program(exported, path, format)

@@ -16,6 +16,7 @@ from lit_fed.clients.base import Failed, PredictJob, Served, Trained, TrainJob, 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
+from lit_fed.core.machine.allocation import keep_freed_memory
 from lit_fed.core.networks.forward_memory import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
@@ -47,6 +48,7 @@ class SequentialTrainer:
 
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each client."""
+        keep_freed_memory(job.block.data.x.device)
         job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
             done: Trained | Failed

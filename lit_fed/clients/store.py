@@ -53,9 +53,13 @@ class ClientStore(nn.Module):
         num_clients: T.
         memory_bytes: what the states of all clients may take in memory.
         alike: whether all clients start from the same state, so that that of one is enough.
+
+    Attributes:
+        holds_states: whether states can be had here; else they stay where the clients are, and rows stand for them.
     """
 
     versions: Tensor
+    holds_states = True
 
     def __init__(
         self,
@@ -123,10 +127,17 @@ class ClientStore(nn.Module):
         """Whether clients keep mixture weights, the buffer `mixture_weights` [T, M]."""
         return BUFFER_NAMES["mixture"] in self._names
 
+    def portions(self, num_clients: int) -> list[slice]:
+        """Parts of a block of clients whose states are to be gathered at once: all of them, but for large states."""
+        each = sum(leaf.nbytes for leaf in self._leaves.values())
+        on_cpu = all(leaf.device.type == "cpu" for leaf in self.buffers())  # elsewhere clients may run all at once
+        at_once = max(1, BYTES_AT_ONCE // max(each, 1)) if on_cpu else max(num_clients, 1)
+        return [slice(lo, min(lo + at_once, num_clients)) for lo in range(0, num_clients, at_once)]
+
     # ------------------------------------------------------------------ one round
     def gather(self, client_ids: Tensor) -> Tree:
         """States [C, ...] of some clients: staged in this round if they are, else committed."""
-        rows = [getattr(self, name)[client_ids] for name in self._names]
+        rows = [getattr(self, name).index_select(0, client_ids) for name in self._names]
         for staged_ids, staged in self._staged:
             position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
             found = [(row, position[one]) for row, one in enumerate(client_ids.tolist()) if one in position]
@@ -194,6 +205,9 @@ class ClientStore(nn.Module):
             self._version += 1
         if not self._names:
             return
+        if len(counts) == 1 and sum(leaf.nbytes for _, staged in self._staged for leaf in staged) > BYTES_AT_ONCE:
+            self._exchanged = len(self._staged)  # large states of a single rank stay where they are
+            return
         mine = [states for _, states in self._staged[self._exchanged :]]
         empty = [getattr(self, name)[:0] for name in self._names]
         rows = tree.map_leaves(lambda *parts: torch.cat(parts), empty, *mine)
@@ -205,7 +219,7 @@ class ClientStore(nn.Module):
         """Write what is staged into the table; of states in files only the index changes."""
         for client_ids, states in self._staged:
             for name, leaf in zip(self._names, states, strict=True):
-                getattr(self, name)[client_ids] = leaf
+                _write(getattr(self, name), client_ids, leaf)
             self._trained[client_ids.cpu()] = True
         self._staged.clear()
         self._exchanged = 0
@@ -322,6 +336,15 @@ def _names(template: Tree) -> list[str]:
     """Names of the buffers for the leaves of a client's state, in their order."""
     paths = (path.removeprefix("state/").split("/") for path, _ in tree.items(template))
     return buffer_names("/".join(BUFFER_NAMES.get(part, part) for part in parts) for parts in paths)
+
+
+def _write(table: Tensor, client_ids: Tensor, rows: Tensor) -> None:
+    """Write rows [C, ...] into a table [T, ...]; large ones each by a plain copy."""
+    if rows.nbytes < BYTES_AT_ONCE:
+        table[client_ids] = rows
+        return
+    for client_id, row in zip(client_ids.tolist(), rows, strict=True):
+        table[client_id].copy_(row)
 
 
 def _overlay(rows: list[Tensor], staged: list[Tensor], found: Tensor) -> list[Tensor]:

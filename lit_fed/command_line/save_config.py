@@ -9,6 +9,7 @@ from pathlib import Path
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
+from lit_fed.command_line.parser import written
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
@@ -31,13 +32,13 @@ class SaveConfig(SaveConfigCallback):
         solver, horizon = module.settings.solver, module.federation.schedule_rounds
         if solver.has_horizon and horizon not in (None, module.num_rounds):
             config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
-        plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
+        plain = json.loads(written(self.parser, config, format="json"))
         for logger in trainer.loggers:
             logger.log_hyperparams(plain)
         if trainer.is_global_zero and trainer.log_dir is not None:
             folder = Path(trainer.log_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            text = _as_comments(module) + self.parser.dump(config, skip_unset=False)
+            text = _as_comments(module) + written(self.parser, config)
             write_atomically(folder / self.config_filename, text)
 
 

@@ -2,11 +2,16 @@
 
 import base64
 import functools
+import hashlib
+import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 MADE = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
@@ -18,43 +23,64 @@ PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQV
 
 RENDER = Figure.savefig
 
-OF_EVERY_RUN = ("_history", "_histogram")
-"""Figures in `lit_fed.pictures.run` of tables that every run has, whatever its algorithm."""
+DRAWN = "LIT_FED_TESTS_DRAWN"
+"""Names a folder in which the processes of the tests note the kinds of figures that one of them has drawn."""
+
+FIGURES = {
+    "lit_fed.pictures.run": ("_history", "_histogram", "mixture_heat_map", "_components"),
+    "lit_fed.pictures.client_weights": ("_mixtures", "_heat_map", "_curves", "draw_graph"),
+}
+"""Functions that make the figures of a run."""
 
 
 def do_not_render() -> None:
     """Draw the figures of a run, but write one pixel in the place of each.
 
-    Those of every run are drawn once for each kind of table.
+    Those of tables and weights of one kind are drawn once: that takes a quarter of a small run.
     """
-    from lit_fed.pictures import run
 
     def savefig(figure: Figure, file: Any, **_: Any) -> None:
         file.write(PIXEL) if hasattr(file, "write") else Path(file).write_bytes(PIXEL)
 
     Figure.savefig = savefig
-    for name in OF_EVERY_RUN:
-        setattr(run, name, _once_for_each_kind(getattr(run, name)))
+    for place, names in FIGURES.items():
+        module = importlib.import_module(place)
+        for name in names:
+            setattr(module, name, _once_for_each_kind(getattr(module, name)))
 
 
 def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """A figure that is left empty where one of a table with the same columns, gaps and populations was drawn before.
+    """A figure that is left empty where one of its kind was drawn before, by any process of the tests.
 
     Errors, unlike accuracies, are drawn on a scale that follows from their values: these figures are always drawn.
     """
-    drawn = set()
 
     @functools.wraps(draw)
-    def figure(table: Any, *given: Any) -> Figure:
-        gaps, people = table.isna(), set(table.get("population", ()))
-        words = tuple(one for one in given if isinstance(one, str))
-        kind = (*table, *gaps.any(), *gaps.all(), len(table) > 1, *sorted(people), words)
-        if Figure.savefig is RENDER or "mse" in words or kind not in drawn:
-            drawn.add(kind)
-            return draw(table, *given)
-        return given[-1]()
+    def figure(*given: Any) -> Figure:
+        kind = repr((draw.__name__, *map(_kind, given)))
+        note = Path(os.environ.get(DRAWN, os.devnull)) / hashlib.sha1(kind.encode()).hexdigest()
+        errors = any(isinstance(one, str) and one == "mse" for one in given)
+        if Figure.savefig is RENDER or errors or not note.exists():
+            drawn = draw(*given)
+            if note.parent.is_dir():
+                note.touch()
+            return drawn
+        (new_figure,) = (one for one in given if callable(one))
+        return new_figure()
 
     return figure
+
+
+def _kind(value: Any) -> Any:
+    """What decides how a table, or weights, are drawn."""
+    if isinstance(value, pd.DataFrame):
+        gaps, people = value.isna(), set(value.get("population", ()))
+        return *value, *gaps.any(), *gaps.all(), len(value) > 1, *sorted(people), len(set(value.get("group", ())))
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.kind, value.dtype.kind == "f" and bool(np.isfinite(value).all())
+    if isinstance(value, dict):
+        return [(name, _kind(one)) for name, one in sorted(value.items())]
+    return value if isinstance(value, str) else type(value)
 
 
 @contextmanager

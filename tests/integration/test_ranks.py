@@ -96,6 +96,7 @@ def test_a_rank_without_clients_on_the_command_line(tmp_path):
             [*arguments, "--trainer.default_root_dir", str(tmp_path / ranks), *extra], ranks=2 if extra else 1
         )
         assert finished.returncode == 0, finished.stderr
+        assert "sync_dist" not in finished.stderr, "numbers that all ranks have are no mistake"
     one, two = (folder(tmp_path / ranks, "FedEM") for ranks in ("one", "two"))
     for place, value in numbers(one).items():
         assert numbers(two)[place] == pytest.approx(value, abs=1e-5), place
