@@ -235,15 +235,21 @@ class ClientStore(nn.Module):
         self._exchanged, self._staged_versions = 0, None
 
     # ------------------------------------------------------------------ checkpoints
+    @property
+    def _rows(self) -> list[str]:
+        """Names of the leaves whose rows a checkpoint may leave out; an index of files is looked up on the disk."""
+        return [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
+
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._names and not self._trained.all():
+        if self._rows and not self._trained.all():
             destination[prefix + TRAINED] = ids = self._trained.nonzero().squeeze(1)
-            for name in self._names:
-                destination[prefix + name] = destination[prefix + name][ids.to(destination[prefix + name].device)]
+            for name in self._rows:
+                whole = destination[prefix + name]
+                destination[prefix + name] = whole[ids.to(whole.device)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load the rows that there are; all others are what clients start from, which may differ since a warm start."""
+        """Load the rows that there are; all others are what clients start from, which a warm start may have changed."""
         given = dict(state_dict)
         ids = given.pop(prefix + TRAINED, None)
         if ids is None:  # all of them, as in checkpoints from before rows were left out
@@ -251,7 +257,7 @@ class ClientStore(nn.Module):
         else:
             self._trained.fill_(False)[ids.cpu()] = True
             self._fill(len(self._trained))
-            for name in self._names:
+            for name in self._rows:
                 own, rows = getattr(self, name), given.get(prefix + name)
                 if rows is not None and rows.shape == (len(ids), *own.shape[1:]):
                     own[ids.to(own.device)] = rows.to(own)
