@@ -99,6 +99,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_states_on_the_nodes(folders,
         again,
         rounds=4,
         ckpt_path=str(begun / "checkpoints/last.ckpt"),
+        **some,
     )
     assert same(tree.leaves(simulated.federation.shared), tree.leaves(again.federation.shared))
     assert table(one, "clients.csv")["accuracy"].tolist() == table(ended, "clients.csv")["accuracy"].tolist()
