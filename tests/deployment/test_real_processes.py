@@ -74,14 +74,14 @@ def test_a_killed_node_changes_nothing(folder):
     ])  # fmt: skip
     nodes = {name: start_node(folder, name, address) for name in CLIENTS}
     try:
-        until(lambda: list(folder.glob("states-carl/*/*.pt")) or server.process.exitcode is not None, 60)
+        until(lambda: list(folder.glob("states-carl/*/*.pt")) or server.process.exitcode is not None, 120)
         nodes["carl"].send_signal(signal.SIGSTOP)  # as one that takes long
-        until(stands_still(lambda: len(list(folder.glob("states-*/*/*.pt")))), 20)
+        until(stands_still(lambda: len(list(folder.glob("states-*/*/*.pt")))), 60)
         nodes["carl"].kill()
         nodes["carl"].communicate(10)
-        until(lambda: "carl is gone with a packet to answer" in server._files[1].read_text(), 20)
+        until(lambda: "carl is gone with a packet to answer" in server._files[1].read_text(), 60)
         nodes["carl"] = start_node(folder, "carl", address)
-        _, err = server.communicate(60)
+        _, err = server.communicate(120)
         assert server.returncode == 0, err
     finally:
         for one in (server, *nodes.values()):
