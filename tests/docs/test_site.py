@@ -8,6 +8,7 @@ from urllib.parse import unquote, urlsplit
 
 import nbformat
 import pytest
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI
@@ -136,15 +137,32 @@ def test_every_command_is_described(site):
     assert {*FederatedCLI.subcommands(), *WITHOUT_TRAINER, *DEPLOYED} <= set(page.text)
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One process for all notebooks: loading what they import takes longer than they do."""
+    manager = KernelManager()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm's, where a package of an extra loads it
+        manager.start_kernel()
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs(path, tmp_path, monkeypatch):
+def test_notebook_runs(path, tmp_path, kernel):
     """With fewer rounds, whose numbers are others: what is kept are the kinds of outputs."""
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm's, where a package of an extra loads it
     kept = nbformat.read(path, as_version=4)
     run = nbformat.read(path, as_version=4)
     (training,) = [cell for cell in run.cells if "max_epochs=100" in cell.source]
     training.source = training.source.replace("max_epochs=100", "max_epochs=4")
-    NotebookClient(run, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    fresh = nbformat.v4.new_code_cell(f"%cd -q {tmp_path}\n%reset -f")  # no name of the notebook before it is left
+    run.cells.insert(0, fresh)
+    client = NotebookClient(run, timeout=300, km=kernel)
+    try:
+        client.execute()
+    finally:
+        client.kc.stop_channels()
+    del run.cells[0]
     assert [kinds(cell) for cell in run.cells] == [kinds(cell) for cell in kept.cells]
     assert list(tmp_path.iterdir()) == []
     outputs = [output for cell in run.cells for output in cell.get("outputs", [])]
