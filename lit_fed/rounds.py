@@ -7,6 +7,7 @@ Between rounds, `lit_fed.serving` serves the clients; an example stands there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,13 @@ class _Round:
     traffic: list[PhaseTraffic] = field(default_factory=list)
     ended: list[Arrivals] = field(default_factory=list)  # of the phases that ended
     means: RunningMeans = field(default_factory=RunningMeans)
+
+
+class _Untold:
+    """A client of whom nothing is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
 class FederatedRounds:
@@ -109,6 +117,20 @@ class FederatedRounds:
             work = self.algorithm.client_init(ctx, shared, state, data, losses)
             self._fresh_optimizer = getattr(work, "optimizer", None)
         return {"state": state, "optimizer": self._fresh_optimizer}
+
+    def new_store(self, train: Split, memory_bytes: float = math.inf) -> ClientStore:
+        """What these clients keep, each from its own start; where nothing of a client is asked, all start alike.
+
+        Args:
+            train: training samples of all clients.
+            memory_bytes: as of `ClientStore`.
+        """
+        try:
+            self.algorithm.state_init(self.context("init"), self.server.initial_shared, _Untold())  # type: ignore[arg-type]
+            alike = True
+        except Exception:  # whatever asking brings: the clients are asked one by one
+            alike = False
+        return ClientStore(partial(self.initial_state, train), train.num_clients, memory_bytes, alike=alike)
 
     # ------------------------------------------------------------------ a round
     def round(self, train: Split, client_ids: Sequence[int] | None = None, per_block: int = 1024) -> RoundRecord:
@@ -247,5 +269,5 @@ def start(
     task = task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
     federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
-    federation.store = ClientStore(partial(federation.initial_state, train), train.num_clients).to(device)
+    federation.store = federation.new_store(train).to(device)
     return federation

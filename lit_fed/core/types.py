@@ -7,6 +7,7 @@ trained together, T clients in all. Leaves of a `ModelState` always carry the le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -219,9 +220,9 @@ class Split:
         """Number of samples n of all clients."""
         return int(self.offsets[-1] - self.offsets[0])
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
-        """Samples per client, [T] int64."""
+        """Samples per client, [T] int64; not to be written into, since it is kept: every round asks for it."""
         return self.offsets.diff()
 
     @property
@@ -286,7 +287,7 @@ class Population(NamedTuple):
     train: Split
     val: Split
     test: Split
-    names: list[str]  # [T] identities, as the data set calls them
+    names: Sequence[str]  # [T] identities, as the data set calls them
     groups: Tensor | None = None  # [T] int64 true group, where known
     measured: Tensor | None = None  # ascending positions [E] int64 of the clients that evaluation measures; None: all
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers

@@ -71,9 +71,9 @@ def _made(value: Any, hint: Any, place: str, trusted: Sequence[str]) -> Any:
         kind = _class_of(value["class_path"], place, trusted)
         return _call(kind, value.get("init_args") or {}, place, trusted, delayed=_is_maker(hint, kind))
     if isinstance(value, dict):
-        kind: Any = next((one for one in _alternatives(hint) if is_dataclass(one)), None)
-        if kind is not None:
-            return _call(kind, value, place, trusted)
+        structure: Any = next((one for one in _alternatives(hint) if is_dataclass(one)), None)
+        if structure is not None:
+            return _call(structure, value, place, trusted)
         return {str(key): _made(one, Any, f"{place}.{key}", trusted) for key, one in value.items()}
     if isinstance(value, list):
         inner = next((get_args(one) for one in _alternatives(hint) if get_origin(one) in (list, tuple)), ())

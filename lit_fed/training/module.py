@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +12,6 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.session import ModelSettings
-from lit_fed.clients.store import ClientStore
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
@@ -166,12 +164,11 @@ class FederatedModule(Described, ServingSteps):
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
         """Make the federation for these clients, what the seen ones keep, and the tables of results."""
         self.build_shared(facts)
-        initial = partial(self.federation.initial_state, seen.train)
         memory_bytes = self.settings.client_memory_gb * 1e9
         self.store = self.federation.store = (
             VersionStore(facts.num_clients)
             if isinstance(seen.train, RemoteSplit)
-            else ClientStore(initial, facts.num_clients, memory_bytes)
+            else self.federation.new_store(seen.train, memory_bytes)
         )
         each = self.algorithm.num_models if self.store.has_mixtures else 0, len(self.chosen_metrics)
         self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
