@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +19,8 @@ from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.compare import compare_parser, compare_runs
-from lit_fed.command_line.config_files import check_configs
+from lit_fed.command_line.config_files import check_configs, default_name, with_nulls
+from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.own_networks import with_functions
@@ -36,6 +36,7 @@ from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import shown
 from lit_fed.core.machine.roll_call import LostRanksError
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.module import FederatedModule
@@ -66,7 +67,12 @@ TRUST = (
 """Help of the option that lets a checkpoint name classes of one's own."""
 
 
-WITHOUT_TRAINER = {"partition": partition_parser, "compare": compare_parser, "sweep": sweep_parser}
+WITHOUT_TRAINER = {
+    "partition": partition_parser,
+    "compare": compare_parser,
+    "sweep": sweep_parser,
+    "flower-app": flower_app_parser,
+}
 """Commands that Lightning's command line knows nothing of, and what makes their parsers."""
 
 
@@ -154,7 +160,7 @@ class FederatedCLI(LightningCLI):
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
-        given = with_functions(find_configs(_with_nulls(_given(args))))
+        given = with_functions(find_configs(with_nulls(_given(args))))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
         refuse_files(given)
@@ -168,7 +174,7 @@ class FederatedCLI(LightningCLI):
         refuse_nulls(command_parser, config)
         check_classes(config)
         check_run_name(config.name)
-        name = config.name or _default_name(given, config)
+        name = config.name or default_name(given, config)
         try:
             path = self._find_checkpoint(config, name)
             if path is not None and command != "fit":
@@ -279,6 +285,8 @@ class FederatedCLI(LightningCLI):
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
         except LostRanksError as lost:
             raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=lost.speaks) from lost
+        except LostNodesError as lost:
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise
@@ -324,19 +332,6 @@ def arguments_of(given: list[str]) -> Namespace:
     return config
 
 
-def _with_nulls(given: list[str]) -> list[str]:
-    """The arguments with null for None, which is how W&B's agent passes the null of a sweep file."""
-    return [f"{one[:-4]}null" if one.startswith("--") and one.endswith("=None") else one for one in given]
-
-
-def _default_name(given: list[str], config: Namespace) -> str:
-    """The last config's stem, else the algorithm's class."""
-    files = [after for before, after in pairwise(given) if before in ("-c", "--config")]
-    files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
-    stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
-    return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
-
-
 def main(args: ArgsType = None) -> None:
     """Run the command line; expected failures end with a message and a non-zero status, without a traceback."""
     keep_notices_out()
@@ -375,6 +370,8 @@ def _run(args: ArgsType) -> None:
         compare_runs(given[1:])
     elif given[:1] == ["sweep"]:
         run_sweep(given[1:], arguments_of, FederatedCLI)
+    elif given[:1] == ["flower-app"]:
+        write_flower_app(given[1:], ArgumentsCLI)
     else:
         FederatedCLI(args)
 

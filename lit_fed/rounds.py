@@ -158,16 +158,12 @@ class FederatedRounds:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
         block = block._replace(data=block.data.select(ids))
-        for rows in self.store.portions(len(ids)):
-            part = block.part(rows)
-            for done in self._train(phase, part):
-                if not part.is_ghost:
-                    yield done
+        for part in map(block.part, self.store.portions(len(ids))):
+            yield from (done for done in self._train(phase, part) if not part.is_ghost)
 
     def _train(self, phase: _Phase, block: ClientBlock) -> Iterator[int]:
         """Run clients whose states are gathered at once."""
-        ids, ghost = block.phase.client_ids, block.is_ghost
-        kept = self.store.gather(ids)
+        ids, ghost, kept = block.phase.client_ids, block.is_ghost, self.store.gather(block.phase.client_ids)
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
             phase.arrivals.forgives,

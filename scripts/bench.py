@@ -31,6 +31,7 @@ from bench_codecs import CODEC_ROWS
 from bench_frozen import FROZEN_ROWS
 from bench_networks import NETWORK_ROWS
 from bench_scale import SCALE_ROWS
+from bench_small_clients import SMALL_CLIENT_ROWS
 from bench_wrappers import WRAPPER_ROWS
 from measuring import PlainLoop, in_process, medians, with_ratios
 from textbook import Textbook, index_batches
@@ -200,6 +201,7 @@ ROWS = (
     {function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc)}
     | SCALE_ROWS
     | NETWORK_ROWS
+    | SMALL_CLIENT_ROWS
     | FROZEN_ROWS
     | CODEC_ROWS
     | WRAPPER_ROWS

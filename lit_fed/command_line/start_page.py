@@ -17,6 +17,7 @@ COMMANDS = {
     "partition": "Show how samples are divided over clients, before any training.",
     "compare": "Put finished runs side by side: a table and pictures.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
+    "flower-app": "Write a training as an app of Flower, for sites that have it.",
     "certificates": "Make certificates for a federation of real machines.",
     "client": "Work on this machine's data for a federation's server.",
     "federation": "Try a federation of several processes on one machine.",

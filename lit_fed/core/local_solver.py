@@ -18,7 +18,7 @@ from lit_fed.core.types import Batch, LocalWork, ModelState
 
 __all__ = ["LocalSolver", "OptimizerState"]
 
-PIECE = 2**16
+PIECE = 2**17
 """Elements of a leaf that are updated at once on a CPU: few enough for its caches to hold all that an update reads."""
 
 MOST_STEPS = 10**6
@@ -138,12 +138,10 @@ class LocalSolver:
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""
-        # one zero for all elements of a leaf: most optimizers are replaced by a stored one or take few steps
-        zeros = {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in models.parameters.items()}
         adam = self.optimizer != "sgd"
-        first = zeros if adam or self.momentum else {}
-        step = torch.zeros((), dtype=torch.float64, device=next(iter(zeros.values())).device)
-        return OptimizerState(step, first, zeros if adam else {})
+        first = _zeros(models.parameters) if adam or self.momentum else {}
+        step = torch.zeros((), dtype=torch.float64, device=next(iter(models.parameters.values())).device)
+        return OptimizerState(step, first, _zeros(models.parameters) if adam else {})
 
     def step(
         self,
@@ -249,7 +247,7 @@ class LocalSolver:
         """
         for piece in _pieces([*given, *taken]):
             (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
-            first, second = ({"": leaf} for leaf in (*moments, *[None] * (2 - len(moments))))
+            first, second = [*({"": leaf} for leaf in moments), {}, {}][:2]
             direction, state = self._unclipped({"": old}, {"": gradient}, OptimizerState(step, first, second))
             torch.addcmul(old, direction[""], lr.to(old.dtype), value=-1, out=out[0])
             for target, moment in zip(out[1:], (state.first, state.second), strict=False):
@@ -314,6 +312,11 @@ class LocalSolver:
         squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
         return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradient.items()}
+
+
+def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros like leaves, one number for all elements of each: most are never read, or only once."""
+    return {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves.items()}
 
 
 def _room_for(leaves: dict[str, Tensor]) -> dict[str, Tensor]:

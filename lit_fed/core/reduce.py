@@ -200,9 +200,15 @@ def _zeros(leaf: Tensor) -> Tensor:
 def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
     """Add Σ_c w_c leaf_c in place, piece by piece: a float64 copy of large models would cost more than the sum."""
     flat, rows = total.view(-1), leaf.reshape(len(leaf), -1)
-    at_once = PIECE if flat.device.type == "cpu" else max(len(flat), 1)  # elsewhere a piece costs launches
+    on_cpu = flat.device.type == "cpu"
+    at_once = PIECE if on_cpu else max(len(flat), 1)  # elsewhere a piece costs launches
+    alone = float(weight[0]) if on_cpu and len(rows) == 1 else None  # a number, which elsewhere would be waited for
     for lo in range(0, len(flat), at_once):
-        flat[lo : lo + at_once] += weight @ rows[:, lo : lo + at_once].double()
+        total_piece, piece = flat[lo : lo + at_once], rows[:, lo : lo + at_once].double()
+        if alone is None:
+            total_piece += weight @ piece
+        else:
+            total_piece.add_(piece[0], alpha=alone)
 
 
 def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.core.addresses import from_boundary
+
 __all__ = [
     "Absences",
     "Batch",
@@ -243,11 +245,12 @@ class Split:
         return found
 
     def client(self, client_id: int) -> ClientData:
-        """Views of one client's rows."""
+        """Views of one client's rows; inputs that begin anywhere are copied."""
         position = int(self.positions(torch.tensor([client_id])))
         lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
         mask = torch.ones(hi - lo, device=self.x.device)
-        return ClientData(self.x[lo:hi], self.y[lo:hi], None, mask, torch.tensor(client_id, device=self.x.device))
+        x = from_boundary(self.x[lo:hi])
+        return ClientData(x, self.y[lo:hi], None, mask, torch.tensor(client_id, device=self.x.device))
 
     def select(self, client_ids: Tensor) -> Split:
         """A split that holds the samples of these clients [C] at least; here the split itself."""

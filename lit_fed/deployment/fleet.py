@@ -76,21 +76,19 @@ class Fleet:
         answers: dict[str, Packet] = {}
         said: dict[str, str] = {}
         drops = may_drop and self.missing == "drop"
-        open_packets, ends = dict(packets), time.monotonic() + self.patience
         limit = self.seconds if seconds is None else seconds
-        last = time.monotonic() + limit
+        waits = self.patience if self.missing == "wait" else limit
+        open_packets, ends = dict(packets), time.monotonic() + waits
         while open_packets:
-            left = (last if self.missing != "wait" or drops else ends) - time.monotonic()
-            came = self._call(open_packets, most, max(0.0, min(left, limit)))
+            came = self._call(open_packets, most, max(0.0, min(ends - time.monotonic(), limit)))
             for node, data in came.items():
-                self._take(node, data, open_packets, answers, said, sessions or {})
-            now = time.monotonic()
-            if not open_packets:
+                if self._take(node, data, open_packets, answers, said, sessions or {}):
+                    ends = max(ends, time.monotonic() + limit)  # it is asked anew, with the settings
+            refused = [node in said for node in open_packets]
+            if not open_packets or (drops and (all(refused) or time.monotonic() >= ends)):
                 break
-            if now >= (last if self.missing != "wait" or drops else ends) or self._hopeless(said, open_packets, drops):
-                if drops:
-                    break
-                raise LostNodesError(_lost(open_packets, said, limit if self.missing == "stop" else self.patience))
+            if (any(refused) and not drops) or time.monotonic() >= ends:
+                raise LostNodesError(_lost(open_packets, said, waits))
             if not came:
                 notice(f"still waiting for the nodes {', '.join(sorted(open_packets))}")
         return answers
@@ -116,32 +114,29 @@ class Fleet:
         answers: dict[str, Packet],
         said: dict[str, str],
         sessions: Mapping[str, Packet],
-    ) -> None:
-        """Take in what a node said; what cannot be used leaves its question open."""
+    ) -> bool:
+        """Take in what a node said, which may leave its question open; whether it asks for the settings."""
         try:
             answer = from_bytes(data)
         except WireError as error:
-            said[node] = str(error)
-            return
+            said[node] = f"sends {error}"
+            return False
         if "refused" in answer.facts:
-            said[node] = str(answer.facts["refused"])[:2000]
+            said[node] = f"says: {answer.facts['refused']}"[:2000]
         elif "needs" in answer.facts and node in sessions and open_packets[node] is not sessions[node]:
             open_packets[node] = sessions[node]
+            return True
         elif "needs" in answer.facts:
-            said[node] = "it asks for settings that it has been sent"
+            said[node] = "asks for settings that it has been sent"
         else:
             answers[node] = answer
             del open_packets[node]
-
-    def _hopeless(self, said: Mapping[str, str], open_packets: Mapping[str, Packet], drops: bool) -> bool:
-        """Whether asking again makes no sense: a node that could answer has said no."""
-        return any(node in said for node in open_packets) and (not drops or all(node in said for node in open_packets))
+        return False
 
 
 def _lost(open_packets: Iterable[str], said: Mapping[str, str], seconds: float) -> str:
-    told = [f"{node} says: {said[node]}" for node in sorted(open_packets) if node in said]
+    told = [f"{node} {said[node]}" for node in sorted(open_packets) if node in said]
     silent = [node for node in sorted(open_packets) if node not in said]
     if silent:
         told.append(f"no answer from {', '.join(silent)} within {seconds:g} s")
-    fix = "see to their machines and logs; the last finished round is kept, and the same command with --ckpt_path last"
-    return f"nodes are missing: {'; '.join(told)}; {fix} goes on from it"
+    return f"nodes are missing: {'; '.join(told)}; see to their machines and logs"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.deployment.federation import RemoteClients
@@ -82,8 +85,9 @@ def run_fit(grid: Any, context: Any) -> None:
     """
     settings = context.run_config
     resumed = ["--ckpt_path", str(settings["ckpt-path"])] if settings.get("ckpt-path") else []
+    config = json.dumps(yaml.safe_load(str(settings["config"])))
     before, token = sys.argv, GRID.set(grid)
-    sys.argv = ["lit-fed", "fit", "--config", str(settings["config"]), *resumed]
+    sys.argv = ["lit-fed", "fit", "--config", config, *resumed]
     try:
         runpy.run_module("lit_fed", run_name="__main__")
     except SystemExit as end:

@@ -19,8 +19,8 @@ from lit_fed.deployment.transport import is_node_name
 
 __all__ = ["FlowerTransport"]
 
-LONGEST_PAUSE = 30.0
-"""Seconds between two attempts at a node that answers with errors."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+"""Seconds between two attempts at a node that answers with errors; they double."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class _Asked:
     messages: set[str]  # sent, and not answered
     came: str | None = None  # when the node had last come, as the last of them was sent
     not_before: float = 0.0
-    pause: float = 1.0
+    pause: float = 0.0
 
 
 class FlowerTransport:
@@ -146,8 +146,8 @@ class FlowerTransport:
 
     def _complain(self, node: str, asked: _Asked, what: str) -> None:
         """Say once for each node what went wrong, and leave it alone for a while."""
+        asked.pause = min(2 * asked.pause or FIRST_PAUSE, LONGEST_PAUSE)
         asked.not_before = time.monotonic() + asked.pause
-        asked.pause = min(2 * asked.pause, LONGEST_PAUSE)
         if (node, what) not in self._complaints:
             self._complaints.add((node, what))
             notice(f"node {node}: {what}")

@@ -33,7 +33,7 @@ from lit_fed.core.types import ClientBlock, LocalWork, Phase, Population, Servin
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
 from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.facts import POPULATIONS, SPLITS, ClientFacts, NodeFacts
-from lit_fed.deployment.settings import facts_from_json, settings_from_json
+from lit_fed.deployment.settings import check_start, facts_from_json, marks_of_start, settings_from_json
 from lit_fed.deployment.states import NodeStates, node_key
 from lit_fed.deployment.wire import TYPES, Packet, WireError, from_bytes, in_form, to_bytes
 from lit_fed.metrics.selection import choose_metrics
@@ -154,6 +154,7 @@ class _Training:
         self.name = name
         facts = facts_from_json(sent["facts"])
         session = Session.of(settings, facts)
+        check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.terms.task, session.shared, torch.device("cpu"))
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)

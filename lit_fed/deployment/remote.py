@@ -7,6 +7,7 @@ is the version under which its node keeps it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -21,6 +22,7 @@ from lit_fed.core.types import ClientResult, Message, Population, ServingBlock, 
 from lit_fed.deployment.facts import SPLITS
 from lit_fed.deployment.fleet import Fleet, LostNodesError
 from lit_fed.deployment.node import session_name
+from lit_fed.deployment.settings import marks_of_start
 from lit_fed.deployment.states import VersionStore
 from lit_fed.deployment.wire import Packet, WireError, in_form, most_bytes
 from lit_fed.metrics.chosen import ChosenMetrics
@@ -201,11 +203,15 @@ class RemoteTrainer:
                 if same
                 else {f"shared/{one}": tree.leaves(sent[one]) for one in mine}
             )
-            settings = self.session | {"ids": roster.ids[node]}
+            settings = self.session | {"ids": roster.ids[node], "start": self._start}
             packets[node] = Packet(facts | {"session": session_name(settings)}, trees)
             sessions[node] = Packet(packets[node].facts | {"settings": settings}, trees)
             most[node] = most_bytes(form, len(mine))
         return self.fleet.ask(packets, most, may_drop=may_drop, seconds=seconds, sessions=sessions)
+
+    @cached_property
+    def _start(self) -> list[float]:
+        return marks_of_start(self.rounds.algorithm, self.rounds.terms, self.rounds.server.initial_shared)
 
     @property
     def _store(self) -> VersionStore:

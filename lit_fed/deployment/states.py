@@ -101,6 +101,7 @@ class VersionStore(ClientStore):
 
     def __init__(self, num_clients: int) -> None:
         super().__init__(lambda _: {"state": {"versions": torch.tensor(-1)}}, num_clients)
+        self._trained.fill_(True)  # checkpoints hold the whole index, by which the nodes' files are found
         self.register_buffer("run", torch.tensor(secrets.randbits(62)))
         self._next = secrets.randbits(30) << 32
         self._checkpoints: CheckpointIndex | None = None

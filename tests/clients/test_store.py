@@ -50,6 +50,26 @@ def test_the_initial_states_are_copies():
     assert kept.mixture_weights.tolist() == [[1, 1], [0, 0], [0, 0]]
 
 
+def test_large_states_of_a_single_rank_are_gathered_in_portions_and_not_copied(monkeypatch):
+    monkeypatch.setattr("lit_fed.clients.store.BYTES_AT_ONCE", 40)  # two states and a half
+    kept = store()
+    assert kept.portions(5) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    rows = [torch.full((1, 2), 9.0), torch.full((2, 2), 8.0)]
+    kept.stage(torch.tensor([3]), {"state": (rows[0], torch.tensor([9]))})
+    kept.stage(torch.tensor([0, 2]), {"state": (rows[1], torch.tensor([8, 7]))})
+    kept.exchange(torch.tensor([2, 0, 1]), [3], torch.tensor([0, 2, 3]))
+    assert kept._staged[0][1][0].data_ptr() == rows[0].data_ptr()
+    assert kept.gather(torch.tensor([0, 1, 2, 3]))["state"][1].tolist() == [8, 1, 7, 9]
+    kept.commit()
+    assert kept.table["state"][0][:, 0].tolist() == [8, 1, 8, 9]
+    assert kept.table["state"][1].tolist() == [8, 1, 7, 9]
+
+
+def test_small_states_are_gathered_at_once():
+    assert store().portions(5) == [slice(0, 5)]
+    assert ClientStore(lambda _: {"state": ()}, 5).portions(5) == [slice(0, 5)]
+
+
 # ---------------------------------------------------------------------- rows in checkpoints
 def mixtures(num_clients, start=0.0, **settings):
     """A store of two numbers per client, which start from a number and the client's."""

@@ -6,9 +6,13 @@ import time
 from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_node import run_node
-from lit_fed.deployment.https_protocol import Limits
+from lit_fed.deployment.https_protocol import WORK, Limits
 
 QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.4, idle_seconds=0.5, stall_seconds=0.3)
+
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up; machines of tests are slow at times."""
 
 
 class ServingThread:
@@ -27,7 +31,7 @@ class ServingThread:
 
     def join(self):
         """Why it ended."""
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
         assert self.ended, "the node goes on"
         return self.ended
 
@@ -49,16 +53,23 @@ class InBackground:
 
     def result(self):
         """What it returned, or raised."""
-        self._thread.join(5)
+        self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it goes on"
         if isinstance(self._result, Exception):
             raise self._result
         return self._result
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=PATIENCE):
     """Wait until something holds."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never held"
         time.sleep(0.01)
+
+
+def fetch(link):
+    """The packet of a process, once there is one."""
+    while (packet := link.ask("GET", WORK)).status != 200:
+        pass
+    return packet

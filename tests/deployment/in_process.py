@@ -66,21 +66,21 @@ def write_clients(root: Path, clients: dict[str, Any], unseen=frozenset()) -> No
         np.savez(folder / f"{name}.npz", **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
 
 
-def some_clients(names, num_features=16, classes=3, seed=0):
+def some_clients(names, num_features=16, classes=3, seed=0, least=9):
     """Small clients whose labels depend on their inputs, of different sizes."""
     rng = np.random.default_rng(seed)
     weights, found = rng.normal(size=(num_features, classes)), {}
     for position, name in enumerate(names):
-        x = rng.normal(size=(9 + 5 * position, num_features)).astype(np.float32)
+        x = rng.normal(size=(least + 5 * position, num_features)).astype(np.float32)
         y = (x @ weights + rng.normal(size=(len(x), classes))).argmax(1)
         y[:classes] = range(classes)
         found[name] = (x[:-4], y[:-4], x[-4:], y[-4:])
     return found
 
 
-def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN) -> dict[str, Path]:
+def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN, **shape) -> dict[str, Path]:
     """A folder of client files for each node, and `all` with those of all nodes."""
-    clients = some_clients([name for names in nodes.values() for name in names])
+    clients = some_clients([name for names in nodes.values() for name in names], **shape)
     for node, names in {**nodes, "all": list(clients)}.items():
         write_clients(root / node, {name: clients[name] for name in names}, unseen)
     return {node: root / node for node in [*nodes, "all"]}

@@ -161,8 +161,8 @@ client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', 
         assert "localhost:9 cannot be reached (Connection refused); trying again for 3600 s" in lines[1]
         begun = time.monotonic()
         node.send_signal(number)
-        assert node.wait(5) == 128 + number
-        assert time.monotonic() - begun < 1
+        assert node.wait(30) == 128 + number
+        assert time.monotonic() - begun < 10
         assert node.stderr.read() == f"lit_fed: {'interrupted' if number == signal.SIGINT else 'terminated'}\n"
 
 

@@ -61,8 +61,8 @@ def folders(tmp_path_factory):
     return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
-def sides(folders, states, settings) -> Sides:
-    """Both sides of a training with these settings, before the first round."""
+def sides(folders, states, settings, **changed) -> Sides:
+    """Both sides of a training with these settings, before the first round; `changed` are other facts of it."""
     seen, unseen = ClientFolder(str(folders["all"])).load()
     for split in (unseen.train, unseen.val, unseen.test):
         split.first_id = seen.train.num_clients
@@ -71,7 +71,7 @@ def sides(folders, states, settings) -> Sides:
         tuple(train.x.shape[1:]), "float32", (), infer_target(train.y), train.num_clients, train.num_samples,
         int(train.sizes.max()), None, 4, 1024, settings.weighting or settings.algorithm.default_weighting, 0,
         NUM_ROUNDS, None,
-    )  # fmt: skip
+    )._replace(**changed)  # fmt: skip
     made = []
     for _ in range(2):
         session = Session.of(settings, facts)

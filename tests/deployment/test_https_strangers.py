@@ -8,7 +8,7 @@ import ssl
 import time
 
 import pytest
-from background import QUICK, InBackground, ServingThread, until
+from background import PATIENCE, QUICK, InBackground, ServingThread, until
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_protocol
@@ -32,19 +32,19 @@ def still_serves():
 
     def check(server):
         ServingThread(lambda packet: packet[::-1], server.address, None, name="ben")
-        assert server.call({"ben": b"abc"}, most_bytes={"ben": 9}, seconds=4.0) == {"ben": b"cba"}
+        assert server.call({"ben": b"abc"}, most_bytes={"ben": 9}, seconds=PATIENCE) == {"ben": b"cba"}
 
     return check
 
 
 def connected(server):
     host, port = address_of(server.address, "")
-    return socket.create_connection((host, port), timeout=5)
+    return socket.create_connection((host, port), timeout=PATIENCE)
 
 
 def asked(server, method, path, body=None, headers=HEADERS):
     """Status and text of what a server says to a request."""
-    connection = http.client.HTTPConnection(server.address, timeout=5)
+    connection = http.client.HTTPConnection(server.address, timeout=PATIENCE)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers)
         reply = connection.getresponse()
@@ -57,14 +57,14 @@ def work(connection):
     return connection.getresponse()
 
 
-def ends(connection, seconds=3.0):
+def ends(connection, seconds=PATIENCE):
     """What is read from a connection until the other side closes it."""
     connection.settimeout(seconds)
-    read = b""
+    read = bytearray()
     with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(1000):
+        while piece := connection.recv(2**16):
             read += piece
-    return read
+    return bytes(read)
 
 
 # ---------------------------------------------------------------------- certificates
@@ -125,7 +125,7 @@ def test_without_a_certificate_or_with_old_tls_there_is_no_answer(start_server, 
         if options:
             context.maximum_version = options["maximum_version"]
             context.load_cert_chain(tls / "anna" / "node.pem", tls / "anna" / "node.key")
-        connection = http.client.HTTPSConnection(server.address, timeout=5, context=context)
+        connection = http.client.HTTPSConnection(server.address, timeout=PATIENCE, context=context)
         with contextlib.closing(connection), pytest.raises((ssl.SSLError, ConnectionError)):
             work(connection)
     with connected(server) as stranger:
@@ -144,7 +144,7 @@ def test_names_that_are_not_on_the_list_are_refused(start_server, tls):
     server = start_server(tls, nodes=["ben", "carl"])
     assert "refuses this node: the server does not take in anna" in refused(server, tls / "anna")
     ServingThread(bytes, server.address, tls / "ben")
-    assert server.wait_for(1, 4.0) == ["ben"]
+    assert server.wait_for(1, PATIENCE) == ["ben"]
     server.call({"anna": b"secret"}, most_bytes={"anna": 1}, seconds=0.0)
     assert "does not take in anna" in refused(server, tls / "anna")
 
@@ -245,10 +245,11 @@ def test_a_node_of_another_version_says_so_and_ends(plain, monkeypatch):
 @pytest.fixture
 def posted(plain):
     """The path of the answer that a server waits for, of at most 100 bytes, and the call."""
-    waiting = InBackground(plain.call, {"anna": b"work"}, most_bytes={"anna": 100}, seconds=2.0)
-    link = http.client.HTTPConnection(plain.address, timeout=5)
-    reply = work(link)
-    assert reply.read() == b"work"
+    waiting = InBackground(plain.call, {"anna": b"work"}, most_bytes={"anna": 100}, seconds=PATIENCE)
+    link = http.client.HTTPConnection(plain.address, timeout=PATIENCE)
+    while not (body := (reply := work(link)).read()):
+        pass
+    assert body == b"work"
     yield ANSWERS + reply.headers["Lit-Fed-Packet"], waiting
     link.close()
 
@@ -298,7 +299,7 @@ def test_silent_strangers_are_sent_away(plain, beginning):
         stranger.sendall(beginning)
         start = time.monotonic()
         ends(stranger)
-        assert QUICK.idle_seconds / 2 < time.monotonic() - start < 2.0
+        assert QUICK.idle_seconds / 2 < time.monotonic() - start < 10.0
 
 
 def test_strangers_take_turns(start_server, still_serves):
@@ -321,7 +322,7 @@ def test_an_answer_that_stands_still_is_broken_off(plain, posted):
         liar.sendall("\r\n".join([*lines, "", "half"]).encode())
         start = time.monotonic()
         assert ends(liar) == b""
-        assert QUICK.stall_seconds / 2 < time.monotonic() - start < 2.0
+        assert QUICK.stall_seconds / 2 < time.monotonic() - start < 10.0
     assert asked(plain, "POST", path, b"whole")[0] == 204
     assert waiting.result() == {"anna": b"whole"}
 
@@ -329,7 +330,8 @@ def test_an_answer_that_stands_still_is_broken_off(plain, posted):
 def test_a_packet_that_nobody_reads_is_broken_off(start_server):
     server = start_server()
     large = b"x" * 30_000_000
-    waiting = InBackground(server.call, {"anna": large}, most_bytes={"anna": 100}, seconds=1.0)
+    waiting = InBackground(server.call, {"anna": large}, most_bytes={"anna": 100}, seconds=2.0)
+    until(lambda: server._mailbox.members)
     with connected(server) as liar:
         lines = [f"GET {WORK} HTTP/1.1", "Host: x", *(f"{key}: {value}" for key, value in HEADERS.items())]
         liar.sendall("\r\n".join([*lines, "", ""]).encode())

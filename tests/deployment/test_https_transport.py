@@ -4,9 +4,10 @@ import os
 import time
 
 import pytest
-from background import InBackground, ServingThread, until
+from background import PATIENCE, InBackground, ServingThread, fetch, until
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.deployment import https_mailbox
 from lit_fed.deployment.https_protocol import WORK
 
 MOST = {"anna": 5_000_000, "ben": 5_000_000}
@@ -16,14 +17,14 @@ def reverse(packet):
     return packet[::-1]
 
 
-def call(server, packets, seconds=4.0, most_bytes=MOST):
+def call(server, packets, seconds=PATIENCE, most_bytes=MOST):
     return server.call(packets, most_bytes=most_bytes, seconds=seconds)
 
 
 def test_nodes_answer_under_the_names_of_their_certificates(start_server, tls):
     server = start_server(tls, listen="localhost:0")
     nodes = [ServingThread(reverse, server.address, tls / name) for name in ("ben", "anna")]
-    assert server.wait_for(2, 4.0) == ["anna", "ben"]
+    assert server.wait_for(2, PATIENCE) == ["anna", "ben"]
     large = os.urandom(3_000_000)
     assert call(server, {"anna": b"abc", "ben": large}) == {"anna": b"cba", "ben": large[::-1]}
     assert call(server, {"ben": b""}) == {"ben": b""}
@@ -38,12 +39,12 @@ def test_who_does_not_answer_in_time_is_missing_and_answers_for_nobody(start_ser
     anna = process(server)
     assert anna.ask("GET", WORK).status == 204
     waiting = InBackground(call, server, {"anna": b"1", "ben": b"ab"}, seconds=0.3)
-    packet = anna.ask("GET", WORK)
+    packet = fetch(anna)
     assert waiting.result() == {"ben": b"ba"}
     waiting = InBackground(call, server, {"anna": b"2"})
     for late in (b"late", b"x" * 2_000_000):
         anna.answer(packet, late)
-    packet = anna.ask("GET", WORK)
+    packet = fetch(anna)
     assert packet.body == b"2"
     anna.answer(packet, b"in time")
     anna.answer(packet, b"again")
@@ -54,11 +55,11 @@ def test_a_killed_node_gets_its_packet_again(start_server, process):
     server = start_server()
     waiting = InBackground(call, server, {"anna": b"work"})
     first = process(server)
-    packet = first.ask("GET", WORK)
+    packet = fetch(first)
     first.close()
     until(lambda: server.said == ["anna is here", "anna is gone with a packet to answer"])
     second = process(server)
-    again = second.ask("GET", WORK)
+    again = fetch(second)
     assert (again.key, again.body) == (packet.key, b"work")
     second.answer(again, b"done")
     assert waiting.result() == {"anna": b"done"}
@@ -75,15 +76,16 @@ def test_a_node_away_gets_its_packet_when_it_comes(start_server):
     assert waiting.result() == {"anna": b"cba"}
 
 
-def test_a_connection_that_broke_is_no_news(start_server, process):
+def test_a_connection_that_broke_is_no_news(start_server, process, monkeypatch):
+    monkeypatch.setattr(https_mailbox, "SECONDS_UNTIL_GONE", 3.0)
     server = start_server()
     waiting = InBackground(call, server, {"anna": b"work"})
     anna = process(server)
-    packet = anna.ask("GET", WORK)
+    packet = fetch(anna)
     anna.close()
     anna.answer(packet, b"done")
     assert waiting.result() == {"anna": b"done"}
-    time.sleep(0.4)
+    time.sleep(0.2)
     assert server.said == ["anna is here"]
 
 
@@ -92,7 +94,7 @@ def test_a_node_at_work_keeps_its_connection_and_others_do_not(start_server, pro
     idle, anna = process(server, "ben"), process(server)
     assert idle.ask("GET", WORK).status == 204
     waiting = InBackground(call, server, {"anna": b"work"})
-    packet = anna.ask("GET", WORK)
+    packet = fetch(anna)
     until(lambda: "ben is gone" in server.said)
     assert "anna is gone with a packet to answer" not in server.said
     anna.answer(packet, b"done")
@@ -102,7 +104,7 @@ def test_a_node_at_work_keeps_its_connection_and_others_do_not(start_server, pro
 def test_of_two_processes_the_newer_one_goes_on(start_server, process):
     server = start_server()
     older = ServingThread(reverse, server.address, None, name="anna")
-    server.wait_for(1, 4.0)
+    server.wait_for(1, PATIENCE)
     waiting = InBackground(call, server, {"anna": b"work"})
     assert waiting.result() == {"anna": b"krow"}
     newer = process(server)
@@ -115,8 +117,8 @@ def test_the_older_process_cannot_answer(start_server, process):
     server = start_server()
     waiting = InBackground(call, server, {"anna": b"work"})
     older, newer = process(server), process(server)
-    packet = older.ask("GET", WORK)
-    again = newer.ask("GET", WORK)
+    packet = fetch(older)
+    again = fetch(newer)
     with pytest.raises(ConfigError, match="refuses this node: another process has come for anna"):
         older.answer(packet, b"older")
     newer.answer(again, b"newer")
@@ -126,10 +128,10 @@ def test_the_older_process_cannot_answer(start_server, process):
 def test_nodes_find_a_server_that_was_started_again(start_server, tls):
     server = start_server(tls)
     anna = ServingThread(reverse, server.address, tls / "anna", patience=60.0)
-    server.wait_for(1, 4.0)
+    server.wait_for(1, PATIENCE)
     start = time.monotonic()
     server.close()
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 10.0
     until(lambda: len(anna.said) == 2)
     again = start_server(tls, listen=server.address)
     assert call(again, {"anna": b"abc"}) == {"anna": b"cba"}
@@ -142,14 +144,14 @@ def test_answers_to_a_server_before_are_for_nobody(start_server, process):
     server = start_server()
     anna = process(server)
     waiting = InBackground(call, server, {"anna": b"before"}, seconds=0.2)
-    packet = anna.ask("GET", WORK)
+    packet = fetch(anna)
     assert waiting.result() == {}
     server.close()
     again = start_server(listen=server.address)
     waiting = InBackground(call, again, {"anna": b"after"})
     anna._patience = 60.0
     anna.answer(packet, b"late")
-    anna.answer(anna.ask("GET", WORK), b"in time")
+    anna.answer(fetch(anna), b"in time")
     assert waiting.result() == {"anna": b"in time"}
 
 
@@ -173,7 +175,7 @@ def test_waiting_for_nodes_says_who_came(start_server):
     ):
         server.wait_for(1, 0.1)
     ServingThread(reverse, server.address, None, name="anna")
-    server.wait_for(1, 4.0)
+    server.wait_for(1, PATIENCE)
     with pytest.raises(ConfigError, match=r"for 2 nodes, and 1 \(anna\) came; start the others with"):
         server.wait_for(2, 0.1)
 

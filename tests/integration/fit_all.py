@@ -102,7 +102,7 @@ def fit(
     return module, trainer
 
 
-RUN = {"rounds": 4, "check_val_every_n_epoch": 2}
+RUN = {"rounds": 3, "check_val_every_n_epoch": 2}
 """What the whole runs, their continuations and those of two ranks have in common."""
 
 CUT_IN = 2

@@ -43,13 +43,22 @@ def do_not_render() -> None:
         file.write(PIXEL) if hasattr(file, "write") else Path(file).write_bytes(PIXEL)
 
     Figure.savefig = savefig
+    _draw_once_for_each_kind("drawn")
+
+
+def render_once_for_each_kind() -> None:
+    """Draw and render the figures of a run, those of one kind once."""
+    _draw_once_for_each_kind("rendered")
+
+
+def _draw_once_for_each_kind(how: str) -> None:
     for place, names in FIGURES.items():
         module = importlib.import_module(place)
         for name in names:
-            setattr(module, name, _once_for_each_kind(getattr(module, name)))
+            setattr(module, name, _once_for_each_kind(getattr(module, name), how))
 
 
-def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+def _once_for_each_kind(draw: Callable[..., Figure], how: str) -> Callable[..., Figure]:
     """A figure that is left empty where one of its kind was drawn before, by any process of the tests.
 
     Errors, unlike accuracies, are drawn on a scale that follows from their values: these figures are always drawn.
@@ -57,10 +66,11 @@ def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
     @functools.wraps(draw)
     def figure(*given: Any) -> Figure:
-        kind = repr((draw.__name__, *map(_kind, given)))
+        kind = repr((how, draw.__name__, *map(_kind, given)))
         note = Path(os.environ.get(DRAWN, os.devnull)) / hashlib.sha1(kind.encode()).hexdigest()
         errors = any(isinstance(one, str) and one == "mse" for one in given)
-        if Figure.savefig is RENDER or errors or not note.exists():
+        looked_at = how == "drawn" and Figure.savefig is RENDER
+        if looked_at or errors or not note.exists():
             drawn = draw(*given)
             if note.parent.is_dir():
                 note.touch()
@@ -105,7 +115,11 @@ def build_parser_once() -> None:
 
     One that begins with a command makes the parser of that command alone.
     """
+    from jsonargparse import _subcommands
+
     from lit_fed.cli import FederatedCLI
+
+    _subcommands.filter_non_parsing_actions = _once_for_each_list(_subcommands.filter_non_parsing_actions)
 
     build, made = FederatedCLI.setup_parser, {}
 
@@ -116,3 +130,16 @@ def build_parser_once() -> None:
         self.__dict__.update(made[self._only])
 
     FederatedCLI.setup_parser = setup_parser
+
+
+def _once_for_each_list(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What is chosen of a parser's three hundred actions, which is looked up for each of its arguments again."""
+    chosen: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def found(actions: Any) -> Any:
+        key = id(actions), len(actions)
+        if key not in chosen:
+            chosen[key] = actions, choose(actions)  # the list is kept, so that its number stays its own
+        return chosen[key][1]
+
+    return found
