@@ -35,6 +35,7 @@ class SequentialTrainer:
     """
 
     name = "sequential"
+    shares_passes = True  # the E-step and the first local step
 
     def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
         self.rows_per_pass, self.channels_last = rows_per_pass, channels_last
@@ -72,7 +73,9 @@ class SequentialTrainer:
         batches = self._batches(job, row, client_id, data)
         first = next(batches, None)
         shares_pass = ctx.augmentation is None and ctx.task.one_by_one and ctx.task.same_in_training
-        shares_pass = shares_pass and not job.block.phase.work.sample_rate  # gradients of single samples take their own
+        shares_pass = (
+            self.shares_passes and shares_pass and not job.block.phase.work.sample_rate
+        )  # gradients of single samples take their own
         if first is not None and first.index.ndim == 1 and shares_pass:
             ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 
