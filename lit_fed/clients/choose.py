@@ -48,7 +48,8 @@ def choose_trainer(
         raise ConfigError(f"client_trainer is {name}; choose auto, sequential, vectorized, graphed or debug")
     if name == "graphed" and device.type != "cuda":
         raise ConfigError(
-            f"--model.client_trainer graphed records CUDA graphs, and the device is {device.type}; use auto or sequential"
+            f"--model.client_trainer graphed records CUDA graphs, and the device is {device.type}; use auto or "
+            "sequential"
         )
     name = _automatic(network, device) if name == "auto" else name
     if name == "vectorized":

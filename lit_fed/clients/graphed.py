@@ -119,12 +119,12 @@ def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:
 
 def _padded(rows: Tree, width: int) -> Tree:
     """Leaves [B, ...] as [width, ...], with zeros."""
-    return tree.map_leaves(
-        lambda leaf: (
-            leaf if len(leaf) == width else torch.cat([leaf, leaf.new_zeros(width - len(leaf), *leaf.shape[1:])])
-        ),
-        rows,
-    )
+
+    def pad(leaf: Tensor) -> Tensor:
+        missing = width - len(leaf)
+        return torch.cat([leaf, leaf.new_zeros(missing, *leaf.shape[1:])]) if missing else leaf
+
+    return tree.map_leaves(pad, rows)
 
 
 def _form(arguments: Tree) -> tuple[Any, ...]:

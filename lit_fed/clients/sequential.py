@@ -72,10 +72,9 @@ class SequentialTrainer:
         data = job.block.data.client(client_id)
         batches = self._batches(job, row, client_id, data)
         first = next(batches, None)
-        shares_pass = ctx.augmentation is None and ctx.task.one_by_one and ctx.task.same_in_training
-        shares_pass = (
-            self.shares_passes and shares_pass and not job.block.phase.work.sample_rate
-        )  # gradients of single samples take their own
+        shares_pass = self.shares_passes and ctx.task.one_by_one and ctx.task.same_in_training
+        # gradients of single samples take their own passes
+        shares_pass = shares_pass and ctx.augmentation is None and not job.block.phase.work.sample_rate
         if first is not None and first.index.ndim == 1 and shares_pass:
             ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 

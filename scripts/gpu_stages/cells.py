@@ -1,4 +1,4 @@
-"""What the stages have measured: a JSON file that is written after every cell, so that a day can go on where it ended."""
+"""What the stages have measured, in a file that is written after every cell: a day goes on where it ended."""
 
 from __future__ import annotations
 
