@@ -19,10 +19,11 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import torch
 from gpu_stages.cells import Cells
 from gpu_stages.graphs import graphs
+from gpu_stages.parity import parity, tests
 from gpu_stages.speed import speed
 from gpu_stages.workload import Size
 
-STAGES = {"speed": speed, "graphs": graphs}
+STAGES = {"tests": tests, "parity": parity, "speed": speed, "graphs": graphs}
 FULL, TOY = Size(80, 38400), Size(3, 24, (3, 16, 16), 8)
 
 

@@ -79,6 +79,7 @@ def work(entry: Entry, records: Path, data: Path) -> None:
     )  # fmt: skip
     if entry.place == "gpu":
         extra = (*extra, "--model.client_trainer", os.environ.get("RUN_QUEUE_TRAINER", "sequential"))
+        extra = (*extra, *os.environ.get("RUN_QUEUE_MORE", "").split())
     Kept(records / entry.scale).write(run, make(run, extra))
 
 

@@ -20,9 +20,9 @@ HOW = (
     "graphed",
     "sequential",
     "graphed channels last",
+    "vectorized 2048 MB",
     "sequential channels last",
     "vectorized 8 MB",
-    "vectorized 2048 MB",
 )
 ROWS = [
     ("FedEM", "FedEMCNN", "tf32"), ("FedEM", "LeNet5", "tf32"), ("FedAvg", "FedEMCNN", "tf32"),

@@ -130,7 +130,7 @@ def validated(record: Record) -> float:
 
 
 def best_rates(kept: Kept, scale: Scale) -> dict[str, dict[str, float]]:
-    """For each setting and method the rate whose short run is the best; the one that is written down where none was made."""
+    """For each setting and method the rate whose short run is the best; where none was made, what is written down."""
     found: dict[str, dict[str, float]] = {}
     for name, setting in tuning(scale).items():
         found[name] = dict(RATES[name])
