@@ -106,8 +106,9 @@ class Federation:
             return {"state": state}
         if client_id == 0:  # a fresh optimizer is the same for all: its shape is the algorithm's affair
             losses = SequentialTrainer().losses(ctx, shared, self.algorithm, data)
+            there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
             self._fresh_optimizer = getattr(
-                self.algorithm.client_init(ctx, shared, state, data, losses), "optimizer", None
+                self.algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None
             )
         return {"state": state, "optimizer": self._fresh_optimizer}
 

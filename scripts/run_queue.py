@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import multiprocessing.process
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,25 @@ def work(entry: Entry, records: Path, data: Path) -> None:
     Kept(records / entry.scale).write(run, make(run, extra))
 
 
+def begin(entry: Entry, chosen: argparse.Namespace) -> None:
+    """Make a run in a process that was forked for it, with its output in a file."""
+    log = chosen.records / "logs" / f"{entry.run.replace('/', '__')}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    work(entry, chosen.records, chosen.root)
+
+
+def load() -> None:
+    """Import what runs need, so that a forked process begins at once; nothing here touches a device."""
+    import torchvision.datasets  # noqa: F401
+
+    import lit_fed.cli  # noqa: F401
+    import reproduction.measures  # noqa: F401
+    from reproduction.data_only import DataCLI  # noqa: F401
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the plan asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -91,12 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data.root", dest="root", type=Path, default=Path("data"))
     parser.add_argument("--slots", type=int, default=12)
     parser.add_argument("--gpu_memory_gb", type=float, default=70)
-    parser.add_argument("--one", help="an entry as JSON: make this run here")
-    chosen = parser.parse_args(arguments)
-    if chosen.one:
-        work(Entry(*json.loads(chosen.one)), chosen.records, chosen.root)
-    else:
-        Queue(chosen).run()
+    Queue(parser.parse_args(arguments)).run()
 
 
 class Queue:
@@ -108,11 +123,12 @@ class Queue:
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self.chosen = chosen
-        self.running: dict[Entry, tuple[subprocess.Popen[bytes], float]] = {}
+        self.running: dict[Entry, tuple[multiprocessing.process.BaseProcess, float]] = {}
         self.ended: dict[Entry, float] = {}
 
     def run(self) -> None:
         """Start what fits until nothing is left."""
+        load()
         while True:
             waiting = self._waiting()
             for entry in waiting:
@@ -147,25 +163,19 @@ class Queue:
         return len(self.running) < self.chosen.slots and taken + entry.gigabytes <= self.chosen.gpu_memory_gb
 
     def _start(self, entry: Entry) -> None:
-        logs = self.chosen.records / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable, __file__, str(self.chosen.plan), "--records", str(self.chosen.records),
-            "--data.root", str(self.chosen.root), "--one", json.dumps(entry),
-        ]  # fmt: skip
-        with (logs / f"{entry.run.replace('/', '__')}.log").open("wb") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT)
+        process = multiprocessing.get_context("fork").Process(target=begin, args=(entry, self.chosen))
+        process.start()
         self.running[entry] = process, time.monotonic()
         self._log(f"begins {entry.run}")
 
     def _reap(self) -> None:
         for entry, (process, started) in list(self.running.items()):
-            if process.poll() is not None:
+            if process.exitcode is not None:
                 del self.running[entry]
                 self.ended[entry] = time.monotonic() - started
                 if entry.table == TUNING:
                     self._choose()
-                self._log(f"ended {entry.run} {process.returncode} after {self.ended[entry]:.0f} s")
+                self._log(f"ended {entry.run} {process.exitcode} after {self.ended[entry]:.0f} s")
 
     def _log(self, text: str) -> None:
         self.chosen.records.mkdir(parents=True, exist_ok=True)
