@@ -43,12 +43,13 @@ class Entry(NamedTuple):
     seed: int = 1
 
 
-def entries(plan: Path) -> Iterator[Entry]:
-    """The plan with its stars written out."""
+def entries(plan: Path, records: Path) -> Iterator[Entry]:
+    """The plan with its stars written out, without what has a record."""
     import importlib
 
     import reproduction.fedem_images as images
     from reproduction import registry, when_mixtures_help
+    from reproduction.runs import Kept
 
     rates = json.loads(RATES.read_text())
     if rates != images.RATES:
@@ -56,7 +57,10 @@ def entries(plan: Path) -> Iterator[Entry]:
     for line in json.loads(plan.read_text()):
         entry = Entry(*line)
         runs = registry.TABLES[entry.table].runs(entry.scale, [entry.seed])
-        yield from (entry._replace(run=one.name) for one in runs if fnmatch(one.name, entry.run))
+        chosen = (one for one in runs if fnmatch(one.name, entry.run))
+        yield from (
+            entry._replace(run=one.name) for one in chosen if not Kept(records / entry.scale).path(one).is_file()
+        )
 
 
 def needed(entry: Entry) -> set[str]:
@@ -141,13 +145,15 @@ class Queue:
             self._reap()
 
     def _waiting(self) -> list[Entry]:
-        planned = list(entries(self.chosen.plan))
+        planned = list(entries(self.chosen.plan, self.chosen.records))
+        ended = {entry.run for entry in self.ended}
         open_rates = {
             entry.run.replace("_tuning", "").rpartition("_")[0]
             for entry in planned
-            if entry.table == TUNING and entry not in self.ended
+            if entry.table == TUNING and entry.run not in ended
         }
-        new = [entry for entry in planned if entry not in self.ended and entry not in self.running]
+        known = {entry.run for entry in (*self.ended, *self.running)}
+        new = [entry for entry in planned if entry.run not in known]
         return [entry for entry in new if not open_rates & needed(entry)]
 
     def _choose(self) -> None:
