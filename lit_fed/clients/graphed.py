@@ -6,20 +6,22 @@ than the device runs them. A graph launches them all at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_fed.clients.base import Failed, Trained, TrainJob, check_finite
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.errors import ClientError
 from lit_fed.core.local_solver import LocalSolver, OptimizerState
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ModelState, Tree
+from lit_fed.core.types import Batch, ClientResult, ModelState, Tree
 
 __all__ = ["GraphedTrainer", "Recorded"]
 
@@ -132,6 +134,20 @@ def _form(arguments: Tree) -> tuple[Any, ...]:
     return tuple((path, leaf.shape, leaf.dtype) for path, leaf in tree.items(arguments))
 
 
+def _all_finite(result: ClientResult) -> Tensor:
+    """Whether the sums of all leaves are finite, on the device: [] bool. If they are, so are all numbers."""
+    leaves = [leaf for leaf in tree.leaves((result.message.value, result.state)) if leaf.is_floating_point()]
+    sums = [leaf.sum(dtype=torch.float64) for leaf in leaves]
+    return torch.stack(sums).isfinite().all() if sums else torch.ones((), dtype=torch.bool)
+
+
+def _forgiven(job: TrainJob, row: int, error: ClientError) -> Failed:
+    """The failure of a client, where it is forgiven."""
+    if not job.forgives(error):
+        raise error
+    return Failed(slice(row, row + 1), error)
+
+
 class GraphedTrainer(SequentialTrainer):
     """Clients one after another, with local steps replayed from CUDA graphs where a step is the same function ever.
 
@@ -145,6 +161,34 @@ class GraphedTrainer(SequentialTrainer):
     def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
         super().__init__(rows_per_pass, channels_last=channels_last)
         self._solver: tuple[LocalSolver, _GraphedSolver] | None = None
+
+    def _run(self, job: TrainJob) -> Iterator[Trained | Failed]:
+        """Yield after each client, when the next one's work is under way: the device never waits to be asked."""
+        waiting: tuple[Trained, Tensor] | None = None
+        for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
+            done: Trained | ClientError
+            try:
+                done = self._trained(job, row, client_id)
+                finite = _all_finite(done.result)
+            except ClientError as error:
+                done = error
+            if waiting is not None:
+                yield self._judged(job, *waiting)
+            waiting = None if isinstance(done, ClientError) else (done, finite)
+            if isinstance(done, ClientError):
+                yield _forgiven(job, row, done)
+        if waiting is not None:
+            yield self._judged(job, *waiting)
+
+    def _judged(self, job: TrainJob, done: Trained, finite: Tensor) -> Trained | Failed:
+        """What a client returned, if it is finite."""
+        if job.block.is_ghost or finite:
+            return done
+        try:
+            check_finite(done.result, job.block.phase.client_ids[done.rows], job.ctx)
+        except ClientError as error:
+            return _forgiven(job, done.rows.start, error)
+        return done
 
     def _with_layout(self, ctx: Context) -> Context:
         ctx = super()._with_layout(ctx)

@@ -32,7 +32,7 @@ RATES: dict[str, dict[str, float]] = json.loads(Path(__file__).with_name("image_
 GRIDS: dict[str, tuple[float, ...]] = {
     "local": (0.01, 0.03),
     "fedavg": (0.01, 0.03, 0.1),
-    "fedavg_plus": (0.01, 0.03),
+    "fedavg_plus": (0.003, 0.01, 0.03),
     "fedem": (0.03, 0.1, 0.3),
     "clustered_fl": (0.03,),
     "fedprox": (0.1, 0.3),
@@ -44,12 +44,12 @@ watched = ("--trainer.callbacks+=reproduction.mixture_curve.MixtureCurve",)
 training = ("--trainer.callbacks+=TrainingSplitEvaluation",)
 
 
-def at(name: str, rate: float, components: int = 3) -> Method:
-    """A method at a learning rate."""
+def at(name: str, rate: float, components: int = 3, common: float = 0.03) -> Method:
+    """A method at a learning rate: of FedAvg+ that of its fine-tuning, the common model is trained at `common`."""
     chosen: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
         "local": (algorithm("Local"), {}),
         "fedavg": (algorithm("FedAvg"), {}),
-        "fedavg_plus": (algorithm("FedAvgPlus"), {}),
+        "fedavg_plus": (algorithm("FedAvgPlus", fine_tune_lr=rate), {"lr": common}),
         "fedem": (algorithm("FedEM", num_components=components), {}),
         "clustered_fl": (clustered, {}),
         "fedprox": (algorithm("FedProx", prox_weight=0.1), plain),
@@ -57,14 +57,15 @@ def at(name: str, rate: float, components: int = 3) -> Method:
         "pfedme": (pfedme, steady),
     }
     what, options = chosen[name]
-    return method(name, what, solver(lr=rate, **options))
+    return method(name, what, solver(**({"lr": rate} | options)))
 
 
 # ---------------------------------------------------------------------- settings
 NETWORK = ("--model.network", "FedEMCNN")
 CIFAR10 = Setting(
     "images_cifar10", "CIFAR-10, FedEM's CNN", "fedem_cifar10", (),
-    (*NETWORK, "--data.num_clients", "100", "--data.unseen_fraction", "0.2", "--data.val_fraction", "0"),
+    (*NETWORK, "--data.num_clients", "100", "--data.unseen_fraction", "0.2", "--data.val_fraction", "0",
+     "--trainer.check_val_every_n_epoch", "20"),
 )  # fmt: skip
 LENET5 = CIFAR10._replace(
     name="images_cifar10_lenet5", label="CIFAR-10, LeNet5",
@@ -82,7 +83,7 @@ WRITERS = Setting(
      "--trainer.check_val_every_n_epoch", "10", *solver(weight_decay=0.0005, persist_optimizer=True)),
 )  # fmt: skip
 SETTINGS = {one.name: one for one in (CIFAR10, LENET5, MNIST, WRITERS)}
-SHORT = ("--data.val_fraction", "0.2", "--trainer.max_epochs", "30")
+SHORT = ("--data.val_fraction", "0.2", "--trainer.max_epochs", "30", "--trainer.check_val_every_n_epoch", "15")
 STAND_INS = {
     "images_cifar10": (*stand_in("[3,16,16]", 10), *brief, *few),
     "images_cifar10_lenet5": (*stand_in("[3,16,16]", 10), *brief, *few),
@@ -101,7 +102,7 @@ def image_settings(scale: Scale) -> dict[str, Setting]:
     """The settings, each method at its best rate; FedEM's mixture is watched, and everyone's training samples too."""
     found = {}
     for name, setting in SETTINGS.items():
-        methods = tuple(at(one, RATES[name][one]) for one in METHODS)
+        methods = tuple(at(one, RATES[name][one], common=RATES[name]["fedavg"]) for one in METHODS)
         methods = tuple(
             one._replace(arguments=(*one.arguments, *watched), measures=("mixture_curve",))
             if one.name == "fedem"
@@ -117,7 +118,9 @@ def tuning(scale: Scale) -> dict[str, Setting]:
     found = {}
     for name, setting in SETTINGS.items():
         methods = tuple(
-            at(one, rate)._replace(name=f"{one}_{rate:g}") for one, rates in GRIDS.items() for rate in rates
+            at(one, rate, common=RATES[name]["fedavg"])._replace(name=f"{one}_{rate:g}")
+            for one, rates in GRIDS.items()
+            for rate in rates
         )
         found[name] = _with(setting, scale, methods, SHORT)._replace(name=f"{name}_tuning")
     return found

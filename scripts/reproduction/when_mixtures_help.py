@@ -29,7 +29,7 @@ ROUNDS = ("--trainer.max_epochs", "100")
 def when_settings(scale: Scale) -> dict[str, Setting]:
     """A setting for each share of the samples and kind of heterogeneity."""
     rates = RATES["images_cifar10"]
-    methods: tuple[Method, ...] = tuple(at(one, rates[one]) for one in METHODS)
+    methods: tuple[Method, ...] = tuple(at(one, rates[one], common=rates["fedavg"]) for one in METHODS)
     for number in COMPONENTS:
         for times in (1, number):
             rate = float(f"{rates['fedavg'] * times:g}")
