@@ -41,6 +41,7 @@ class Entry(NamedTuple):
     gigabytes: float
     scale: str = SCALE
     seed: int = 1
+    instead_of: str = ""  # a run of the plan: this one is made only if that one failed
 
 
 def entries(plan: Path, records: Path) -> Iterator[Entry]:
@@ -129,6 +130,7 @@ class Queue:
         self.chosen = chosen
         self.running: dict[Entry, tuple[multiprocessing.process.BaseProcess, float]] = {}
         self.ended: dict[Entry, float] = {}
+        self.failed: set[str] = set()
 
     def run(self) -> None:
         """Start what fits until nothing is left."""
@@ -154,6 +156,7 @@ class Queue:
         }
         known = {entry.run for entry in (*self.ended, *self.running)}
         new = [entry for entry in planned if entry.run not in known]
+        new = [entry for entry in new if not entry.instead_of or entry.instead_of in self.failed]
         return [entry for entry in new if not open_rates & needed(entry)]
 
     def _choose(self) -> None:
@@ -179,6 +182,8 @@ class Queue:
             if process.exitcode is not None:
                 del self.running[entry]
                 self.ended[entry] = time.monotonic() - started
+                if process.exitcode:
+                    self.failed.add(entry.run)
                 if entry.table == TUNING:
                     self._choose()
                 self._log(f"ended {entry.run} {process.exitcode} after {self.ended[entry]:.0f} s")

@@ -109,6 +109,9 @@ def image_settings(scale: Scale) -> dict[str, Setting]:
             else one
             for one in methods
         )
+        if name == "images_cifar10":
+            slow = at("fedem", 0.03)._replace(name="fedem_0.03", measures=("mixture_curve",))
+            methods += (slow._replace(arguments=(*slow.arguments, *watched)),)
         found[name] = _with(setting, scale, methods, training)
     return found
 
