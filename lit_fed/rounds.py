@@ -7,6 +7,7 @@ Between rounds, `lit_fed.serving` serves the clients; an example stands there.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Roun
 from lit_fed.wrappers.around import innermost
 from lit_fed.wrappers.faults import drawn_weight, faults_of
 
-__all__ = ["Federation", "RoundRecord", "start"]
+__all__ = ["FederatedRounds", "RoundRecord", "start"]
 
 
 class _Phase(NamedTuple):
@@ -57,7 +58,14 @@ class _Round:
     means: RunningMeans = field(default_factory=RunningMeans)
 
 
-class Federation:
+class _Untold:
+    """A client of whom nothing is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+class FederatedRounds:
     """An algorithm with its server and its clients.
 
     Args:
@@ -104,13 +112,26 @@ class Federation:
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
             return {"state": state}
-        if client_id == 0:  # a fresh optimizer is the same for all: its shape is the algorithm's affair
+        if not hasattr(self, "_fresh_optimizer"):  # the same for all: its shape is the algorithm's affair
             losses = SequentialTrainer().losses(ctx, shared, self.algorithm, data)
             there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
-            self._fresh_optimizer = getattr(
-                self.algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None
-            )
+            work = self.algorithm.client_init(ctx, shared, there, data, losses)
+            self._fresh_optimizer = getattr(work, "optimizer", None)
         return {"state": state, "optimizer": self._fresh_optimizer}
+
+    def new_store(self, train: Split, memory_bytes: float = math.inf) -> ClientStore:
+        """What these clients keep, each from its own start; where nothing of a client is asked, all start alike.
+
+        Args:
+            train: training samples of all clients.
+            memory_bytes: as of `ClientStore`.
+        """
+        try:
+            self.algorithm.state_init(self.context("init"), self.server.initial_shared, _Untold())  # type: ignore[arg-type]
+            alike = True
+        except Exception:  # whatever asking brings: the clients are asked one by one
+            alike = False
+        return ClientStore(partial(self.initial_state, train), train.num_clients, memory_bytes, alike=alike)
 
     # ------------------------------------------------------------------ a round
     def round(self, train: Split, client_ids: Sequence[int] | None = None, per_block: int = 1024) -> RoundRecord:
@@ -137,7 +158,13 @@ class Federation:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
-        block, kept, ghost = block._replace(data=block.data.select(ids)), self.store.gather(ids), block.is_ghost
+        block = block._replace(data=block.data.select(ids))
+        for part in map(block.part, self.store.portions(len(ids))):
+            yield from (done for done in self._train(phase, part) if not part.is_ghost)
+
+    def _train(self, phase: _Phase, block: ClientBlock) -> Iterator[int]:
+        """Run clients whose states are gathered at once."""
+        ids, ghost, kept = block.phase.client_ids, block.is_ghost, self.store.gather(block.phase.client_ids)
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
             phase.arrivals.forgives,
@@ -148,8 +175,7 @@ class Federation:
             if not isinstance(done, Failed) and len(some[rows]):
                 new = {"state": done.result.state, "optimizer": done.optimizers}
                 self.store.stage(some[rows], tree.index({name: new[name] for name in self.store.template}, rows))
-            if not ghost:
-                yield len(some)
+            yield len(some)
 
     def _phase_of(self, block: ClientBlock) -> _Phase:
         """The phase of a block; its first block begins it, and perhaps a round."""
@@ -200,8 +226,8 @@ class Federation:
         this, ctx = self._round, self.context("plan")
         assert this is not None
         assert this.phase is None, "the server takes a step in every phase"
+        self.store.commit()  # first: what clients keep may be views of the models that the server writes over
         self.server.commit(this.shared)
-        self.store.commit()
         self._round = None
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
         return RoundRecord(
@@ -223,7 +249,7 @@ def start(
     solver: LocalSolver | None = None,
     client_trainer: str = "auto",
     **terms: Any,
-) -> Federation:
+) -> FederatedRounds:
     """A federation before its first round, in memory, where the samples of its clients lie.
 
     Args:
@@ -243,6 +269,6 @@ def start(
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
     task = task.with_end(train.x[:2].cpu())
     choose = partial(choose_trainer, client_trainer, task.network)
-    federation = Federation(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
-    federation.store = ClientStore(partial(federation.initial_state, train), train.num_clients).to(device)
+    federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
+    federation.store = federation.new_store(train).to(device)
     return federation

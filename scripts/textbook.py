@@ -42,6 +42,7 @@ class Textbook:
         batches: how batches are made.
         num_components: M.
         sgd: arguments of torch's SGD.
+        keep_momentum: let each client's momentum of each component go on in the next round.
     """
 
     def __init__(
@@ -53,11 +54,14 @@ class Textbook:
         batches: Batches = loader_batches,
         num_components: int = 3,
         sgd: dict[str, float] | None = None,
+        keep_momentum: bool = False,
     ) -> None:
         self.data, self.batch_size, self.batches = data, batch_size, batches
         self.sgd = {"lr": 0.1} | (sgd or {})
         self.components = [build() for _ in range(num_components)]
         self.local = [build() for _ in range(num_components)]
+        self.keep_momentum = keep_momentum
+        self.momentum: dict[tuple[int, int], list[Tensor]] = {}
         self.mixture = torch.full((data.num_clients, num_components), 1 / num_components)
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -91,12 +95,17 @@ class Textbook:
                 model.load_state_dict(self.components[m].state_dict())
                 model.train()
                 optimizer = torch.optim.SGD(model.parameters(), **self.sgd)
+                for leaf, kept in zip(model.parameters(), self.momentum.get((client_id, m), ()), strict=False):
+                    optimizer.state[leaf]["momentum_buffer"] = kept
                 arrays = (client.x, client.y, q[:, m])
                 for x, y, weight in self.batches(arrays, self.batch_size, True):
                     loss = (self.losses(model(x), y) * weight).mean()
                     optimizer.zero_grad()
                     loss.backward()
                     optimizer.step()
+                if self.keep_momentum:
+                    buffers = [optimizer.state[leaf]["momentum_buffer"] for leaf in model.parameters()]
+                    self.momentum[client_id, m] = buffers
                 for name, leaf in model.state_dict().items():
                     if leaf.is_floating_point():
                         sums[m][name].add_(leaf, alpha=len(client.y) / total)

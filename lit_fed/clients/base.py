@@ -47,11 +47,8 @@ class TrainJob(NamedTuple):
 
     def part(self, rows: slice) -> TrainJob:
         """The job of some of its clients."""
-        phase = self.block.phase._replace(client_ids=self.block.phase.client_ids[rows])
-        return self._replace(
-            block=self.block._replace(phase=phase, multiplicity=self.block.multiplicity[rows]),
-            states=tree.index(self.states, rows), optimizers=tree.index(self.optimizers, rows),
-        )  # fmt: skip
+        states, optimizers = tree.index((self.states, self.optimizers), rows)
+        return self._replace(block=self.block.part(rows), states=states, optimizers=optimizers)
 
     def forgives(self, error: ClientError) -> bool:
         """Whether a client is left out for this; what is wrong with settings, files or memory stops the run."""

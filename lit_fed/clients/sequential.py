@@ -26,6 +26,7 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
+from lit_fed.core.machine.allocation import keep_freed_memory
 from lit_fed.core.networks.forward_memory import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
@@ -58,6 +59,7 @@ class SequentialTrainer:
 
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each client."""
+        keep_freed_memory(job.block.data.x.device)
         # a device that is asked whether a client counts answers when all its work is done
         block = job.block._replace(multiplicity=job.block.multiplicity.cpu())
         job = job._replace(ctx=self._with_layout(job.ctx), block=block)
@@ -106,8 +108,8 @@ class SequentialTrainer:
             seed = torch.default_generator.manual_seed if data.mask.device.type == "cpu" else torch.manual_seed
             seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
             losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
-            work = call(algorithm.client_init, tree.index(job.states, row), data, losses)
-            optimizer = tree.index(job.optimizers, row)
+            work = call(algorithm.client_init, tree.row(job.states, row), data, losses)
+            optimizer = tree.row(job.optimizers, row)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=optimizer)
             for batch in () if first is None else chain([first], batches):
@@ -176,7 +178,7 @@ class SequentialTrainer:
         job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.client_ids.tolist()):
             data = job.data.client(client_id)
-            state = tree.index(job.states, row)
+            state = tree.row(job.states, row)
             for lo in range(0, len(data.all_y), self.rows_per_pass):
                 rows = slice(lo, lo + self.rows_per_pass)
                 x = data.all_x[rows]

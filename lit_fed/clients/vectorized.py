@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
+from lit_fed.clients.at_once import at_once
 from lit_fed.clients.base import (
     Failed,
     PredictJob,
@@ -145,14 +145,13 @@ class VectorizedTrainer:
         fields = (index, mask, client_ids)
         stage = "client_init"
         try:
-            in_dims = (0, None if each_losses is None else 0, 0, 0, 0)
-            work = vmap(client_init, in_dims=in_dims)(job.states, each_losses, *fields)
+            work = at_once(client_init, job.states, each_losses, *fields)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=job.optimizers)
             stage = "client_step"
             work = self._steps(job, work, sizes)
             stage = "client_final"
-            return vmap(client_final)(work, *fields), work.optimizer if job.keeps_optimizers else job.optimizers
+            return at_once(client_final, work, *fields), work.optimizer if job.keeps_optimizers else job.optimizers
         except Exception as error:
             raise _blame(job, stage, error) from error
 
@@ -169,7 +168,10 @@ class VectorizedTrainer:
         """Take the steps of a plan whose clients come by falling number of steps."""
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         active_at = (plan.steps[:, None] > torch.arange(plan.counts.shape[1])).sum(0).tolist()
-        step = vmap(lambda work, batch: algorithm.client_step(ctx, shared, work, batch))
+
+        def step(work: Any, batch: Batch) -> Any:
+            return algorithm.client_step(ctx, shared, work, batch)
+
         finished = []
         active = len(plan.counts)
         for position, now in enumerate(active_at):
@@ -184,7 +186,7 @@ class VectorizedTrainer:
                 if ctx.augmentation is not None:
                     counts = plan.counts[:active, position][members]
                     batch = batch._replace(x=_augmented(ctx, batch.x, ids[:active][members], counts, position))
-                parts.append(step(work if len(groups) == 1 else tree.index(work, members), batch))
+                parts.append(at_once(step, work if len(groups) == 1 else tree.index(work, members), batch))
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
             return work
@@ -295,7 +297,7 @@ class VectorizedTrainer:
 
         states = tree.index(job.states, chosen.to(data.x.device))
         x = x.view(*shape, *data.x.shape[1:])
-        prediction = vmap(predict, in_dims=(0, 0, None if outputs is None else 0))(states, x, outputs)
+        prediction = at_once(predict, states, x, outputs)
         mask = (torch.arange(shape[1]) < left[:, None]).to(data.x.device, torch.float32)
         return Served(chosen.to(data.x.device), prediction, y, mask)
 

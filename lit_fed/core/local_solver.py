@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,8 @@ from lit_fed.core.types import Batch, LocalWork, ModelState
 
 __all__ = ["LocalSolver", "OptimizerState"]
 
+PIECE = 2**17
+"""Elements of a leaf that are updated at once on a CPU: few enough for its caches to hold all that an update reads."""
 
 MOST_STEPS = 10**6
 """Local epochs or steps of one round; a plan of more would not fit into memory."""
@@ -135,11 +138,10 @@ class LocalSolver:
 
     def init(self, models: ModelState) -> OptimizerState:
         """Fresh optimizer state for these models."""
-        zeros = {name: torch.zeros_like(leaf) for name, leaf in models.parameters.items()}
         adam = self.optimizer != "sgd"
-        first = zeros if adam or self.momentum else {}
-        step = torch.zeros((), dtype=torch.float64, device=next(iter(zeros.values())).device)
-        return OptimizerState(step, first, {name: leaf.clone() for name, leaf in zeros.items()} if adam else {})
+        first = _zeros(models.parameters) if adam or self.momentum else {}
+        step = torch.zeros((), dtype=torch.float64, device=next(iter(models.parameters.values())).device)
+        return OptimizerState(step, first, _zeros(models.parameters) if adam else {})
 
     def step(
         self,
@@ -216,21 +218,40 @@ class LocalSolver:
         penalty: Penalty | None,
     ) -> tuple[ModelState, OptimizerState, Tensor]:
         """Model after model, each written straight to its place and updated while the caches hold its gradient."""
-        new = {name: torch.empty_like(leaf) for name, leaf in models.parameters.items()}
+        new, first, second = (_room_for(part) for part in (models.parameters, optimizer.first, optimizer.second))
         each = []
         for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight)):
             model = slice(m, m + 1)
-            old, first, second = tree.index((models.parameters, optimizer.first, optimizer.second), model)
+            old, moments = tree.index((models.parameters, (optimizer.first, optimizer.second)), model)
             raised = {name: leaf.unsqueeze(0) for name, leaf in gradient.items()}
             if penalty is not None:
                 raised = tree.map_leaves(torch.add, raised, penalty.of_model(m).gradient(old))
-            direction, state = self._direction(old, raised, OptimizerState(optimizer.step, first, second))
-            for name, leaf in old.items():
-                torch.addcmul(leaf, direction[name], lr.to(leaf.dtype), value=-1, out=new[name][model])
-            one = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss))
-            each.append((state.first, state.second, *one))
-        first, second, buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)
-        return ModelState(new, buffers), OptimizerState(state.step, first, second), losses
+            if self.clip_norm is not None:
+                raised = self._clip(raised)
+            for name in old:
+                given = [part[name] for part in (old, raised, *moments) if part]
+                taken = [part[name][model] for part in (new, first, second) if part]
+                self._write(given, taken, optimizer.step, lr)
+            each.append(tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss)))
+        buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)
+        return ModelState(new, buffers), OptimizerState(optimizer.step + 1, first, second), losses
+
+    def _write(self, given: list[Tensor], taken: list[Tensor], step: Tensor, lr: Tensor) -> None:
+        """Update one leaf piece by piece, so that a piece stays in the caches from its gradient to its new value.
+
+        Args:
+            given: the leaf, its gradient and its moments, as many as the optimizer keeps.
+            taken: where the new leaf and its new moments go.
+            step: of the optimizer.
+            lr: learning rate.
+        """
+        for piece in _pieces([*given, *taken]):
+            (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
+            first, second = [*({"": leaf} for leaf in moments), {}, {}][:2]
+            direction, state = self._unclipped({"": old}, {"": gradient}, OptimizerState(step, first, second))
+            torch.addcmul(old, direction[""], lr.to(old.dtype), value=-1, out=out[0])
+            for target, moment in zip(out[1:], (state.first, state.second), strict=False):
+                target.copy_(moment[""])
 
     def update(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
@@ -249,8 +270,12 @@ class LocalSolver:
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
         """The direction of a step, which the learning rate multiplies, and the new optimizer state."""
-        if self.clip_norm is not None:
-            gradient = self._clip(gradient)
+        return self._unclipped(parameters, gradient if self.clip_norm is None else self._clip(gradient), optimizer)
+
+    def _unclipped(
+        self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
+    ) -> tuple[dict[str, Tensor], OptimizerState]:
+        """`_direction` from the gradient as it is."""
         if self.optimizer == "adamw":
             direction, optimizer = self._adam(gradient, optimizer)
             return self._decayed(direction, parameters), optimizer
@@ -287,3 +312,29 @@ class LocalSolver:
         squares = torch.stack([g.reshape(len(g), -1).pow(2).sum(1) for g in tree.leaves(gradient)])
         factor = (self.clip_norm / (squares.sum(0).sqrt() + 1e-6)).clamp(max=1.0)  # [M]
         return {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in gradient.items()}
+
+
+def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros like leaves, one number for all elements of each: most are never read, or only once."""
+    return {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves.items()}
+
+
+def _room_for(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Memory for new values of leaves, consecutive."""
+    return {name: torch.empty_like(leaf, memory_format=torch.contiguous_format) for name, leaf in leaves.items()}
+
+
+def _pieces(leaves: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Corresponding pieces of leaves of one shape; the leaves themselves where they are small or not laid out alike."""
+    total = leaves[0].numel()
+    if leaves[0].device.type != "cpu" or total <= PIECE or not all(map(_is_flat, leaves)):
+        yield leaves
+        return
+    flat = [leaf.view(-1) for leaf in leaves]
+    for lo in range(0, total, PIECE):
+        yield [leaf[lo : lo + PIECE] for leaf in flat]
+
+
+def _is_flat(leaf: Tensor) -> bool:
+    """Whether a leaf is consecutive in memory, or one number for all elements."""
+    return leaf.is_contiguous() or not any(leaf.stride())

@@ -93,6 +93,22 @@ def test_no_input_is_changed(options):
     assert same_bits(solver.step(task, models, optimizer, batch, solver.lr_at(0, 1)), once)
 
 
+@pytest.mark.parametrize("options", [*SOLVERS, {"optimizer": "adamw", "weight_decay": 0.1}], ids=str)
+def test_updates_in_pieces_are_those_of_whole_leaves(monkeypatch, options):
+    solver, task = LocalSolver(**options, clip_norm=0.5), make_task(BINARY)
+    start = task.init(2, 0)
+
+    def trained():
+        models, optimizer = start, solver.init(start)
+        for batch in batches(2):
+            models, optimizer, _ = solver.step(task, models, optimizer, batch, solver.lr_at(0, 1))
+        return models, optimizer
+
+    whole = trained()
+    monkeypatch.setattr("lit_fed.core.local_solver.PIECE", 5)
+    assert same_bits(trained(), whole)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("options", SOLVERS, ids=str)
 def test_types_never_change(dtype, options):

@@ -63,12 +63,17 @@ def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int 
     # not lost beside them; and softmax sums to 1 whatever they are.
     least = losses.masked_fill(mixture == 0, torch.inf).amin(1, keepdim=True)
     joint = mixture.log() - num_factors * (losses - least)
-    q = torch.softmax(joint, dim=1) * mask.unsqueeze(1)
+    q = _posterior(joint) * mask.unsqueeze(1)
     negative = least[:, 0] - torch.logsumexp(joint, dim=1) / num_factors
     num_samples = mask.sum(dtype=torch.float64)
     pi = (q.sum(0, dtype=torch.float64) / num_samples.clamp(min=1)).to(mixture.dtype)
     pi = torch.where(num_samples > 0, pi, mixture)
     return pi, q, (negative * mask).sum() / num_samples.clamp(min=1)
+
+
+def _posterior(joint: Tensor) -> Tensor:
+    """Softmax over the models, [N, M], along whichever axis is the long one in memory: M numbers at a time are slow."""
+    return torch.softmax(joint.T, dim=0).T if joint.stride(0) == 1 else torch.softmax(joint, dim=1)
 
 
 def private_expectation(

@@ -22,6 +22,7 @@ from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
 from lit_fed.core.networks.fresh import fresh_network, initial_seeds
 from lit_fed.core.networks.frozen import train_mode
 from lit_fed.core.networks.layers import drops_units, normalises_batches
+from lit_fed.core.networks.products import fast_products
 from lit_fed.core.networks.start import Start
 from lit_fed.core.networks.trained_end import TrainedEnd
 from lit_fed.core.types import ModelState
@@ -191,13 +192,14 @@ class StackedNetwork:
         parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
         parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
-        with torch.enable_grad():
+        with torch.enable_grad(), fast_products():
             outputs = self._wide(call(parameters, buffers, x))
         return Pass(parameters, outputs, buffers)
 
     def _forward(self, model: ModelState, x: Tensor, call: Forward) -> Tensor:
         parameters = {name: self._laid_out(leaf) for name, leaf in model.parameters.items()}
-        return call(parameters, model.buffers, x)
+        with fast_products():
+            return call(parameters, model.buffers, x)
 
     def _begun(self, x: Tensor, *, training: bool = False) -> tuple[Forward, Tensor]:
         """What is left to compute for each model, and of which inputs: those of the trained end, or of the network.
