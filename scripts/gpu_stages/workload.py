@@ -19,7 +19,7 @@ from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.models import FedEMCNN, LeNet5
-from lit_fed.rounds import Federation, start
+from lit_fed.rounds import FederatedRounds, start
 
 __all__ = ["ALGORITHMS", "NETWORKS", "PRECISIONS", "Size", "federation", "pictures", "precision", "trainer"]
 
@@ -62,7 +62,7 @@ def trainer(name: str) -> ClientTrainer:
 
 def federation(
     algorithm: str, network: str, train: Split, how: str, *, batch: int, dtype: torch.dtype = torch.float32
-) -> Federation:
+) -> FederatedRounds:
     """A federation with the solver of FedEM's scripts, momentum kept from round to round."""
     shape = tuple(train.x.shape[1:])
     task = Task.create(lambda: NETWORKS[network](shape, CLASSES), Multiclass(CLASSES), dtype=dtype)
