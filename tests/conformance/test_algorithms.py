@@ -108,7 +108,7 @@ def small_mlp(shape, outputs):
 
 
 def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):
-    defaults = {"solver": LocalSolver(lr=0.2, momentum=0.5, local_epochs=2), "num_rounds": 3}
+    defaults = {"solver": LocalSolver(lr=0.2, momentum=0.5), "num_rounds": 3}
     options = defaults | {"groups": torch.arange(train.num_clients) % 2} | options
     task = make_task(target, network=network, dtype=dtype)
     train = make_parties(train) if algorithm.divided_by == "features" else train
