@@ -6,6 +6,7 @@ from typing import Any
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.sequential import SequentialTrainer
+from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import ClientData, Tree
 
@@ -45,4 +46,5 @@ def fresh_optimizer(algorithm: Algorithm, ctx: Context, shared: Tree, state: Tre
         data: its samples.
     """
     losses = SequentialTrainer().losses(ctx, shared, algorithm, data)
-    return getattr(algorithm.client_init(ctx, shared, state, data, losses), "optimizer", None)
+    there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
+    return getattr(algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None)
