@@ -11,6 +11,7 @@ from lit_fed.deployment.https_member import Member, Posted, RefusedError, hang_u
 __all__ = ["Mailbox"]
 
 MOST_NODES = 10_000
+SECONDS_BETWEEN_COMPLAINTS = 10.0
 SECONDS_UNTIL_GONE = 1.0
 """A node that only opens a new connection is back by then."""
 
@@ -27,8 +28,14 @@ class Mailbox:
         self.allowed, self.say = allowed, say
         self.members: dict[str, Member] = {}
 
-    def admit(self, name: str, process: str, link: Any) -> Member:
+    def admit(self, name: str, process: str, link: Any, note: str = "") -> Member:
         """The node of a request. Of two processes the one that came last goes on, and so does its last connection.
+
+        Args:
+            name: of the node.
+            process: that speaks for it.
+            link: its connection.
+            note: what else there is to say when it comes.
 
         Raises:
             RefusedError: if the name is not on the list, or another process has come since.
@@ -42,7 +49,7 @@ class Mailbox:
             member.check(process)
         if process != member.process:
             if member.process and member.is_here:
-                self.say(f"{name} was started twice; the process that came last goes on")
+                self.complain(member, f"{name} was started twice; the process that came last goes on")
             member.former.append(member.process)
             member.process = process
             member.news.set()  # its other process is told
@@ -50,9 +57,16 @@ class Mailbox:
             hang_up(member.link)
         member.link, member.is_new = link, member.is_new or member.link is not link
         if member.missed is None:
-            self.say(f"{name} is here")
+            self.say(f"{name} is here{note}")
         member.missed = 0.0
         return member
+
+    def complain(self, member: Member, line: str) -> None:
+        """Say what a node does wrong, now and then: it may do so all the time."""
+        now = asyncio.get_running_loop().time()
+        if now - member.complained > SECONDS_BETWEEN_COMPLAINTS:
+            member.complained = now
+            self.say(line)
 
     def _is_full(self, name: str) -> bool:
         return name not in self.members and len(self.members) >= MOST_NODES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 from collections import deque
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Member:
         packet: what the node has to answer; None: nothing.
         news: set whenever `process` or `packet` changes.
         missed: how long nothing has been heard of it; None: it was said that it is gone, or it has not come yet.
+        complained: when the operator was last told what it does wrong.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Member:
     news: asyncio.Event = field(default_factory=asyncio.Event)
     former: deque[str] = field(default_factory=lambda: deque(maxlen=FORMER_PROCESSES))
     missed: float | None = None
+    complained: float = -math.inf
 
     @property
     def is_here(self) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import time
 from collections.abc import Callable
+from typing import Any
 
 from aiohttp import web
 
@@ -27,6 +30,8 @@ from lit_fed.deployment.transport import is_node_name
 __all__ = ["Requests"]
 
 LONGEST_PROCESS = 64
+SOON = 30
+"""Days before its end from when on the operator is told of a certificate's."""
 
 
 class Requests:
@@ -73,7 +78,9 @@ class Requests:
         if packet is None or packet.key != request.path_qs.removeprefix(ANSWERS):
             raise RefusedError(410, "nobody waits for this answer any more")
         if request.method == "POST":
-            body = await self._read(request, packet, lambda: member.process == process and member.packet is packet)
+            body = await self._read(
+                request, member, packet, lambda: member.process == process and member.packet is packet
+            )
             member.packet = None
             packet.answer.set_result(body)
         return web.Response(status=204)
@@ -83,17 +90,17 @@ class Requests:
         own = version_headers()
         if any(request.headers.get(key) != value for key, value in own.items()):
             raise RefusedError(426, f"this server runs lit_fed {__version__}; install the same version at the node")
+        names, note = request.headers.getall(NAME, []), ""
         if self.with_tls:
-            parts = [one for part in request.transport.get_extra_info("peercert")["subject"] for one in part]
-            names = [value for key, value in parts if key == "commonName"]
-        else:
-            names = request.headers.getall(NAME, [])
+            certificate = request.transport.get_extra_info("peercert")
+            names = [value for part in certificate["subject"] for key, value in part if key == "commonName"]
+            note = _end_of(certificate)
         process = request.headers.get(PROCESS, "")
         if len(names) != 1 or not is_node_name(names[0]):
             raise RefusedError(403, "there is no name of a node in the certificate, or the header in its place")
         if not process or len(process) > LONGEST_PROCESS:
             raise RefusedError(400, "the process has no name")
-        return self.mailbox.admit(names[0], process, request.protocol), process
+        return self.mailbox.admit(names[0], process, request.protocol, note), process
 
     async def _send(self, request: web.BaseRequest, packet: Posted) -> web.StreamResponse:
         most = min(packet.most_bytes, self.limits.most_bytes)
@@ -105,7 +112,9 @@ class Requests:
                 await response.write(piece)
         return response
 
-    async def _read(self, request: web.BaseRequest, packet: Posted, wanted: Callable[[], bool]) -> bytes:
+    async def _read(
+        self, request: web.BaseRequest, member: Member, packet: Posted, wanted: Callable[[], bool]
+    ) -> bytes:
         """The body, as long as it is wanted."""
         most = min(packet.most_bytes, self.limits.most_bytes)
         if "Content-Encoding" in request.headers:
@@ -113,7 +122,8 @@ class Requests:
         if request.content_length is None or "Transfer-Encoding" in request.headers:
             raise RefusedError(411, "the length of the answer is missing")
         if request.content_length > most:
-            self.mailbox.say(f"refused an answer of {request.content_length} bytes, where {most} are the most")
+            line = f"refused an answer of {member.name}: {request.content_length} bytes, where {most} are the most"
+            self.mailbox.complain(member, line)
             raise RefusedError(413, f"the answer has {request.content_length} bytes; {most} are the most")
         pieces, length = [], 0
         while length < request.content_length:
@@ -127,3 +137,9 @@ class Requests:
         if not wanted():
             raise RefusedError(410, "nobody waits for this answer any more")
         return b"".join(pieces)
+
+
+def _end_of(certificate: dict[str, Any]) -> str:
+    """What there is to say of a certificate that ends soon."""
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
+    return f"; its certificate ends in {days:.0f} days" if days < SOON else ""
