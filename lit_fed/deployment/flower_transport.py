@@ -89,7 +89,6 @@ class FlowerTransport:
     def close(self) -> None:
         """Nothing: Flower ends the Grid with the app."""
 
-    # ------------------------------------------------------------------ one look
     def _look(self) -> dict[str, Any]:
         """The nodes that are there, by name."""
         here = {}
@@ -125,23 +124,22 @@ class FlowerTransport:
 
     def _receive(self, most_bytes: Mapping[str, int]) -> dict[str, bytes]:
         """Answers that have come and can be used."""
-        node_of = {one: node for node, asked in self._asked.items() for one in asked.messages}
         found: dict[str, bytes] = {}
-        for reply in self.grid.pull_messages(list(node_of)) if node_of else ():
-            number = reply.metadata.reply_to_message_id
-            node = node_of[number]
-            asked = self._asked[node]
-            asked.messages.discard(number)
-            if reply.has_error():
-                self._complain(node, asked, f"Flower's error {reply.error.code}, sent again")
-                continue
-            data = self._read(reply)
-            if data is None or reply.metadata.src_node_id != self._ids[node]:
-                self._complain(node, asked, "no reply of lit_fed")
-            elif len(data) > most_bytes[node]:
-                self._complain(node, asked, f"{len(data)} bytes where at most {most_bytes[node]} were asked for")
-            else:
-                found[node] = data
+        for node, asked in self._asked.items():
+            for number in list(asked.messages):  # one by one: a node may write any number into its reply
+                for reply in self.grid.pull_messages([number]):
+                    asked.messages.discard(number)
+                    data = None if reply.has_error() else self._read(reply)
+                    if reply.has_error():
+                        self._complain(node, asked, f"Flower's error {reply.error.code}, sent again")
+                    elif data is None:
+                        self._complain(node, asked, "no reply of lit_fed")
+                    elif len(data) > most_bytes[node]:
+                        self._complain(
+                            node, asked, f"{len(data)} bytes where at most {most_bytes[node]} were asked for"
+                        )
+                    else:
+                        found[node] = data
         return found
 
     def _complain(self, node: str, asked: _Asked, what: str) -> None:
