@@ -52,7 +52,7 @@ class ModelSettings(NamedTuple):
     algorithm: Algorithm
     solver: LocalSolver
     network: Callable[[tuple[int, ...], int], Network]
-    client_trainer: Literal["auto", "sequential", "vectorized", "debug"]
+    client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"]
     aggregation: Literal["renormalised", "stale_fill"]
     weighting: Literal["samples", "uniform"] | None
     init_seeds: list[int] | None

@@ -250,7 +250,8 @@ class Split:
         lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
         mask = torch.ones(hi - lo, device=self.x.device)
         x = from_boundary(self.x[lo:hi])
-        return ClientData(x, self.y[lo:hi], None, mask, torch.tensor(client_id, device=self.x.device))
+        own_id = torch.full((), client_id, device=self.x.device)  # a copy to a device would wait for all its work
+        return ClientData(x, self.y[lo:hi], None, mask, own_id)
 
     def select(self, client_ids: Tensor) -> Split:
         """A split that holds the samples of these clients [C] at least; here the split itself."""

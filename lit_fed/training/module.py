@@ -52,8 +52,9 @@ class FederatedModule(Described, ServingSteps):
         solver: how clients train.
         network: makes the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
             weights all models start from; those of a mixture then have a fresh last layer each, to be different.
-        client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `debug` slowly and
-            with every result checked; `auto` chooses by device and network.
+        client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `graphed` one after
+            another with local steps replayed from CUDA graphs, `debug` slowly and with every result checked; `auto`
+            chooses by device and network.
         aggregation: what clients that were not sampled count for in an average of models: nothing (`renormalised`), or
             the model that they were last sent (`stale_fill`, as the official FedEM code does).
         weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
@@ -103,7 +104,7 @@ class FederatedModule(Described, ServingSteps):
         algorithm: Algorithm = FedEM(),  # noqa: B008 - frozen
         solver: LocalSolver = LocalSolver(),  # noqa: B008 - frozen
         network: Callable[[tuple[int, ...], int], Network] = Linear,
-        client_trainer: Literal["auto", "sequential", "vectorized", "debug"] = "auto",
+        client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"] = "auto",
         aggregation: Literal["renormalised", "stale_fill"] = "renormalised",
         weighting: Literal["samples", "uniform"] | None = None,
         init_seeds: list[int] | None = None,
