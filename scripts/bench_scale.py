@@ -26,7 +26,7 @@ ROUNDS = 12
 
 
 def many_clients() -> dict[str, float]:
-    """FedEM, clients drawn when needed, 100 of 1,000 or of 1,000,000 per round: CPU seconds, memory, checkpoint.
+    """FedEM, clients drawn when needed, 100 of 1,000 or of 1,000,000 per round: what a round costs.
 
     A round has its evaluation of 100 clients, its log and its checkpoint.
     """

@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 __all__ = ["light_start"]
@@ -90,13 +90,22 @@ class _OptimizedModule(metaclass=_Compiled):
     """What Lightning compares networks with."""
 
 
+class _LaterAutograd:
+    """`torch._dynamo.compiled_autograd` until it is loaded."""
+
+    _disable = staticmethod(nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("torch._dynamo.compiled_autograd"), name)
+
+
 class _LaterCompiler(ModuleType):
     """`torch._dynamo` until it is loaded, whereupon Python puts it into this one's place.
 
     What PyTorch asks at every gradient under `vmap` has an answer here: nothing is compiled, so nothing is undone.
     """
 
-    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+    compiled_autograd = _LaterAutograd()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

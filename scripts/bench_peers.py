@@ -1,0 +1,176 @@
+"""Measures FedAvg beside other frameworks, each in an environment of its own; writes docs/results/peers.md.
+
+    python scripts/bench_peers.py --environments ~/peers            # all, environments made where they are missing
+    python scripts/bench_peers.py --environments ~/peers lit_fed pfl
+
+Two workloads, the same files for all: all clients in every round, one local epoch of SGD with batches of a fixed size,
+averages of the models. A figure is CPU seconds of a whole process on one thread, from its start to its end, median of
+the turns in which all take part; beside it those of a round, from processes of many and of few rounds. Each program of
+scripts/peers/ prints the loss of its model on all samples, which stands beside its seconds: what is fast has to learn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+PROGRAMS = Path(__file__).resolve().parent / "peers"
+
+
+class Workload(NamedTuple):
+    """What is trained."""
+
+    what: str
+    num_clients: int
+    most_samples: int
+    shape: tuple[int, ...]
+    rounds: tuple[int, int]  # of the short and of the whole process
+    lr: float
+    batch_size: int
+
+
+WORKLOADS = {
+    "logistic": Workload("Logistic regression, 60 inputs", 100, 150, (60,), (2, 50), 0.1, 16),
+    "cnn": Workload("CNN of 54,000 parameters, images of 1×28×28", 20, 180, (1, 28, 28), (2, 12), 0.05, 20),
+}
+NUM_CLASSES = 10
+
+PEERS = {
+    "lean": None,
+    "lit_fed": None,
+    "pfl": ("pfl==0.6.0", "torch==2.15.0"),
+    "fedjax": ("fedjax==0.0.17", "jax==0.4.25", "jaxlib==0.4.25", "numpy<2", "scipy<1.13", "dm-haiku==0.0.12"),
+}
+"""Programs of scripts/peers/ and what their environments hold; None: this process's environment."""
+
+WHAT = """\
+CPU seconds on one thread, all in one sitting; ratios below 1 say that lit_fed takes less. `lean` is a loop of forty
+lines of PyTorch. A whole process loads its packages, too, which for lit_fed's library means all of Lightning."""
+"""What stands above the tables."""
+
+NOT_MEASURED = {
+    "Flower": "its simulation runs clients in processes of Ray, which are no children of the program that starts them: "
+    "their CPU seconds are not those of the process, and wall seconds need a machine of one's own",
+}
+
+
+def write_data(workload: Workload, file: Path) -> None:
+    """Clients of 50 to `most_samples` samples around class means that differ a little from client to client."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(50, workload.most_samples, workload.num_clients)
+    means = rng.normal(0, 1, (NUM_CLASSES, *workload.shape)) * (0.5 if len(workload.shape) == 1 else 0.3)
+    owner = np.repeat(np.arange(workload.num_clients), sizes)
+    y = rng.integers(0, NUM_CLASSES, sizes.sum())
+    x = means[y] + rng.normal(0, 0.2, (workload.num_clients, *workload.shape))[owner]
+    x = (x + rng.normal(0, 1, x.shape)).astype(np.float32)
+    np.savez(file, x=x, y=y.astype(np.int64), sizes=sizes)
+
+
+def environment_of(peer: str, folder: Path) -> Path:
+    """The Python of a peer's environment, which is made if there is none."""
+    pins = PEERS[peer]
+    if pins is None:
+        return Path(sys.executable)
+    python = folder / peer / "bin" / "python"
+    if not python.is_file():
+        venv.create(folder / peer, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *pins], check=True)
+    return python
+
+
+def run(peer: str, python: Path, workload: str, file: Path, rounds: int) -> tuple[float, float]:
+    """CPU seconds of a process, and the loss at its end."""
+    one = WORKLOADS[workload]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    environment = os.environ | threads | {"PYTHONPATH": str(ROOT) if PEERS[peer] is None else ""}
+    environment |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+    given = [str(file), workload, str(rounds), str(one.lr), str(one.batch_size)]
+    with tempfile.TemporaryDirectory() as place:
+        before = os.times()
+        done = subprocess.run(
+            [python, str(PROGRAMS / f"{peer}_fedavg.py"), *given],
+            env=environment, cwd=place, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        after = os.times()
+    if done.returncode:
+        raise RuntimeError(f"{peer}: {done.stderr[-2000:]}")
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return used, float(done.stdout.split()[-1])
+
+
+def measured(workload: str, pythons: dict[str, Path], turns: int) -> dict[str, float]:
+    """The figures of a workload."""
+    few, many = WORKLOADS[workload].rounds
+    seconds: dict[tuple[str, int], list[float]] = {(peer, rounds): [] for peer in pythons for rounds in (few, many)}
+    losses = {}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "data.npz"
+        write_data(WORKLOADS[workload], file)
+        for _ in range(turns):
+            for peer, rounds in seconds:
+                used, losses[peer] = run(peer, pythons[peer], workload, file, rounds)
+                seconds[peer, rounds].append(used)
+    row = {}
+    for peer in pythons:
+        short, whole = (float(np.median(seconds[peer, rounds])) for rounds in (few, many))
+        row |= {f"{peer}, whole process": whole, f"{peer}, a round": (whole - short) / (many - few)}
+        row[f"{peer}, loss"] = losses[peer]
+    for peer in pythons:
+        if peer != "lit_fed" and "lit_fed" in pythons:
+            for what in ("whole process", "a round"):
+                row[f"lit_fed / {peer}, {what}"] = row[f"lit_fed, {what}"] / row[f"{peer}, {what}"]
+    return row
+
+
+def page(rows: dict[str, dict[str, float]], facts: dict[str, str]) -> str:
+    """docs/results/peers.md."""
+    lines = ["# FedAvg beside other frameworks", "", WHAT]
+    for workload, row in rows.items():
+        one = WORKLOADS[workload]
+        lines += [
+            "", f"## {one.what}", "",
+            f"{one.num_clients} clients of 50 to {one.most_samples} samples, all in every round, one local epoch, "
+            f"batches of {one.batch_size}; {one.rounds[1]} rounds from the start of the process to its end.",
+            "", "| figure | value |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in row.items()),
+        ]  # fmt: skip
+    lines += ["", "## Not measured", "", *(f"- {peer}: {why}." for peer, why in NOT_MEASURED.items())]
+    lines += ["", ", ".join(f"{name} {value}" for name, value in facts.items()) + "."]
+    made = "Generated by `python scripts/bench_peers.py`; do not edit."
+    return "\n".join([*lines, "", "## How this page was made", "", made, ""])
+
+
+def main() -> None:
+    """Measure and keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peers", nargs="*", choices=[*PEERS, []], help=f"of {', '.join(PEERS)}; all without")
+    parser.add_argument("--environments", type=Path, required=True, help="folder of the peers' environments")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/results/peers.json")
+    chosen = parser.parse_args()
+    pythons = {peer: environment_of(peer, chosen.environments.absolute()) for peer in chosen.peers or PEERS}
+    load = os.getloadavg()[0]
+    rows = {workload: measured(workload, pythons, chosen.turns) for workload in WORKLOADS}
+    pins = [pin for peer in pythons for pin in PEERS[peer] or () if "==" in pin]
+    facts = {
+        "versions": " ".join(pins),
+        "load": f"{load:.1f}",
+        "turns": str(chosen.turns),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    chosen.out.write_text(json.dumps({"rows": rows, "facts": facts}, indent=2) + "\n")
+    chosen.out.with_suffix(".md").write_text(page(rows, facts))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""FedAvg by pfl-research's simulation."""
+
+# mypy: ignore-errors
+
+import sys
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.data.dataset import Dataset
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
+from pfl.metrics import Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import nn
+
+file, workload, rounds, lr, batch_size = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:6])
+torch.set_num_threads(1)
+torch.manual_seed(0)
+data = np.load(file)
+ends = data["sizes"].cumsum()[:-1]
+clients = list(zip(np.split(data["x"], ends), np.split(data["y"], ends), strict=True))
+held = [Dataset((torch.from_numpy(x), torch.from_numpy(y))) for x, y in clients]
+
+
+class Net(nn.Sequential):
+    """The network of the workload, with what pfl asks of it."""
+
+    def loss(self, x: Any, y: Any, is_eval: bool = False) -> Any:
+        """Mean cross-entropy."""
+        return nn.functional.cross_entropy(self(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x: Any, y: Any, is_eval: bool = True) -> Any:
+        """The loss, weighted by samples."""
+        return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
+
+
+layers = [nn.Linear(data["x"].shape[1], 10)] if workload == "logistic" else [
+    nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+    nn.Linear(512, 78), nn.ReLU(), nn.Linear(78, 10),
+]  # fmt: skip
+network = Net(*layers)
+order = cycle(range(len(held)))
+users = FederatedDataset(lambda user: held[user], lambda: next(order))
+model = PyTorchModel(
+    network, lambda parameters, lr: torch.optim.SGD(parameters, lr), torch.optim.SGD(network.parameters(), 1.0)
+)
+params = NNAlgorithmParams(
+    central_num_iterations=int(rounds), evaluation_frequency=10**6, train_cohort_size=len(held), val_cohort_size=0
+)
+train = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=lr, local_batch_size=int(batch_size))
+backend = SimulatedBackend(training_data=users, val_data=users)
+FederatedAveraging().run(params, backend, model, train, NNEvalHyperParams(local_batch_size=None))
+with torch.no_grad():
+    print(float(network.loss(torch.from_numpy(data["x"]), torch.from_numpy(data["y"]))))
