@@ -94,7 +94,7 @@ def _fifty(record: dict[str, Any]) -> list[str]:
                        record["left out"].items() if isinstance(value, int | float))  # fmt: skip
     text = (
         f"{record['nodes']} node processes, of which {record['killed']} are killed in the midst of the run and stay "
-        f"away; `--data.dataset.missing drop`, `--model.faults.on_bad_client drop`, {record['wait']:g} s for an answer. "
+        f"away; `--data.dataset.missing drop`, `--model.faults.on_bad_client drop`, {record['wait']:g} s to answer. "
         f"{record['rounds']} rounds took {record['seconds']:.0f} s, and a node at most "
         f"{record['megabytes of a node']:.0f} MB. Clients that were left out, counted in each round: {missed}."
     )
