@@ -83,7 +83,8 @@ def _kills(record: dict[str, Any]) -> list[str]:
     text = (
         f"Runs of FedEM with three nodes and {record['rounds']} rounds. A process is killed (SIGKILL) up to four "
         "seconds after the last one, and started again at once: a node asks anew, a server goes on with "
-        f"`--ckpt_path last`, and ends a round before anything else is killed. Kills: {times}. Runs: {record['runs']}. Each is compared with the simulation as above."
+        "`--ckpt_path last`, and ends a round before anything else is killed. "
+        f"Kills: {times}. Runs: {record['runs']}. Each is compared with the simulation as above."
     )
     wrong = record["not exact"] or ["Nothing differs, and every run ended."]
     return ["## Kills", "", *wrap(text), "", *(line for one in wrong for line in wrap(one)), ""]
@@ -96,8 +97,8 @@ def _fifty(record: dict[str, Any]) -> list[str]:
         f"{record['nodes']} node processes, of which {record['killed']} are killed in the midst of the run and stay "
         f"away; `--data.dataset.missing drop`, `--model.faults.on_bad_client drop`, {record['wait']:g} s to answer. "
         f"{record['rounds']} rounds took {record['seconds']:.0f} s; the nodes, forked from one process, took "
-        f"{record['megabytes of all nodes'] / 1000:.1f} GB together. {missed} answers were missing, those of the killed "
-        f"nodes"
+        f"{record['megabytes of all nodes'] / 1000:.1f} GB together. {missed} answers were missing, those of "
+        "the killed nodes"
     )
     if slow:
         text += (
