@@ -176,11 +176,13 @@ class _Training:
         if facts["needed"] is not None:
             self.states.sweep({int(one): versions for one, versions in facts["needed"].items()})
         ctx, algorithm = self.rounds.context(facts["phase"]), self.rounds.algorithm
-        sent = {}
-        for one in clients:
+        sent: dict[int, Tree] = {}
+        for one in clients[:1] if "shared" in packet.trees else clients:
             leaves = packet.trees["shared" if "shared" in packet.trees else f"shared/{one}"]
             form = algorithm.sent(ctx, server.initial_shared, one)
             sent[one] = algorithm.received(ctx, in_form(leaves, form, shapes=False), one)
+        if "shared" in packet.trees:  # in one tree, so that the clients may be trained together
+            sent = dict.fromkeys(clients, sent[clients[0]])
         return clients, sent
 
     def train(self, packet: Packet) -> Packet:

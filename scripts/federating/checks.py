@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from federating.site import Site, cells, differences, peak_megabytes, wait_until
+from federating.site import Site, cells, differences, peak_megabytes, shared_megabytes, wait_until
 
 __all__ = ["RUNS", "costs", "equality", "fifty", "kills"]
 
@@ -173,7 +173,7 @@ def fifty(folder: Path, say: Callable[[str], None], num_nodes: int, seed: int, n
         for node, instant in zip(gone, at, strict=True):
             _wait_for_round(site, "many", server, int(instant))
             living = [one.process.pid for one in site.nodes if one.process.is_alive()]
-            memory = max(memory, *map(peak_megabytes, living))
+            memory = max(memory, sum(map(shared_megabytes, living)))
             site.nodes[node].kill()
         path = site.finish("many", server)
     finally:
@@ -187,7 +187,7 @@ def fifty(folder: Path, say: Callable[[str], None], num_nodes: int, seed: int, n
     return {
         "nodes": num_nodes, "killed": len(gone), "rounds": num_rounds, "wait": WAIT, "seconds": seconds,
         "left out": {name: value for name, value in summary.items() if name.startswith("faults/")},
-        "accuracy": summary.get("test/seen/accuracy"), "megabytes of a node": memory,
+        "accuracy": summary.get("test/seen/accuracy"), "megabytes of all nodes": memory,
     }  # fmt: skip
 
 

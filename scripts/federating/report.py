@@ -83,19 +83,27 @@ def _kills(record: dict[str, Any]) -> list[str]:
     text = (
         f"Runs of FedEM with three nodes and {record['rounds']} rounds. A process is killed (SIGKILL) up to four "
         "seconds after the last one, and started again at once: a node asks anew, a server goes on with "
-        f"`--ckpt_path last`. Kills: {times}. Runs: {record['runs']}. Each is compared with the simulation as above."
+        "`--ckpt_path last`, and ends a round before anything else is killed. "
+        f"Kills: {times}. Runs: {record['runs']}. Each is compared with the simulation as above."
     )
-    wrong = record["not exact"] or ["Nothing differs, and nothing hung."]
+    wrong = record["not exact"] or ["Nothing differs, and every run ended."]
     return ["## Kills", "", *wrap(text), "", *(line for one in wrong for line in wrap(one)), ""]
 
 
 def _fifty(record: dict[str, Any]) -> list[str]:
-    missed = ", ".join(f"{name.removeprefix('faults/').replace('_', ' ')} {value:g}" for name, value in
-                       record["left out"].items() if isinstance(value, int | float))  # fmt: skip
+    rounds_of = record["left out"].get("faults/failed_clients", {}).values()
+    missed, slow = sum(map(len, rounds_of)), sum(0 in one for one in rounds_of)
     text = (
         f"{record['nodes']} node processes, of which {record['killed']} are killed in the midst of the run and stay "
-        f"away; `--data.dataset.missing drop`, `--model.faults.on_bad_client drop`, {record['wait']:g} s for an answer. "
-        f"{record['rounds']} rounds took {record['seconds']:.0f} s, and a node at most "
-        f"{record['megabytes of a node']:.0f} MB. Clients that were left out, counted in each round: {missed}."
+        f"away; `--data.dataset.missing drop`, `--model.faults.on_bad_client drop`, {record['wait']:g} s to answer. "
+        f"{record['rounds']} rounds took {record['seconds']:.0f} s; the nodes, forked from one process, took "
+        f"{record['megabytes of all nodes'] / 1000:.1f} GB together. {missed} answers were missing, those of "
+        "the killed nodes"
     )
+    if slow:
+        text += (
+            f", and in the first round those of {slow} nodes that did not make all they need in time, all at once on "
+            "one machine; the rounds went on without them, and they came back"
+        )
+    text += "."
     return ["## Many nodes, a fifth of which go away", "", *wrap(text), ""]

@@ -30,7 +30,7 @@ from lit_fed.deployment.https_node import run_node
 from lit_fed.deployment.node import Node
 from lit_fed.training.round_logger import newest_version
 
-__all__ = ["NodeProcess", "Site", "cells", "differences", "peak_megabytes", "wait_until"]
+__all__ = ["NodeProcess", "Site", "cells", "differences", "peak_megabytes", "shared_megabytes", "wait_until"]
 
 CHILD = Path(__file__).with_name("child.py")
 
@@ -201,6 +201,14 @@ def peak_megabytes(pid: int) -> float:
     """The most memory that a process has taken so far, in MB."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmHWM"):
+            return float(line.split()[1]) / 1024
+    return float("nan")
+
+
+def shared_megabytes(pid: int) -> float:
+    """The memory of a process, in MB; of what it shares with others, which were forked from the same one, its share."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
             return float(line.split()[1]) / 1024
     return float("nan")
 

@@ -18,8 +18,8 @@ RECORD = {
     ],
     "kills": {"times": {"server": 2, "node": 3}, "runs": 2, "not exact": ["killed-1: metrics.csv: loss"], "rounds": 9},
     "fifty": {
-        "nodes": 50, "killed": 10, "rounds": 20, "wait": 4.0, "seconds": 100.0, "left out": {"faults/errors": 60},
-        "megabytes of a node": 300.0,
+        "nodes": 50, "killed": 10, "rounds": 20, "wait": 4.0, "seconds": 100.0, "megabytes of all nodes": 2345.0,
+        "left out": {"faults/errors": 5, "faults/failed_clients": {"a": [0], "b": [0, 7, 8], "c": [9]}},
     },
     "facts": {"torch": "2"},
 }  # fmt: skip
@@ -30,7 +30,7 @@ def test_the_page_says_what_was_found():
     assert "**1 of 2 runs over HTTPS equal the simulation bit for bit. 5 kills of servers and nodes changed 1" in text
     assert "| UCFL | metrics.csv: loss |" in text
     assert "| FedAvg | 0.050 | 0.140 | 1, +4.0 % | 1, +1.0 % | 4 |" in text
-    assert "counted in each round: errors 60." in text
+    assert "5 answers were missing, those of the killed nodes, and in the first round those of 2 nodes" in text
     assert json.loads(json.dumps(RECORD)) == RECORD
 
 
