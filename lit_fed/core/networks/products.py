@@ -69,7 +69,7 @@ class _Dense(torch.autograd.Function):
         return _product(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         (x, weight), gradient = ctx.saved_tensors, gradients[0]
         of_x, of_weight, of_bias = ctx.needs_input_grad
@@ -88,7 +88,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @cache
 def _prefers_onednn() -> bool:
     """Whether this is a processor of AMD with AVX-512, and this PyTorch has oneDNN's product for plain tensors."""
-    known = getattr(torch.cpu, "get_capabilities", dict)()
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if not (str(known.get("cpu_name", "")).startswith("AMD") and known.get("avx512_f")):
         return False
     return torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
