@@ -16,16 +16,10 @@ __version__ = version("lit-fed")
 warnings.filterwarnings("ignore", message="IProgress not found")
 
 _ROOMS = (
-    "lit_fed.trainer",
-    "lit_fed.training.module",
-    "lit_fed.training.module_server",
-    "lit_fed.training.round_logger",
-    "lit_fed.clients.store",
     "lit_fed.algorithms",
-    "lit_fed.data",
-    "lit_fed.data.module",
     "lit_fed.models",
-    "lit_fed.callbacks",
+    "lit_fed.data",
+    "lit_fed.data.poison",
     "lit_fed.core.local_solver",
     "lit_fed.core.losses",
     "lit_fed.core.targets",
@@ -36,9 +30,19 @@ _ROOMS = (
     "lit_fed.core.mixtures.known_surrogates",
     "lit_fed.core.codecs",
     "lit_fed.core.attacks",
-    "lit_fed.data.poison",
     "lit_fed.core.errors",
+    "lit_fed.clients.store",
+    "lit_fed.deployment.federation",
+    "lit_fed.deployment.node",
+    # from here on with Lightning
+    "lit_fed.trainer",
+    "lit_fed.training.module",
+    "lit_fed.training.module_server",
+    "lit_fed.training.round_logger",
+    "lit_fed.data.module",
+    "lit_fed.callbacks",
 )
+"""Where names are looked for, one room after the other: what needs no Lightning is found before it is loaded."""
 
 
 def __getattr__(name: str) -> Any:

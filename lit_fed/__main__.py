@@ -1,13 +1,17 @@
 """`python -m lit_fed`, or `lit-fed`."""
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
-from types import FrameType
+from collections.abc import Callable
+from functools import partial
+from types import FrameType, ModuleType
 from typing import NoReturn
 
-from lit_fed.command_line.start_page import answer
+from lit_fed.command_line.light_start import light_start
+from lit_fed.command_line.start_page import WITHOUT_LIGHTNING, answer
 
 __all__ = ["main"]
 
@@ -20,7 +24,13 @@ def main() -> None:
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
     if heard:
         signal.signal(signal.SIGINT, _leave)
-    from lit_fed.cli import main as run
+    run: Callable[[], None]
+    if sys.argv[1] in WITHOUT_LIGHTNING:
+        from lit_fed.command_line.deployed import main as run_deployed
+
+        run = partial(run_deployed, _command_line)
+    else:
+        run = _command_line().main
 
     if heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +39,11 @@ def main() -> None:
     finally:
         if heard:
             signal.signal(signal.SIGINT, _leave)
+
+
+def _command_line() -> ModuleType:
+    with light_start():
+        return importlib.import_module("lit_fed.cli")
 
 
 def _leave(signum: int, frame: FrameType | None) -> NoReturn:

@@ -2,44 +2,43 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import sys
 from contextlib import ExitStack
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.compare import compare_parser, compare_runs
-from lit_fed.command_line.config_files import check_configs
+from lit_fed.command_line.config_files import check_configs, default_name, with_nulls
+from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
 from lit_fed.command_line.own_networks import with_functions
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls
+from lit_fed.command_line.parser import FederatedParser, refuse_nulls, written
 from lit_fed.command_line.partition import partition_parser, show_partition
+from lit_fed.command_line.save_config import SaveConfig
 from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.command_line.trusted_classes import check_modules, classes_in, trusted_arguments
 from lit_fed.core.errors import ClientError, ConfigError, WriteError
-from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import shown
 from lit_fed.core.machine.roll_call import LostRanksError
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
-from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
@@ -48,6 +47,12 @@ from lit_fed.training.stopping import CutShort, Terminated
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
+
+NEXT_OF_NODES = """\
+next: on a node, personalize takes it as --ckpt_path {last}; test takes it here
+      the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
+"""
+"""What the end of a fit says whose clients are on nodes."""
 
 NEXT = """\
 next: test, predict, personalize and export take it as --ckpt_path {last}
@@ -62,56 +67,34 @@ TRUST = (
 """Help of the option that lets a checkpoint name classes of one's own."""
 
 
-WITHOUT_TRAINER = {"partition": partition_parser, "compare": compare_parser, "sweep": sweep_parser}
+WITHOUT_TRAINER = {
+    "partition": partition_parser,
+    "compare": compare_parser,
+    "sweep": sweep_parser,
+    "flower-app": flower_app_parser,
+}
 """Commands that Lightning's command line knows nothing of, and what makes their parsers."""
 
 
 class CommandParser(FederatedParser):
     """The parser of all commands."""
 
+    only: str | None = None
+    """The command that is given; the other ones are but names. None: all of them are complete."""
+
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
         """Add the commands of the trainer, and those that need none."""
         commands = super().add_subcommands(*args, **kwargs)
         for name, parser in WITHOUT_TRAINER.items():
-            commands.add_subcommand(name, parser(), help=COMMANDS[name])
+            commands.add_subcommand(name, FederatedParser() if self.only else parser(), help=COMMANDS[name])
         return commands
-
-
-class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again as it is."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Write nothing yet: a run that is refused at its start leaves no folder."""
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write, on rank zero, and tell other loggers."""
-        config = copy.deepcopy(self.config)
-        config["ckpt_path"], config["resume_with_changes"] = None, False
-        module = federated(pl_module)
-        config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
-        solver, horizon = module.settings.solver, module.federation.schedule_rounds
-        if solver.has_horizon and horizon not in (None, module.num_rounds):
-            config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
-        plain = json.loads(self.parser.dump(config, skip_unset=False, format="json"))
-        for logger in trainer.loggers:
-            logger.log_hyperparams(plain)
-        if trainer.is_global_zero and trainer.log_dir is not None:
-            folder = Path(trainer.log_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            text = _as_comments(module) + self.parser.dump(config, skip_unset=False)
-            write_atomically(folder / self.config_filename, text)
-
-
-def _as_comments(module: FederatedModule) -> str:
-    """What was changed on the way to these settings, as comments of a YAML file."""
-    line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
-    return "".join(line.format(**change) for change in module.history.changes)
 
 
 class FederatedCLI(LightningCLI):
     """The commands of federated runs."""
 
     def __init__(self, args: ArgsType = None) -> None:
+        self._only = next((one for one in _given(args)[:1] if one in self.subcommands()), None)
         self._keep_rounds: int | None = None
         self._resume_version: int | None = None
         self._writer: FolderLock | None = None
@@ -149,7 +132,15 @@ class FederatedCLI(LightningCLI):
         }
         return dict.fromkeys(("fit", "validate", "test", "predict", "personalize", "export"), hidden)
 
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        assert isinstance(parser, CommandParser)
+        parser.only = self._only
+        super()._add_subcommands(parser, **kwargs)
+
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        if self._only not in (None, subcommand):  # each parser takes a tenth of a second, and one of them is asked
+            self._subcommand_method_arguments[subcommand] = []
+            return self.init_parser(description=COMMANDS[subcommand])
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs | {"description": COMMANDS[subcommand]})
         explain_arguments(parser)
         if subcommand == "fit":  # a flag: it needs no value
@@ -169,7 +160,7 @@ class FederatedCLI(LightningCLI):
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
-        given = with_functions(find_configs(_with_nulls(_given(args))))
+        given = with_functions(find_configs(with_nulls(_given(args))))
         if given[:1] == ["--print_completion"]:
             self._print_completion(given[1:])
         refuse_files(given)
@@ -183,7 +174,7 @@ class FederatedCLI(LightningCLI):
         refuse_nulls(command_parser, config)
         check_classes(config)
         check_run_name(config.name)
-        name = config.name or _default_name(given, config)
+        name = config.name or default_name(given, config)
         try:
             path = self._find_checkpoint(config, name)
             if path is not None and command != "fit":
@@ -262,7 +253,7 @@ class FederatedCLI(LightningCLI):
     def _arguments(self) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
-        dumped = json.loads(config.dump(self.config[self.subcommand], skip_unset=False, format="json"))
+        dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
         return {
             "seed_everything": dumped["seed_everything"],
@@ -294,6 +285,8 @@ class FederatedCLI(LightningCLI):
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
         except LostRanksError as lost:
             raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=lost.speaks) from lost
+        except LostNodesError as lost:
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise
@@ -312,7 +305,8 @@ class FederatedCLI(LightningCLI):
         self.trainer.test(self.model, datamodule=self.datamodule)
         last = last_checkpoint(self.trainer)
         if self.trainer.is_global_zero and last is not None:
-            sys.stdout.write(NEXT.format(last=last))
+            text = NEXT_OF_NODES if self.datamodule.dataset.is_remote else NEXT
+            sys.stdout.write(text.format(last=last))
 
 
 class ArgumentsCLI(FederatedCLI):
@@ -336,19 +330,6 @@ def arguments_of(given: list[str]) -> Namespace:
     """
     config: Namespace = ArgumentsCLI(given).config
     return config
-
-
-def _with_nulls(given: list[str]) -> list[str]:
-    """The arguments with null for None, which is how W&B's agent passes the null of a sweep file."""
-    return [f"{one[:-4]}null" if one.startswith("--") and one.endswith("=None") else one for one in given]
-
-
-def _default_name(given: list[str], config: Namespace) -> str:
-    """The last config's stem, else the algorithm's class."""
-    files = [after for before, after in pairwise(given) if before in ("-c", "--config")]
-    files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
-    stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
-    return stems[-1] if stems else config.model.algorithm.class_path.rpartition(".")[2]
 
 
 def main(args: ArgsType = None) -> None:
@@ -389,6 +370,8 @@ def _run(args: ArgsType) -> None:
         compare_runs(given[1:])
     elif given[:1] == ["sweep"]:
         run_sweep(given[1:], arguments_of, FederatedCLI)
+    elif given[:1] == ["flower-app"]:
+        write_flower_app(given[1:], ArgumentsCLI)
     else:
         FederatedCLI(args)
 

@@ -16,7 +16,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,15 +26,15 @@ from lit_fed.clients.base import Trained
 from lit_fed.core import tree
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 
-__all__ = ["BlockPredictions", "evaluate", "measure", "predict_block", "predict_job", "serve"]
+__all__ = ["BlockPredictions", "MeasuresElsewhere", "evaluate", "measure", "predict_block", "predict_job", "serve"]
 
 SERVED_BYTES = 2**28
 """Memory that the models of clients may take that are adapted before they are served."""
 
 
-def serve(federation: Federation, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
+def serve(federation: FederatedRounds, client_ids: Tensor, train: Split, *, seen: bool) -> Tree:
     """States [C, ...] that clients are served with: kept or fresh, adapted if the algorithm asks for it.
 
     Args:
@@ -62,13 +62,13 @@ def serve(federation: Federation, client_ids: Tensor, train: Split, *, seen: boo
     return tree.index(rows, torch.argsort(order))
 
 
-def predict_job(federation: Federation, client_ids: Tensor, data: Split, states: Tree) -> PredictJob:
+def predict_job(federation: FederatedRounds, client_ids: Tensor, data: Split, states: Tree) -> PredictJob:
     """The work that is left when clients [C] have their states [C, ...]: predicting their samples."""
     ctx, data = federation.context("evaluate"), data.select(client_ids)
     return PredictJob(federation.algorithm, ctx, federation.shared, data, client_ids, states)
 
 
-def evaluate(federation: Federation, data: Split, train: Split | None = None, *, seen: bool = True) -> Tensor:
+def evaluate(federation: FederatedRounds, data: Split, train: Split | None = None, *, seen: bool = True) -> Tensor:
     """Serve all clients of a split and predict their samples.
 
     Args:
@@ -87,8 +87,18 @@ def evaluate(federation: Federation, data: Split, train: Split | None = None, *,
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
 
 
+@runtime_checkable
+class MeasuresElsewhere(Protocol):
+    """A client trainer whose clients are served where their samples are; what comes from there are sums."""
+
+    def measure(
+        self, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """As the function of this name."""
+
+
 def measure(
-    federation: Federation, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
+    federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Serve a block of clients, as many at a time as there is room for, and predict their samples.
 
@@ -100,8 +110,13 @@ def measure(
 
     Yields:
         Their places among the clients that are measured [C], and a row for each, [C, 3 + M + K] float64: as of
-        `evaluate`, the mixture weights that it was served with, where the algorithm has some, and these metrics.
+        `evaluate`, the mixture weights that it was served with, where the algorithm has some and clients do not serve
+        themselves elsewhere, and these metrics.
     """
+    trainer = federation.client_trainer
+    if isinstance(trainer, MeasuresElsewhere):
+        yield from trainer.measure(block, seen=seen, chosen=chosen)
+        return
     shared, template = federation.shared, federation.store.template["state"]
     each = (sum(map(tree.bits, tree.models(shared))) + tree.bits(template)) // 8  # an adapted state may be whole models
     at_once = max(1, SERVED_BYTES // max(each, 1))
@@ -133,7 +148,7 @@ class BlockPredictions(NamedTuple):
 
 
 def predict_block(
-    federation: Federation, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
+    federation: FederatedRounds, block: ServingBlock, *, seen: bool, chosen: ChosenMetrics | None = None
 ) -> BlockPredictions:
     """Serve some clients, at least one, and predict all their samples; predictions go to the CPU as they come."""
     states = serve(federation, block.client_ids, block.train, seen=seen)

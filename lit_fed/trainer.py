@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -18,6 +18,7 @@ from lit_fed.callbacks.served_clients import ServedClients, prediction_table, un
 from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.packages import DataFrame
 from lit_fed.core.machine.roll_call import LostRanksError, check_timeout
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -26,14 +27,11 @@ from lit_fed.training.export import PersonalModel, check_program_file, personal_
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
-from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, rounds_of
+from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import FederatedStrategy, prepare_data
 from lit_fed.training.unseen_clients import restore_for_unseen_clients
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
@@ -159,7 +157,7 @@ class FederatedTrainer(Trainer):
         population: Literal["seen", "unseen"] = "seen",
         split: Literal["train", "val", "test"] = "test",
         output: str | None = None,
-    ) -> pd.DataFrame | None:
+    ) -> DataFrame | None:
         """Serve the clients of a run, as in its test, and say what is predicted for each of their samples.
 
         Args:
@@ -186,6 +184,7 @@ class FederatedTrainer(Trainer):
         data = datamodule if dataloaders is None else dataloaders
         if not isinstance(data, FederatedDataModule):
             raise ConfigError("predict has no data; pass datamodule=FederatedDataModule(...)")
+        refuse_remote(data, "predict")
         data.predicted = Predicted(population, split)
         served = ServedClients()
         with self._also(served), self._interrupts_passed_on():
@@ -207,7 +206,7 @@ class FederatedTrainer(Trainer):
         clients: str = "",
         output: str = "",
         format: Literal["csv", "parquet"] = "csv",
-    ) -> pd.DataFrame | None:
+    ) -> DataFrame | None:
         """Serve new clients from a checkpoint alone: their adapted states, accuracies and predictions.
 
         Args:
@@ -332,6 +331,8 @@ class FederatedTrainer(Trainer):
         if not output:
             raise ConfigError("--output is not set; give a file that ends in .pt2, or with --format onnx in .onnx")
         path = check_program_file(output, format)
+        if not clients:
+            refuse_remote(datamodule, "export")
         exported = self.personal_model(model, datamodule, ckpt_path, client, clients, weights_only)
         if exported is not None:
             save_program(exported, path, format)

@@ -30,6 +30,7 @@ import torch
 from bench_codecs import CODEC_ROWS
 from bench_frozen import FROZEN_ROWS
 from bench_networks import NETWORK_ROWS
+from bench_scale import SCALE_ROWS
 from bench_small_clients import SMALL_CLIENT_ROWS
 from bench_wrappers import WRAPPER_ROWS
 from measuring import PlainLoop, in_process, medians, with_ratios
@@ -146,27 +147,24 @@ class Clock(lightning.pytorch.Callback):
 
 
 def start_up() -> dict[str, float]:
-    """Wall seconds from the command to the end of the first quickstart round (median of three)."""
-    program = (
-        "import sys, time; from lightning.pytorch import Callback\n"
-        "import lit_fed.training.module as m\n"
-        "done = m.FederatedModule.commit_round\n"
-        "def commit(self):\n    done(self); sys.stdout.write('FIRST ROUND\\n'); sys.stdout.flush(); sys.exit(0)\n"
-        "m.FederatedModule.commit_round = commit\n"
-        "from lit_fed.cli import main; main()"
-    )
-    seconds = []
-    for _ in range(3):
+    """From the command to the end of the first quickstart round: seconds, medians of five."""
+    command = [sys.executable, "-m", "lit_fed", "fit", "--config", str(ROOT / "configs/experiment/quickstart.yaml")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "scripts")])}
+    seconds: dict[str, list[float]] = {"wall seconds": [], "CPU seconds": []}
+    for _ in range(5):
         with tempfile.TemporaryDirectory() as folder:
-            config = ROOT / "configs/experiment/quickstart.yaml"
-            command = [sys.executable, "-c", program, "fit", "--config", str(config)]
-            start = time.perf_counter()
-            out = subprocess.run(
-                [*command, "--trainer.default_root_dir", folder], capture_output=True, text=True, check=False
-            )
-            seconds.append(time.perf_counter() - start)
+            given = ["--trainer.default_root_dir", folder, "--trainer.callbacks+=first_round.FirstRound"]
+            start, used = time.perf_counter(), _seconds_of_children()
+            out = subprocess.run([*command, *given], capture_output=True, text=True, check=False, env=environment)
+            seconds["wall seconds"].append(time.perf_counter() - start)
+            seconds["CPU seconds"].append(_seconds_of_children() - used)
             assert "FIRST ROUND" in out.stdout, out.stderr
-    return {"wall seconds": float(np.median(seconds))}
+    return {what: float(np.median(measured)) for what, measured in seconds.items()}
+
+
+def _seconds_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory() -> dict[str, float]:
@@ -190,41 +188,6 @@ def memory_child() -> None:
     sys.stdout.write(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}) + "\n")
 
 
-def on_demand() -> dict[str, float]:
-    """Clients drawn when needed, 100 of 1,000 or of 100,000 per round: peak memory, and seconds to the first step."""
-    few, many = (
-        in_process("bench", f"on_demand_child({num_clients}, {time.time()})") for num_clients in (1_000, 100_000)
-    )
-    return {
-        "peak GB, 1,000 clients": few["peak GB"],
-        "peak GB, 100,000 clients": many["peak GB"],
-        "state table MB, 100,000 clients": many["state table MB"],
-        "wall seconds to the first step, 100,000 clients": many["seconds from process start"],
-        "of these after imports": many["seconds after imports"],
-    }
-
-
-def on_demand_child(num_clients: int, started: float) -> None:
-    """Train three rounds with evaluations of 100 clients and print the peak and when the first step began."""
-    imported = time.time()
-    dataset = Synthetic(num_clients=num_clients, test_size=50, variant="corrected", on_demand=True)
-    data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100, eval_clients=100)
-    module, first_step = FederatedModule(FedEM(), solver()), FirstStep()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = FederatedTrainer(
-            accelerator="cpu", max_epochs=3, logger=RoundLogger(folder, "bench"),
-            callbacks=[first_step], enable_progress_bar=False,
-        )  # fmt: skip
-        trainer.fit(module, datamodule=data)
-    row = {
-        "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
-        "state table MB": sum(leaf.nbytes for leaf in module.store.buffers()) / 1e6,
-        "seconds from process start": first_step.at - started,
-        "seconds after imports": first_step.at - imported,
-    }
-    sys.stdout.write(json.dumps(row) + "\n")
-
-
 def fmmc() -> dict[str, float]:
     """Fastest mixing weights of 300 clients, half of all edges: CPU seconds, and how far from the optimum at most."""
     edges = adjacency(ErdosRenyi(0.5), 300, 0, 0)
@@ -234,21 +197,9 @@ def fmmc() -> dict[str, float]:
     return row | {"SLEM": found.upper, "lower bound": found.lower, "SLEM of Metropolis weights": metropolis}
 
 
-class FirstStep(lightning.pytorch.Callback):
-    """Notes when the first block of clients began to train."""
-
-    at = 0.0
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """The first block is the one that finds no time noted."""
-        self.at = self.at or time.time()
-
-
 ROWS = (
-    {
-        function.__name__: function
-        for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, on_demand, fmmc)
-    }
+    {function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc)}
+    | SCALE_ROWS
     | NETWORK_ROWS
     | SMALL_CLIENT_ROWS
     | FROZEN_ROWS

@@ -33,7 +33,7 @@ from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task
 from lit_fed.core.types import Message, Split
 from lit_fed.models import LeafCNN
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.compression import Compressed
@@ -71,7 +71,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def federation(algorithm: Any, images: int, batch_size: int) -> tuple[Federation, Split]:
+def federation(algorithm: Any, images: int, batch_size: int) -> tuple[FederatedRounds, Split]:
     """LEAF's network on random images of two clients, so many of each, which take an epoch."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(CLIENTS * images, 1, 28, 28, generator=rng)

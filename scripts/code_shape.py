@@ -43,6 +43,7 @@ ROOMS = {
     "clients": "client trainers, and what clients keep",
     "rounds": "the round, without Lightning",
     "serving": "clients served between rounds",
+    "deployment": "clients on machines of their own, and what passes between them and the server",
     "training": "the Lightning shell: module, loops, checkpoints, output",
     "pictures": "pictures of runs and of data",
     "callbacks": "server, evaluation, reports, progress, W&B",

@@ -18,7 +18,7 @@ from lit_fed import FederatedModule
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.server import InMemoryServer
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 from lit_fed.serving import measure
 
 __all__ = ["PlainLoop", "in_process", "medians", "with_ratios"]
@@ -61,7 +61,7 @@ class PlainLoop:
         module.build(data.facts(weighting="samples", seed=0, num_rounds=10_000), *data.populations)
         built = module.federation
         server = InMemoryServer(built.terms.task, module.shared, module.device)
-        self.federation = Federation(built.algorithm, built.terms, server, lambda _: built.client_trainer)
+        self.federation = FederatedRounds(built.algorithm, built.terms, server, lambda _: built.client_trainer)
         self.federation.store = module.store
         self.serving = serving_blocks(data.seen.test, data.seen.train, clients_per_block=data.clients_per_block)
 

@@ -107,7 +107,7 @@ def perturbed(value: Tree, scale=0.1, seed=0) -> Tree:
     return tree.map_leaves(lambda leaf: leaf + noise(leaf) if leaf.is_floating_point() else leaf, value)
 
 
-class Federation(rounds.Federation):
+class Federation(rounds.FederatedRounds):
     """A federation in memory, with what tests look at; `round` advances it by one round.
 
     Args:

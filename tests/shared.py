@@ -1,6 +1,7 @@
 """The fixtures that tests share, and how the processes that run them are set up."""
 
 import gc
+import os
 import sys
 import zlib
 
@@ -44,6 +45,9 @@ def pytest_collection_finish(session):
     Pictures, the parser of the command line and reading the digits take longer than all the rest of a small run; and
     what lives as long as the tests need not be looked through again and again for garbage.
     """
+    drawn = session.config._tmp_path_factory.getbasetemp() / "drawn"
+    drawn.mkdir()
+    os.environ[prepared.DRAWN] = str(drawn)
     prepared.do_not_render()
     prepared.read_digits_once()
     if "lit_fed.cli" in sys.modules:

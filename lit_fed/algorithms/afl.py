@@ -117,7 +117,8 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     ) -> AgnosticRun:
         """f_i(w_{t-1}) and λ_i."""
         risk = (losses[:, 0] * data.mask).sum() / data.num_samples.clamp(min=1)
-        weight = tree.take(shared.client_weight, data.client_id)[0]
+        weights = shared.client_weight  # of all clients, or this one's alone
+        weight = tree.take(weights, data.client_id.clamp(max=len(weights) - 1))[0]
         if self.initial == "samples" and ctx.round_idx == 0:
             weight = data.num_samples / ctx.total_samples
         return AgnosticRun(shared.models, ctx.solver.init(shared.models), weight, risk.to(ctx.task.dtype))
@@ -143,6 +144,12 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
         total: AgnosticUpdate = tree.scale(reduced.value, reduced.weight)
         average = tree.lerp(tree.map_leaves(Tensor.double, shared.average), total.models, 1 / (ctx.round_idx + 1))
         return AgnosticModels(total.models, average, project_to_simplex(total.ascended))
+
+    def sent(self, ctx: Context, shared: AgnosticModels, client_id: int) -> AgnosticModels:
+        """w_t and λ_i; w^A to be served with."""
+        served = ctx.phase == "adapt" and self.serve == "average"
+        average = shared.average if served else ModelState({}, {})
+        return AgnosticModels(shared.models, average, shared.client_weight[client_id : client_id + 1])
 
     def shared_outputs(self, ctx: Context, shared: AgnosticModels, x: Tensor) -> Tensor:
         """Outputs of the model that is served, [B, 1, K]."""

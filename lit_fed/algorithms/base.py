@@ -12,7 +12,10 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = ["Algorithm", "GlobalModels", "LocalRun", "OwnModel", "local_run"]
+__all__ = ["NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "OwnModel", "local_run"]
+
+NOT_SENT: Any = None
+"""Stands in a client's shared state for what it was not sent; an empty tree."""
 
 Shared = TypeVar("Shared", bound=Any)
 State = TypeVar("State", bound=Any)
@@ -116,6 +119,12 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     has_server: ClassVar[bool] = True
     """Whether clients hear from a server; else what they receive is what other clients send."""
 
+    server_only: ClassVar[tuple[str, ...]] = ()
+    """Fields of the shared state that no function of a client reads, and no client is sent."""
+
+    refuses_deployment: ClassVar[str] = ""
+    """Why clients may not be machines of their own; empty where they may, given a server."""
+
     conformance_exempt: ClassVar[dict[str, str]] = {}
     """Conformance checks that the algorithm cannot satisfy by its nature, with the reason."""
 
@@ -170,6 +179,26 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     def server_step(self, ctx: Context, shared: Shared, reduced: Reduced, client_ids: Tensor) -> Shared:
         """The new shared state after a phase."""
         return shared._replace(models=server_average(ctx, shared.models, reduced))  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------------ clients on machines of their own
+    def sent(self, ctx: Context, shared: Shared, client_id: int) -> Tree:
+        """What one client is sent of the shared state: nothing that it does not need, and of others what it must see.
+
+        Args:
+            ctx: what every client knows. Its phase is that of the client's work; or `adapt`, for all that is done
+                before a client is served and to serve it.
+            shared: all that the server knows.
+            client_id: the client; T or more for one that was not in training.
+
+        Returns:
+            A tree for `received`, with empty trees or tensors for what is not sent. Where it is the same for all
+            clients, it holds the same tensors.
+        """
+        return shared._replace(**dict.fromkeys(self.server_only)) if self.server_only else shared
+
+    def received(self, ctx: Context, sent: Tree, client_id: int) -> Shared:
+        """The shared state as this client's functions see it, from what it was sent; may share its memory."""
+        return sent  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------ what a round tells and costs
     def collaboration(self, ctx: Context, shared: Shared, states: State) -> Tensor | None:

@@ -27,7 +27,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, local_run
+from lit_fed.algorithms.base import NOT_SENT, Algorithm, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
@@ -175,6 +175,18 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
             shared = divide(shared, updates, reduced.weight, rule)
         return shared._replace(models=cluster_averages(shared.models, sent, shared.cluster, reduced.weight))
 
+    def sent(self, ctx: Context, shared: Clusters, client_id: int) -> Clusters:
+        """The model of the client's cluster; an unseen client gets those of all, and the updates that lead to one."""
+        if client_id >= ctx.num_clients:
+            return shared._replace(cluster=shared.cluster.max().view(1))
+        own = shared.cluster[client_id].view(1)
+        return Clusters(tree.take(shared.models, own), own, NOT_SENT)
+
+    def received(self, ctx: Context, sent: Clusters, client_id: int) -> Clusters:
+        """The one model stands for those of all clusters, in the one copy that there is."""
+        models = tree.map_leaves(lambda leaf: leaf.expand(self.max_clusters, *leaf.shape[1:]), sent.models)
+        return sent._replace(models=models, cluster=sent.cluster.expand(ctx.num_clients))
+
     def num_payloads(self, ctx: Context, shared: Clusters, num_clients: int) -> int:
         """One for each cluster: its model."""
         return int(shared.cluster.max()) + 1
@@ -194,7 +206,7 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
 
 def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers: bool) -> Clusters:
     """All clients in one cluster; models [1, ...] stand in the place of the `most` that there can be."""
-    models = tree.map_leaves(lambda leaf: leaf.repeat_interleave(most, 0), initial)
+    models = tree.map_leaves(lambda leaf: leaf.expand(most, *leaf.shape[1:]), initial)
     splits = _no_splits(initial, most - 1 if remembers else 0, num_clients)
     return Clusters(models, torch.zeros(num_clients, dtype=torch.int64), splits)
 
@@ -202,8 +214,8 @@ def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers:
 def _no_splits(models: ModelState, num_splits: int, num_clients: int) -> SplitMemory:
     """Memory without a split yet; models [1, ...] stand in the place of those to come."""
     side = torch.zeros(num_splits, num_clients, dtype=torch.int64)
-    updates = {name: leaf.new_zeros(*side.shape, *leaf.shape[1:]) for name, leaf in models.parameters.items()}
-    held = tree.map_leaves(lambda leaf: leaf.repeat_interleave(num_splits, 0), models)
+    updates = {n: leaf.new_zeros(()).expand(*side.shape, *leaf.shape[1:]) for n, leaf in models.parameters.items()}
+    held = tree.map_leaves(lambda leaf: leaf.expand(num_splits, *leaf.shape[1:]), models)
     return SplitMemory(torch.full((num_splits,), -1), side, held, updates)
 
 

@@ -53,6 +53,8 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
     server_lr: float = 1.0
     server_momentum: float = 0.9
 
+    server_only = ("momentum",)
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

@@ -165,7 +165,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     def shared_init(self, ctx: Context) -> ModelsOnTheWay:
         """The initial model, also for all that are on their way."""
         models, (_, number) = ctx.task.init(1, ctx.seed), self.sizes(ctx.num_clients)
-        sent = tree.map_leaves(lambda leaf: leaf.expand(number, *leaf.shape).contiguous(), models)
+        sent = tree.map_leaves(lambda leaf: leaf.expand(number, *leaf.shape), models)
         return ModelsOnTheWay(models, sent.parameters, sent.buffers, torch.tensor(-1))
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
@@ -176,14 +176,7 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         self, ctx: Context, shared: ModelsOnTheWay, state: tuple[()], data: ClientData, losses: None
     ) -> LateRun:
         """The client starts from w^{t−τ} (Alg. 2, line 1)."""
-        found = self.arrivals(ctx)
-        place = found.of(found.places, data.client_id).view(1)
-        version = ctx.round_idx - found.of(found.staleness, data.client_id)
-
-        def choose(new: Tensor, old: Tensor) -> Tensor:
-            return torch.where(version > shared.last_step, new, old.index_select(0, place)[0])
-
-        start = tree.map_leaves(choose, shared.models, ModelState(shared.sent_parameters, shared.sent_buffers))
+        start = _old_models(shared, self.arrivals(ctx), ctx.round_idx, data.client_id)
         return LateRun(*local_run(ctx, start), start.parameters)
 
     def client_final(self, ctx: Context, shared: ModelsOnTheWay, work: LateRun, data: ClientData) -> ClientResult:
@@ -214,9 +207,29 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
         last_step = torch.full_like(shared.last_step, ctx.round_idx)
         return ModelsOnTheWay(models, sent.parameters, sent.buffers, last_step)
 
+    def sent(self, ctx: Context, shared: ModelsOnTheWay, client_id: int) -> ModelsOnTheWay:
+        """w^{t−τ}; w^t to be served with."""
+        if ctx.phase == "train":
+            own = torch.tensor(client_id, device=shared.last_step.device)
+            shared = shared._replace(models=_old_models(shared, self.arrivals(ctx), ctx.round_idx, own))
+        return shared._replace(sent_parameters={}, sent_buffers={})
+
     def num_payloads(self, ctx: Context, shared: ModelsOnTheWay, num_clients: int) -> int:
         """One for each age of models."""
         return len(self.arrivals(ctx).staleness.unique())
+
+
+def _old_models(shared: ModelsOnTheWay, found: BufferedArrivals, round_idx: int, client_id: Tensor) -> ModelState:
+    """The models that a client who comes in now was sent, leaves [1, ...]."""
+    if not shared.sent_parameters:  # the client itself holds no others
+        return shared.models
+    place = found.of(found.places, client_id).view(1)
+    version = round_idx - found.of(found.staleness, client_id)
+
+    def choose(new: Tensor, old: Tensor) -> Tensor:
+        return torch.where(version > shared.last_step, new, old.index_select(0, place)[0])
+
+    return tree.map_leaves(choose, shared.models, ModelState(shared.sent_parameters, shared.sent_buffers))  # type: ignore[no-any-return]
 
 
 def staleness_weight(staleness: Tensor) -> Tensor:

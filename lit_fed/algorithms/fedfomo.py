@@ -16,6 +16,7 @@ Deviations:
     A client's own new model always counts, and costs no traffic. P starts at 0. The authors' code divides by an L1 norm
     by default and scales the affinities; neither is offered. Ours: absent clients' models are offered as they are.
     Ours: an unseen client starts from the mean of all models and weighs them once, on its training samples.
+    The server passes models of clients on to others, who can tell whose they are: so it is in the paper.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.neighbours import greedy_neighbours
-from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start
+from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -110,7 +111,7 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
 
     def state_init(self, ctx: Context, shared: Offered, data: ClientData) -> Mixed:
         """θ_i^0; for an unseen client the mean of all models."""
-        none = torch.zeros_like(shared.affinity[0])
+        none = torch.zeros(ctx.num_clients, dtype=torch.float64)
         return Mixed(own_models(shared.peers, data.client_id), none, none.clone())
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase, Phase]:
@@ -133,14 +134,27 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
         if ctx.phase == "train":
             message = Message(work.models, ctx.client_weight(data), bits_down=torch.zeros_like(data.num_samples))
             return ClientResult(message, work.state, {"loss": work.loss / work.steps.clamp(min=1)})
-        rank = -shared.affinity.index_select(0, data.client_id.clamp(max=ctx.num_clients - 1).view(1))[0]
-        count = ctx.num_clients if ctx.phase == "adapt" else self.num_neighbours
-        epsilon = max(self.explore_probability - self.explore_decay * ctx.round_idx, 0.0)
-        ids = greedy_neighbours(ctx, data.client_id, rank, count, epsilon, include_self=ctx.phase != "adapt")[0]
+        ids = self._chosen(ctx, shared.affinity, data.client_id)
         step = first_order_step(ctx, work.models, shared.peers, ids, data, work.held, self.keep)
         down = tree.bits(work.models) * (ids != data.client_id).sum(dtype=torch.float64)
         message = Message(step.weights, ctx.client_weight(data), torch.full_like(down, tree.bits(ids)), down)
         return ClientResult(message, step, {})
+
+    def _chosen(self, ctx: Context, affinity: Tensor, client_id: Tensor) -> Tensor:
+        """Whose models a client weighs, itself first, by P or its own row of it; an unseen one those of all."""
+        rank = -affinity.index_select(0, client_id.clamp(max=len(affinity) - 1).view(1))[0]
+        count = ctx.num_clients if ctx.phase == "adapt" else self.num_neighbours
+        epsilon = max(self.explore_probability - self.explore_decay * ctx.round_idx, 0.0)
+        return greedy_neighbours(ctx, client_id, rank, count, epsilon, include_self=ctx.phase != "adapt")[0]
+
+    def sent(self, ctx: Context, shared: Offered, client_id: int) -> Offered:
+        """To combine, the models that a client chooses, its own among them; for all else it needs none of others."""
+        if client_id >= ctx.num_clients:
+            return Offered(shared.peers, shared.affinity[-1:])
+        own = torch.tensor([client_id], device=ctx.lr.device)
+        if ctx.phase == "combine":
+            return Offered(some_peers(shared.peers, self._chosen(ctx, shared.affinity, own[0])), shared.affinity[own])
+        return Offered(some_peers(shared.peers, own if ctx.phase == "init" else own[:0]), shared.affinity[:0])
 
     def server_step(self, ctx: Context, shared: Offered, reduced: Reduced, client_ids: Tensor) -> Offered:
         """Keep the models, then add to P."""

@@ -57,6 +57,8 @@ class FedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
     beta1: float = 0.9
     square: Literal["raw", "moment"] = "raw"
 
+    server_only = ("first", "second")
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         checks = {

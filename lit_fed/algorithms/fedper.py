@@ -24,6 +24,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm, LocalRun, local_run
+from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
 from lit_fed.core.networks.layers import last_layers
@@ -103,6 +104,12 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
         message = Message(_part(work.models, shared.models), ctx.client_weight(data))
         result = super().client_final(ctx, shared, work, data)
         return result._replace(message=message, state=Head(_part(work.models, shared.head)))
+
+    def sent(self, ctx: Context, shared: BaseLayers, client_id: int) -> BaseLayers:
+        """The base, and the names of the head; the initial head only to who has none yet."""
+        if client_id >= ctx.num_clients or ctx.phase == "init":
+            return shared
+        return shared._replace(head=tree.map_leaves(lambda leaf: leaf.new_empty(0), shared.head))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no head yet trains one."""

@@ -63,6 +63,7 @@ class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
     """One step of gradient descent per round, on the gradient over all samples of the clients that take part."""
 
     sends = "changes"
+    server_only = ("optimizer",)
     fits_without_noise = "gradients beside the local solver"
     fills_in_absent_clients: ClassVar[bool] = False
     conformance_exempt: ClassVar[dict[str, str]] = {

@@ -28,7 +28,7 @@ from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.graphs.gossip import initial_peers, traffic
-from lit_fed.core.graphs.peers import Peers, own_models, put_models
+from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.plan import most_steps
@@ -125,6 +125,14 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
         """w_i <- w_i − μ̃·η·Σ_j a_ij·(w_i − w_j), for all i at once, over those j that took part."""
         matrix = _descent(ctx, self.topology, self.laplacian_weight)
         return put_models(shared, client_ids, reduced.value, matrix, mix_buffers=False)
+
+    def sent(self, ctx: Context, shared: Peers, client_id: int) -> ModelState:
+        """w_i, or the mean."""
+        return own_models(shared, torch.tensor(client_id, device=ctx.lr.device))
+
+    def received(self, ctx: Context, sent: ModelState, client_id: int) -> Peers:
+        """Nothing is known of others."""
+        return lone_peer(sent, client_id, ctx.num_clients)
 
     @property
     def has_server(self) -> bool:  # type: ignore[override]

@@ -149,6 +149,10 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         """x̄ ← 1/N Σ x_i, which averaging steps do not change."""
         return super().server_step(ctx, shared, reduced, client_ids) if ctx.phase.startswith("average") else shared
 
+    def sent(self, ctx: Context, shared: GlobalModels, client_id: int) -> GlobalModels:
+        """Nothing for local steps."""
+        return GlobalModels(ModelState({}, {})) if ctx.phase.startswith("local") else shared
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""
         return None if seen else LocalWork(epochs=self.unseen_epochs)

@@ -21,7 +21,7 @@ from torch import Tensor
 from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, Reduced
+from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 
 __all__ = ["Local"]
 
@@ -65,6 +65,11 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """There is no server."""
         return shared
+
+    def sent(self, ctx: Context, shared: GlobalModels, client_id: int) -> GlobalModels:
+        """The start, to who has no model yet."""
+        starts = client_id >= ctx.num_clients or ctx.phase == "init"
+        return shared if starts else GlobalModels(ModelState({}, {}))
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""

@@ -173,6 +173,13 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
             new = _mean_step(new, self._weights(ctx))
         return new
 
+    def sent(self, ctx: Context, shared: SharingServer, client_id: int) -> SharingServer:
+        """z, or in its place all that a client has to know of the others."""
+        if self.form != "alternating_prox" and ctx.phase in ("turn", "train"):
+            others = _others(shared, self._weights(ctx))
+            shared = shared._replace(models=shared.models._replace(parameters=others))
+        return shared._replace(dual={}, total={})
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet looks for one before it is served."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
@@ -207,7 +214,9 @@ def _initial_server(models: ModelState, num_clients: int) -> SharingServer:
 
 
 def _others(server: SharingServer, weights: SharingWeights) -> dict[str, Tensor]:
-    """The vector y + ρ(N·z − Σ): all that a client has to know of the others."""
+    """The vector y + ρ(N·z − Σ): all that a client has to know of the others; it is sent this alone, in place of z."""
+    if not server.total:
+        return server.models.parameters
     gap = tree.sub(tree.scale(server.models.parameters, weights.num_clients), server.total)
     return tree.add(server.dual, tree.scale(gap, weights.penalty))  # type: ignore[no-any-return]
 

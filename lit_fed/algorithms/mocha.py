@@ -36,11 +36,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.base import NOT_SENT, Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.core.graphs.peers import Peers, own_models, put_models, same_start
+from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
 from lit_fed.core.solvers.margin_losses import MarginLoss, best_dual, margin_loss
@@ -136,7 +136,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
 
     def state_init(self, ctx: Context, shared: Related, data: ClientData) -> DualState:
         """α_t = 0."""
-        dual = torch.zeros(shared.combined.shape[1], ctx.most_samples, dtype=ctx.task.dtype)
+        dual = torch.zeros(len(shared.damping), ctx.most_samples, dtype=ctx.task.dtype)
         return DualState(dual, shared.peers.mean, data.client_id)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
@@ -167,6 +167,17 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
         epsilon = self.epsilon if learns else None
         return _with_changes(shared, client_ids, reduced.value, self.regularisation, epsilon)
 
+    def sent(self, ctx: Context, shared: Related, client_id: int) -> tuple[ModelState, Tensor]:
+        """w_t and ρ·Σ_tt, or the mean model."""
+        task = torch.tensor(client_id, device=shared.damping.device)
+        return own_models(shared.peers, task), _reach_of(shared, task, 1.0)
+
+    def received(self, ctx: Context, sent: tuple[ModelState, Tensor], client_id: int) -> Related:
+        """Nothing is known of other tasks; ρ = 1, since ρ·Σ_tt stands in the place of Σ_tt."""
+        peers, reach = lone_peer(sent[0], client_id, ctx.num_clients), sent[1].view(-1, 1, 1)
+        sigma = reach.expand(-1, ctx.num_clients, ctx.num_clients)
+        return Related(peers, NOT_SENT, sigma, torch.ones_like(sent[1]))
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet trains before it is served."""
         return None if seen else LocalWork(epochs=self.unseen_epochs, batch_size=1)
@@ -192,7 +203,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
 def _unrelated(models: ModelState, num_tasks: int) -> Related:
     """Tasks with models of zeros, and Σ = I/T."""
     models = tree.zeros_like(models)
-    combined = to_columns(models.parameters).double().repeat(num_tasks, 1, 1)
+    combined = to_columns(models.parameters).double().expand(num_tasks, -1, -1)
     sigma = _independent(num_tasks).repeat(combined.shape[1], 1, 1)
     return Related(same_start(models, num_tasks), combined, sigma, _damping_of(sigma))
 

@@ -44,6 +44,7 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
     """FedAvg within each true group of clients, which the data have to tell."""
 
     sends_all = False
+    refuses_deployment = "needs the true group of every client, which nobody tells the server"
     refuses_privacy = "divides by numbers of members, which are private themselves"
     fills_in_absent_clients: ClassVar[bool] = False  # those of the other groups were never sent a group's model
 

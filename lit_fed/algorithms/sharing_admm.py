@@ -90,6 +90,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     sends = "multiples"
     divided_by = "features"
     default_weighting = "uniform"
+    refuses_deployment = "needs rows of the same samples at all parties, which somebody has to align first"
     refuses_loss = "solves for the loss of the joint outputs in closed form"
     fills_in_absent_clients = False
     needs_all_clients = True

@@ -30,11 +30,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, LocalRun, local_run
+from lit_fed.algorithms.base import NOT_SENT, Algorithm, LocalRun, local_run
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import check_settings
-from lit_fed.core.graphs.peers import Peers, draws, own_models, put_models, same_start
+from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
@@ -157,6 +157,18 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
             return UserCentric(shared.peers, found, tree.index(shared.peers.each, 0))
         return shared._replace(peers=_served_models(ctx, shared.similarity, shared.peers, reduced, client_ids))
 
+    def sent(self, ctx: Context, shared: UserCentric, client_id: int) -> ModelState | UserCentric:
+        """The user's own model; an unseen client compares itself with all, and gets a model of each different row."""
+        if client_id < ctx.num_clients or ctx.round_idx <= self.warmup_rounds:
+            return own_models(shared.peers, torch.tensor(client_id, device=shared.similarity.rows.device))
+        return shared._replace(peers=some_peers(shared.peers, _who_differ(shared.similarity.rows)))
+
+    def received(self, ctx: Context, sent: ModelState | UserCentric, client_id: int) -> UserCentric:
+        """The user's model is all that it knows, also of θ̂."""
+        if isinstance(sent, UserCentric):
+            return sent
+        return UserCentric(lone_peer(sent, client_id, ctx.num_clients), NOT_SENT, sent)
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """An unseen client measures its gradient, once there is something to compare it with."""
         return None if seen or ctx.round_idx <= self.warmup_rounds else LocalWork()
@@ -188,7 +200,8 @@ def _not_measured(ctx: Context, gradients: dict[str, Tensor]) -> Similarity:
     ones = torch.ones(ctx.num_clients, dtype=torch.float64)
     rows = torch.outer(ones, ones) / ctx.total_weight
     zeros = torch.zeros_like(ones)
-    return Similarity(rows, zeros.long(), tree.zeros_like(gradients), zeros.to(ctx.task.dtype), ones)
+    nothing = tree.map_leaves(lambda leaf: leaf.new_zeros(()).expand(leaf.shape), gradients)
+    return Similarity(rows, zeros.long(), nothing, zeros.to(ctx.task.dtype), ones)
 
 
 def _statistics(ctx: Context, models: ModelState, data: ClientData, num_batches: int) -> Statistics:
@@ -225,6 +238,18 @@ def _closest_user(known: Similarity, found: Statistics, min_variance: float) -> 
     gradient, variance = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), found[:2])
     row = user_weights(gradient, variance, (known.gradients, known.variances), known.weight, min_variance)
     return (known.rows - row).square().sum(1).argmin()
+
+
+def _who_differ(rows: Tensor) -> Tensor:
+    """The first client of each different row, ascending, [k] int64: among clients with equal rows it is the closest.
+
+    Example:
+        >>> _who_differ(torch.tensor([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])).tolist()
+        [0, 1]
+    """
+    different, same = rows.unique(dim=0, return_inverse=True)
+    clients = torch.arange(len(rows), device=rows.device)
+    return clients[: len(different)].scatter_reduce(0, same, clients, "amin", include_self=False).sort().values
 
 
 def user_weights(

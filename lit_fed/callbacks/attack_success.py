@@ -12,7 +12,7 @@ from lit_fed import serving
 from lit_fed.callbacks.client_metrics import log_results
 from lit_fed.core.types import Population
 from lit_fed.data.poison.backdoor import Backdoor, brightest_of, with_trigger
-from lit_fed.metrics import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["AttackSuccess", "success_in_words"]

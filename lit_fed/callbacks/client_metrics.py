@@ -10,10 +10,11 @@ from torch import Tensor
 
 from lit_fed.core.errors import notice
 from lit_fed.core.types import RoundRecord
-from lit_fed.metrics import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.outliers import outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.strategy import same_on_every_rank
 
 __all__ = ["ClientMetrics", "log_results", "measure_population", "report_population", "reported_rows"]
 
@@ -47,7 +48,7 @@ def log_results(module: FederatedModule, prefix: str, results: dict[str, float])
     named = {f"{prefix}/{key}": value for key, value in results.items()}
     module.results.update(named)
     for key, value in named.items():
-        module.log(key, value, sync_dist=True, batch_size=1)
+        module.log(key, value, batch_size=1, **same_on_every_rank(module.trainer))
 
 
 def report_population(module: FederatedModule, population: str, split: str) -> None:

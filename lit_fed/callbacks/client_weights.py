@@ -65,6 +65,8 @@ class ClientWeights(Callback):
             weights = module.mixture_weights[slice(None) if measured is None else measured]
             found["mixture"] = weights.float().cpu().clone()  # the next round overwrites the table
         num_clients = module.facts.num_clients
+        if not module.store.holds_states:
+            return found
         if has_collaboration(module.algorithm) and num_clients <= self.most_clients:
             states = module.store.gather(torch.arange(num_clients, device=module.device))["state"]
             ctx = module.federation.context("collaboration")

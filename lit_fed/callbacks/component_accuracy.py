@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fed.clients import client_scores
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import ServingBlock, Tree
-from lit_fed.metrics import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.serving import predict_job
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule

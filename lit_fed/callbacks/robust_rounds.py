@@ -54,7 +54,7 @@ class RobustRounds(FederatedCallback):
         values = {"dropped": float(refused.sum()), "skipped": float(skipped > 0), "kept": float(kept.mean())}
         attackers = module.federation.terms.attackers
         if attackers is not None:
-            attacks = attackers[record.client_ids]
+            attacks = attackers.to(kept.device)[record.client_ids]
             parts = {"kept_attackers": kept[attacks], "kept_honest": kept[~attacks]}
             values |= {name: float(part.mean()) for name, part in parts.items() if len(part)}
         log_round(trainer, module, {f"robust/{name}": value for name, value in values.items()})

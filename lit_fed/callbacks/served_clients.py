@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,7 +114,7 @@ def _plain(state: Tree) -> Any:
 
 def prediction_table(
     served: ServedClients,
-    names: list[str],
+    names: Sequence[str],
     first_id: int,
     target: Target,
     class_names: tuple[str, ...] | None = None,

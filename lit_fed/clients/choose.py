@@ -9,6 +9,7 @@ from torch import nn
 
 from lit_fed.clients.base import ClientTrainer
 from lit_fed.clients.debug import DebugTrainer
+from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.errors import ConfigError
@@ -18,6 +19,11 @@ from lit_fed.core.networks.layers import normalises_batches
 __all__ = ["MemoryFormat", "choose_trainer"]
 
 MemoryFormat = Literal["auto", "contiguous", "channels_last"]
+
+TRAINERS: dict[str, type[SequentialTrainer]] = {
+    "sequential": SequentialTrainer, "graphed": GraphedTrainer, "debug": DebugTrainer,
+}  # fmt: skip
+"""Those that run clients one after another."""
 
 SMALL_MODEL = 20_000
 """Parameters up to which a dense network is bound by overhead on a CPU, so that clients are better run at once."""
@@ -29,7 +35,7 @@ def choose_trainer(
     """The client trainer of this name, which can train the network; `auto` chooses one.
 
     Args:
-        name: `sequential`, `vectorized`, `debug` or `auto`.
+        name: `sequential`, `vectorized`, `graphed`, `debug` or `auto`.
         network: what is to be trained.
         device: where.
         memory_format: layout of images and convolution weights; `auto` puts the channels last wherever there are 2-D
@@ -38,8 +44,13 @@ def choose_trainer(
     Raises:
         ConfigError: if there is none of this name, or it cannot train the network, or not in this memory format.
     """
-    if name not in ("auto", "sequential", "vectorized", "debug"):
-        raise ConfigError(f"client_trainer is {name}; choose auto, sequential, vectorized or debug")
+    if name not in ("auto", *TRAINERS, "vectorized"):
+        raise ConfigError(f"client_trainer is {name}; choose auto, sequential, vectorized, graphed or debug")
+    if name == "graphed" and device.type != "cuda":
+        raise ConfigError(
+            f"--model.client_trainer graphed records CUDA graphs, and the device is {device.type}; use auto or "
+            "sequential"
+        )
     name = _automatic(network, device) if name == "auto" else name
     if name == "vectorized":
         if memory_format == "channels_last":
@@ -50,8 +61,7 @@ def choose_trainer(
         chosen: ClientTrainer = VectorizedTrainer()
     else:
         images = any(isinstance(layer, nn.Conv2d) for layer in network.modules())
-        one_by_one = DebugTrainer if name == "debug" else SequentialTrainer
-        chosen = one_by_one(channels_last=memory_format == "channels_last" or (memory_format == "auto" and images))
+        chosen = TRAINERS[name](channels_last=memory_format == "channels_last" or (memory_format == "auto" and images))
     chosen.check(network)
     return chosen
 

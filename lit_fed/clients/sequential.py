@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.clients.base import Failed, PredictJob, Served, Trained, TrainJob, augmented_inputs, check_finite, complete
+from lit_fed.clients.base import (
+    Failed,
+    PredictJob,
+    Served,
+    Trained,
+    TrainJob,
+    augmented_inputs,
+    check_finite,
+    complete,
+    sent_to,
+)
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
@@ -36,6 +46,7 @@ class SequentialTrainer:
     """
 
     name = "sequential"
+    shares_passes = True  # the E-step and the first local step
 
     def __init__(self, rows_per_pass: int = 1024, *, channels_last: bool = False) -> None:
         self.rows_per_pass, self.channels_last = rows_per_pass, channels_last
@@ -49,7 +60,12 @@ class SequentialTrainer:
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each client."""
         keep_freed_memory(job.block.data.x.device)
-        job = job._replace(ctx=self._with_layout(job.ctx))
+        # a device that is asked whether a client counts answers when all its work is done
+        block = job.block._replace(multiplicity=job.block.multiplicity.cpu())
+        job = job._replace(ctx=self._with_layout(job.ctx), block=block)
+        yield from self._run(job)
+
+    def _run(self, job: TrainJob) -> Iterator[Trained | Failed]:
         for row, client_id in enumerate(job.block.phase.client_ids.tolist()):
             done: Trained | Failed
             try:
@@ -61,20 +77,26 @@ class SequentialTrainer:
             yield done
 
     def _checked(self, job: TrainJob, row: int, client_id: int) -> Trained:
+        """What one client returned, which is finite."""
+        done = self._trained(job, row, client_id)
+        if not job.block.is_ghost:
+            check_finite(done.result, job.block.phase.client_ids[row : row + 1], job.ctx)
+        return done
+
+    def _trained(self, job: TrainJob, row: int, client_id: int) -> Trained:
         """What one client returned, with an axis of clients."""
         result, optimizer = self._one(job, row, client_id)
-        result = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), complete(job, result))
-        if not job.block.is_ghost:
-            check_finite(result, job.block.phase.client_ids[row : row + 1], job.ctx)
-        return Trained(slice(row, row + 1), result, tree.map_leaves(lambda leaf: leaf.unsqueeze(0), optimizer))
+        result, optimizer = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (complete(job, result), optimizer))
+        return Trained(slice(row, row + 1), result, optimizer)
 
     def _one(self, job: TrainJob, row: int, client_id: int) -> tuple[ClientResult, Tree]:
         algorithm, ctx, shared = job.algorithm, job.ctx, job.shared
         data = job.block.data.client(client_id)
         batches = self._batches(job, row, client_id, data)
         first = next(batches, None)
-        shares_pass = ctx.augmentation is None and ctx.task.one_by_one and ctx.task.same_in_training
-        shares_pass = shares_pass and not job.block.phase.work.sample_rate  # gradients of single samples take their own
+        shares_pass = self.shares_passes and ctx.task.one_by_one and ctx.task.same_in_training
+        # gradients of single samples take their own passes
+        shares_pass = shares_pass and ctx.augmentation is None and not job.block.phase.work.sample_rate
         if first is not None and first.index.ndim == 1 and shares_pass:
             ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
 
@@ -86,8 +108,8 @@ class SequentialTrainer:
             seed = torch.default_generator.manual_seed if data.mask.device.type == "cpu" else torch.manual_seed
             seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
             losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
-            work = call(algorithm.client_init, tree.index(job.states, row), data, losses)
-            optimizer = tree.index(job.optimizers, row)
+            work = call(algorithm.client_init, tree.row(job.states, row), data, losses)
+            optimizer = tree.row(job.optimizers, row)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=optimizer)
             for batch in () if first is None else chain([first], batches):
@@ -125,9 +147,9 @@ class SequentialTrainer:
             parts.append(losses)
             positions.append(first.index)
             rest = rest[torch.ones_like(rest, dtype=torch.bool).index_fill(0, first.index, False)]
-        for index in rest.split(self.rows_per_pass) if len(rest) or not parts else ():
-            # consecutive rows are a view
-            rows = slice(int(index[0]), int(index[-1]) + 1) if first is None and len(index) else index
+        for position, index in enumerate(rest.split(self.rows_per_pass) if len(rest) or not parts else ()):
+            begin = position * self.rows_per_pass
+            rows = slice(begin, begin + len(index)) if first is None else index  # consecutive rows are a view
             losses = algorithm.shared_losses(
                 ctx, shared, Batch(data.all_x[rows], data.all_y[rows], index, data.mask[rows])
             )
@@ -147,7 +169,7 @@ class SequentialTrainer:
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             width = max(count, 1)  # a batch into which nothing was drawn is one sample that does not count
             index = positions[:, :width] if len(positions) > 1 else positions[0, :width]
-            index = index.to(data.all_y.device)
+            index = sent_to(index, data.all_y.device)
             mask = torch.full(index.shape, float(count > 0), device=index.device)
             yield Batch(augmented_inputs(job.ctx, data.all_x[index], client_id, step), data.all_y[index], index, mask)
 
@@ -157,7 +179,7 @@ class SequentialTrainer:
         job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.client_ids.tolist()):
             data = job.data.client(client_id)
-            state = tree.index(job.states, row)
+            state = tree.row(job.states, row)
             for lo in range(0, len(data.all_y), self.rows_per_pass):
                 rows = slice(lo, lo + self.rows_per_pass)
                 x = data.all_x[rows]

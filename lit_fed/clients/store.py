@@ -28,6 +28,9 @@ STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
 BYTES_PER_BLOCK = 16 * 2**20
 """What states read from files for one block of clients may take in memory; a single client may take more."""
 
+TRAINED = "trained"
+"""What a checkpoint calls the ids of the clients whose rows it holds, [n] int64."""
+
 BUFFER_NAMES = {"mixture": "mixture_weights"}
 """Fields of a client's state whose stacked form has a name of its own in the field."""
 
@@ -41,18 +44,33 @@ class ClientStore(nn.Module):
     Where all states together exceed the budget, the largest leaves go to files (`ClientFiles`). The buffer `versions`
     [T] is then their index: −1 for a client that has never trained, whose state is computed anew whenever it is wanted.
 
+    A checkpoint holds the rows of clients that have trained, and as `trained` their ids, until all of them have: what
+    the others start from is computed anew.
+
     Args:
         initial: a client's initial state by its id, trees of one structure; stateless trees make a store without
             buffers.
         num_clients: T.
         memory_bytes: what the states of all clients may take in memory.
+        alike: whether all clients start from the same state, so that that of one is enough.
+
+    Attributes:
+        holds_states: whether states can be had here; else they stay where the clients are, and rows stand for them.
     """
 
     versions: Tensor
+    holds_states = True
 
-    def __init__(self, initial: Callable[[int], Tree], num_clients: int, memory_bytes: float = math.inf) -> None:
+    def __init__(
+        self,
+        initial: Callable[[int], Tree],
+        num_clients: int,
+        memory_bytes: float = math.inf,
+        *,
+        alike: bool = False,
+    ) -> None:
         super().__init__()
-        self._initial = initial
+        self._initial, self._alike = initial, alike
         self.template = tree.map_leaves(lambda leaf: leaf.clone(), initial(0))
         self._leaves = dict(zip(_names(self.template), tree.leaves(self.template), strict=True))
         chosen = choose_leaves([leaf.nbytes for leaf in self._leaves.values()], num_clients, memory_bytes)
@@ -61,6 +79,10 @@ class ClientStore(nn.Module):
         self.files = ClientFiles(in_files) if in_files else None
         if self.files is not None:
             self.register_buffer("versions", torch.full((num_clients,), -1))
+        for name in self._names:
+            leaf = self._leaves[name]
+            self.register_buffer(name, torch.empty(num_clients, *leaf.shape, dtype=leaf.dtype))
+        self._trained = torch.zeros(num_clients, dtype=torch.bool)
         self._fill(num_clients)
         self._staged: list[tuple[Tensor, list[Tensor]]] = []
         self._exchanged = 0  # staged entries that every rank has
@@ -69,10 +91,12 @@ class ClientStore(nn.Module):
         self._collects = False  # only one rank deletes
 
     def _fill(self, num_clients: int) -> None:
-        """Register the buffers [T, ...] and write the initial states into them."""
-        for name in self._names:
-            leaf = self._leaves[name]
-            self.register_buffer(name, torch.empty(num_clients, *leaf.shape, dtype=leaf.dtype))
+        """Write the initial states into the buffers [T, ...]."""
+        if self._alike:
+            first = self._by_name(self._initial(0))
+            for name in self._names:
+                getattr(self, name).copy_(first[name])
+            return
         at_once = max(1, min(STATES_AT_ONCE, BYTES_AT_ONCE // max(sum(one.nbytes for one in self._leaves.values()), 1)))
         states, start = (self._by_name(self._initial(one)) for one in range(num_clients if self._names else 0)), 0
         while some := list(islice(states, at_once)):
@@ -196,6 +220,7 @@ class ClientStore(nn.Module):
         for client_ids, states in self._staged:
             for name, leaf in zip(self._names, states, strict=True):
                 _write(getattr(self, name), client_ids, leaf)
+            self._trained[client_ids.cpu()] = True
         self._staged.clear()
         self._exchanged = 0
         if self._staged_versions is not None:
@@ -208,6 +233,36 @@ class ClientStore(nn.Module):
         """Forget what is staged."""
         self._staged.clear()
         self._exchanged, self._staged_versions = 0, None
+
+    # ------------------------------------------------------------------ checkpoints
+    @property
+    def _rows(self) -> list[str]:
+        """Names of the leaves whose rows a checkpoint may leave out; an index of files is looked up on the disk."""
+        return [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._rows and not self._trained.all():
+            destination[prefix + TRAINED] = ids = self._trained.nonzero().squeeze(1)
+            for name in self._rows:
+                whole = destination[prefix + name]
+                destination[prefix + name] = whole[ids.to(whole.device)]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load the rows that there are; all others are what clients start from, which a warm start may have changed."""
+        given = dict(state_dict)
+        ids = given.pop(prefix + TRAINED, None)
+        if ids is None:  # all of them, as in checkpoints from before rows were left out
+            self._trained.fill_(True)
+        else:
+            self._trained.fill_(False)[ids.cpu()] = True
+            self._fill(len(self._trained))
+            for name in self._rows:
+                own, rows = getattr(self, name), given.get(prefix + name)
+                if rows is not None and rows.shape == (len(ids), *own.shape[1:]):
+                    own[ids.to(own.device)] = rows.to(own)
+                    given[prefix + name] = own
+        super()._load_from_state_dict(given, prefix, *rest)
 
     # ------------------------------------------------------------------ files of a run
     @property

@@ -13,6 +13,7 @@ import shtab
 
 import lit_fed.callbacks
 from lit_fed.command_line.classes import CLASSES, class_names, subclasses
+from lit_fed.command_line.deployed import DEPLOYED
 from lit_fed.command_line.help import BASES
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
@@ -20,7 +21,7 @@ from lit_fed.core.errors import ConfigError
 
 __all__ = ["completion_script"]
 
-PATHS = {"config", "ckpt_path", "init_from", "output", "clients", "root", "path", "default_root_dir"}
+PATHS = {"config", "ckpt_path", "init_from", "output", "clients", "root", "path", "default_root_dir", "states", "tls"}
 """Options, by the last part of their names, that take a file or folder."""
 
 
@@ -29,7 +30,7 @@ def completion_script(shell: str, commands: dict[str, Any]) -> str:
 
     Args:
         shell: one of those that shtab knows: `bash`, `zsh` or `tcsh`.
-        commands: the parser of each command.
+        commands: the parser of each command but those of `DEPLOYED`.
 
     Raises:
         ConfigError: if the shell is another one.
@@ -41,7 +42,7 @@ def completion_script(shell: str, commands: dict[str, Any]) -> str:
     program.add_argument("--version", action="store_true", help="print the version")
     program.add_argument("--print_completion", choices=shtab.SUPPORTED_SHELLS, help="print a script like this one")
     below = program.add_subparsers()
-    for name, parser in commands.items():
+    for name, parser in {**commands, **{name: parser() for name, parser in DEPLOYED.items()}}.items():
         command = below.add_parser(name, help=COMMANDS[name])
         for action in (*parser._actions, *_of_classes(parser)):
             _add(command, action)

@@ -6,17 +6,36 @@ from itertools import pairwise
 from pathlib import Path
 
 import yaml
+from jsonargparse import Namespace
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import reason, shown
 
-__all__ = ["check_configs"]
+__all__ = ["check_configs", "default_name", "with_nulls"]
 
 MOST_BYTES = 2**20
 """A configuration of a run has some thousand bytes; a checkpoint or a data set that was given by mistake has more."""
 
 MOST_VALUES = 100_000
 """Values after all aliases are followed; nine lists of nine aliases each would be 387 million."""
+
+
+def with_nulls(given: list[str]) -> list[str]:
+    """The arguments with null for None, which is how W&B's agent passes the null of a sweep file."""
+    return [f"{one[:-4]}null" if one.startswith("--") and one.endswith("=None") else one for one in given]
+
+
+def default_name(given: list[str], config: Namespace) -> str:
+    """The name of a run that is given none: the last configuration's stem, else the algorithm's class.
+
+    Args:
+        given: arguments of a command.
+        config: what they were parsed to.
+    """
+    files = [after for before, after in pairwise(given) if before in ("-c", "--config")]
+    files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
+    stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
+    return stems[-1] if stems else str(config.model.algorithm.class_path).rpartition(".")[2]
 
 
 def check_configs(given: list[str]) -> None:

@@ -8,7 +8,7 @@ import re
 from typing import Any, NoReturn
 
 import docstring_parser
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 from jsonargparse._typehints import ActionTypeHint
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -16,9 +16,10 @@ from lit_fed.command_line.classes import explain_class
 from lit_fed.command_line.help import FederatedHelp, plain_type
 from lit_fed.command_line.moved_classes import with_present_paths
 from lit_fed.command_line.own_networks import as_function, options_of_own_network
+from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["FederatedParser", "refuse_nulls"]
+__all__ = ["FederatedParser", "refuse_nulls", "written"]
 
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 """How a message begins about a command that cannot be found."""
@@ -26,7 +27,7 @@ UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 MEANT = {
     "train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "inference": "predict", "serve": "personalize",
     "personalise": "personalize", "adapt": "personalize", "save": "export", "split": "partition",
-    "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
+    "node": "client", "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
 }  # fmt: skip
 """Commands by the names that other programs have for them."""
 
@@ -110,7 +111,7 @@ class FederatedParser(LightningArgumentParser):
         """Names of options or commands close to one that does not exist."""
         command = UNKNOWN_COMMAND.search(message)
         if command is not None and self._subcommands_action is not None:
-            commands = {name: name for name in self._subcommands_action.choices} | MEANT
+            commands = {name: name for name in COMMANDS} | MEANT
             close = difflib.get_close_matches(command[1].lower(), commands, 1)
             return [f"did you mean {commands[close[0]]}?" if close else "`--help` says what each command does"]
         found = UNKNOWN.search(message)
@@ -157,6 +158,18 @@ def refuse_nulls(parser: FederatedParser, config: Namespace) -> None:
             kind = plain_type(str(action._typehint))
             if config.get(action.dest, "absent") is None and "null" not in kind.split(" | "):
                 raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
+
+
+def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:
+    """All arguments as text, which are not checked once more: that takes longer than writing them.
+
+    Args:
+        parser: the parser of a command.
+        config: what it made of the arguments.
+        options: of `ArgumentParser.dump`, such as the `format`.
+    """
+    text: str = parser.dump(config, skip_unset=False, skip_validation=True, **options)
+    return text
 
 
 def _refused_by_object(message: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.metadata import version
 
-__all__ = ["COMMANDS", "answer", "start_page"]
+__all__ = ["COMMANDS", "WITHOUT_LIGHTNING", "answer", "start_page"]
 
 COMMANDS = {
     "fit": "Train: federated rounds, then a test; all is kept in a folder.",
@@ -17,6 +17,10 @@ COMMANDS = {
     "partition": "Show how samples are divided over clients, before any training.",
     "compare": "Put finished runs side by side: a table and pictures.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
+    "flower-app": "Write a training as an app of Flower, for sites that have it.",
+    "certificates": "Make certificates for a federation of real machines.",
+    "client": "Work on this machine's data for a federation's server.",
+    "federation": "Try a federation of several processes on one machine.",
 }
 
 EXAMPLES = (
@@ -25,12 +29,15 @@ EXAMPLES = (
     "test --ckpt_path runs/quickstart/version_0/checkpoints/last.ckpt",
 )
 
+WITHOUT_LIGHTNING = ("certificates", "client", "federation")
+"""Commands that are run before Lightning is loaded."""
+
 START = "lit-fed"
 
 
 def start_page() -> str:
     """What the program is, its commands, the commonest command lines, and where to read on."""
-    commands = "\n".join(f"  {name:<11} {what}" for name, what in COMMANDS.items())
+    commands = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
     examples = "\n".join(f"  {START} {example}" for example in EXAMPLES)
     return f"""lit_fed {version("lit-fed")}: personalised federated learning on PyTorch Lightning
 

@@ -21,8 +21,6 @@ from jsonargparse import Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch import nn
 from torch.utils.data import Dataset
-from torchmetrics import Metric
-from torchvision import models
 
 from lit_fed.command_line.classes import CLASSES
 from lit_fed.command_line.moved_classes import with_present_paths
@@ -33,8 +31,11 @@ from lit_fed.training.module import FederatedModule
 
 __all__ = ["check_modules", "classes_in", "trusted_arguments"]
 
-BASES = (LocalSolver, nn.Module, Dataset, Metric, *(base for _, base in CLASSES.values()))
-"""What a class that a checkpoint names derives from; those of `torchvision.transforms` may have no base."""
+BASES = (LocalSolver, nn.Module, Dataset, *(base for _, base in CLASSES.values()))
+"""What a class that a checkpoint names derives from, metrics among them: those of torchmetrics are modules.
+
+Those of `torchvision.transforms` may have no base.
+"""
 
 MODULES = ("lit_fed", "torch.nn", "torch.utils.data.dataset", "torchmetrics", "torchvision")
 """Where such a class is defined."""
@@ -216,6 +217,8 @@ def _lies_in_known_module(path: str) -> bool:
 def _is_known(found: Any) -> bool:
     """Whether something is a class of the right kind from the right place, or makes a network of torchvision."""
     if not isinstance(found, type):
+        from torchvision import models  # here, since it takes more than a second, and few checkpoints name functions
+
         name = getattr(found, "__name__", None)
         return name in models.list_models() and models.get_model_builder(name) is found
     module = f"{found.__module__}."

@@ -14,6 +14,7 @@ __all__ = [
     "check_aggregation",
     "check_augmented_steps",
     "check_cohort",
+    "check_deployment",
     "check_division",
     "check_init_seeds",
     "check_loss",
@@ -169,6 +170,24 @@ def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients:
         raise ConfigError(
             f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn{repeats}; leave out "
             "--data.client_fraction and --data.clients_per_round, and sample uniformly"
+        )
+
+
+def check_deployment(algorithm: Any, name: str) -> None:
+    """Refuse clients on machines of their own where a server would learn what is not for it, or could not do its part.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+
+    Raises:
+        ConfigError: naming the algorithm, with the reason.
+    """
+    alone = "" if algorithm.has_server else "has no server: one that played the network would see every client's model"
+    if reason := alone or algorithm.refuses_deployment:
+        raise ConfigError(
+            f"{name} {reason}; choose another --model.algorithm for clients on machines of their own, or simulate it "
+            "with data on this one"
         )
 
 

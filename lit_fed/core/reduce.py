@@ -26,6 +26,7 @@ __all__ = [
     "cast_like",
     "exact_average",
     "gather_rows",
+    "num_ranks",
     "server_average",
 ]
 
@@ -34,13 +35,14 @@ PIECE = 2**18
 """Elements of a model that are added up at once: few enough for the caches of a CPU."""
 
 
-def _ranks() -> int:
+def num_ranks() -> int:
+    """How many ranks there are; 1 in a single process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def all_reduce(value: Tensor) -> Tensor:
     """Sum over ranks; the value itself in a single process."""
-    if _ranks() > 1:
+    if num_ranks() > 1:
         with exchange():
             dist.all_reduce(value)
     return value
@@ -54,7 +56,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
         client_ids: positions of the gathered rows in the result, rank after rank, [C].
         counts: rows of each rank; every rank computes them for itself, so ids need not be sent.
     """
-    if _ranks() == 1 or not len(client_ids):
+    if num_ranks() == 1 or not len(client_ids):
         return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
     flat = [_as_bytes(leaf) for leaf in tree.leaves(rows)]
     widths = [part.shape[1] for part in flat]
@@ -151,7 +153,7 @@ class Accumulator:
             totals = all_reduce(self._totals)
             return Reduced(rows.value, rows.weight), totals[1:3], totals[3:] / _divisor(totals[0])
         totals, sums = self._totals, tree.leaves(self._sum)
-        if _ranks() > 1:
+        if num_ranks() > 1:
             flat = all_reduce(torch.cat([totals, *(leaf.flatten() for leaf in sums)]))
             parts = torch.split(flat, [len(totals), *(leaf.numel() for leaf in sums)])
             totals, sums = parts[0], [part.view(leaf.shape) for part, leaf in zip(parts[1:], sums, strict=True)]

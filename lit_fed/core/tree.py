@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_fed.core.addresses import from_boundary
 from lit_fed.core.types import ModelState, Tree
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "models",
     "norm",
     "rebuild",
+    "row",
     "scale",
     "stack",
     "sub",
@@ -130,6 +132,11 @@ def norm(tree: Tree) -> Tensor:
 def index(tree: Tree, position: int | slice | Tensor) -> Tree:
     """Entry or entries of the leading axis of every leaf."""
     return map_leaves(lambda leaf: leaf[position], tree)
+
+
+def row(tree: Tree, position: int) -> Tree:
+    """Entry of the leading axis of every leaf, in memory of its own where it would begin anywhere."""
+    return map_leaves(lambda leaf: from_boundary(leaf[position]), tree)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

@@ -7,10 +7,13 @@ trained together, T clients in all. Leaves of a `ModelState` always carry the le
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from lit_fed.core.addresses import from_boundary
 
 __all__ = [
     "Absences",
@@ -217,9 +220,9 @@ class Split:
         """Number of samples n of all clients."""
         return int(self.offsets[-1] - self.offsets[0])
 
-    @property
+    @cached_property
     def sizes(self) -> Tensor:
-        """Samples per client, [T] int64."""
+        """Samples per client, [T] int64; not to be written into, since it is kept: every round asks for it."""
         return self.offsets.diff()
 
     @property
@@ -242,11 +245,13 @@ class Split:
         return found
 
     def client(self, client_id: int) -> ClientData:
-        """Views of one client's rows."""
+        """Views of one client's rows; inputs that begin anywhere are copied."""
         position = int(self.positions(torch.tensor([client_id])))
         lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
         mask = torch.ones(hi - lo, device=self.x.device)
-        return ClientData(self.x[lo:hi], self.y[lo:hi], None, mask, torch.tensor(client_id, device=self.x.device))
+        x = from_boundary(self.x[lo:hi])
+        own_id = torch.full((), client_id, device=self.x.device)  # a copy to a device would wait for all its work
+        return ClientData(x, self.y[lo:hi], None, mask, own_id)
 
     def select(self, client_ids: Tensor) -> Split:
         """A split that holds the samples of these clients [C] at least; here the split itself."""
@@ -283,7 +288,7 @@ class Population(NamedTuple):
     train: Split
     val: Split
     test: Split
-    names: list[str]  # [T] identities, as the data set calls them
+    names: Sequence[str]  # [T] identities, as the data set calls them
     groups: Tensor | None = None  # [T] int64 true group, where known
     measured: Tensor | None = None  # ascending positions [E] int64 of the clients that evaluation measures; None: all
     class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers

@@ -57,6 +57,7 @@ class TrainingFacts(NamedTuple):
             "target": (target.kind, target.num_classes, target.positions),
             "normalisation": None if constants is None else (constants.mean, constants.std),
             "columns": None if self.columns is None else self.columns.plain(),
+            "groups": None if self.groups is None else _narrowed(self.groups),
         }
 
     @classmethod
@@ -69,5 +70,12 @@ class TrainingFacts(NamedTuple):
                 "target": Target.from_plain(*plain["target"]),
                 "normalisation": None if constants is None else Normalisation(*constants),
                 "columns": None if columns is None else TableColumns.from_plain(columns),
+                "groups": None if plain["groups"] is None else plain["groups"].long(),
             }
         )
+
+
+def _narrowed(numbers: Tensor) -> Tensor:
+    """Whole numbers >= 0 as the narrowest type that holds them: of a million clients a checkpoint keeps one each."""
+    most = int(numbers.max()) if len(numbers) else 0
+    return numbers.to(next(kind for kind in (torch.uint8, torch.int16, torch.int64) if most <= torch.iinfo(kind).max))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
 from lit_fed.core.errors import ClientError, ConfigError, notice
+from lit_fed.core.machine.packages import DataFrame
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
@@ -34,9 +35,6 @@ from lit_fed.data.populations.checks import (
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
 from lit_fed.data.populations.poisoned import poisoned
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 
@@ -176,7 +174,7 @@ class FederatedDataModule(LightningDataModule):
     @classmethod
     def from_frame(
         cls,
-        frame: pd.DataFrame,
+        frame: DataFrame,
         *,
         client: str | None,
         label: str,

@@ -1,5 +1,5 @@
 """Metrics over clients, clients that dwarf all others, and the time of a round."""
 
-from lit_fed.metrics.client_table import ClientTable, client_statistics, summarise
+from lit_fed.metrics.client_table import client_statistics, summarise
 
-__all__ = ["ClientTable", "client_statistics", "summarise"]
+__all__ = ["client_statistics", "summarise"]

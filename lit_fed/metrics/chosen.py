@@ -10,30 +10,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import (
-    BinaryAveragePrecision,
-    BinaryPrecisionRecallCurve,
-    MulticlassAveragePrecision,
-    MulticlassPrecisionRecallCurve,
-    MultilabelAveragePrecision,
-    MultilabelPrecisionRecallCurve,
-)
 
+from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.targets import Target
 from lit_fed.metrics.client_table import client_statistics
 
+if TYPE_CHECKING:
+    import torchmetrics
+else:
+    torchmetrics = imported_later("torchmetrics")
+
 __all__ = ["ChosenMetrics", "ClientMeter", "ClientMetric", "quiet"]
-
-CURVES = (BinaryPrecisionRecallCurve, MulticlassPrecisionRecallCurve, MultilabelPrecisionRecallCurve)
-"""What all metrics of ranked predictions derive from: they compare the samples of a class with all others."""
-
-PRECISIONS = (BinaryAveragePrecision, MulticlassAveragePrecision, MultilabelAveragePrecision)
-"""Those of them that are defined where all samples are of the class."""
 
 
 class ClientMetric:
@@ -52,12 +43,12 @@ class ClientMetric:
         reason: why there was no number for some client.
     """
 
-    def __init__(self, name: str, metric: Metric, target: Target) -> None:
+    def __init__(self, name: str, metric: torchmetrics.Metric, target: Target) -> None:
         self.name, self.metric, self.target = name, metric, target
         self.larger_is_better: bool | None = metric.higher_is_better
         metric.distributed_available_fn = _alone  # each client is measured on one rank
         self._one_column = target.kind == "binary" and not type(metric).__name__.startswith("Multiclass")
-        self._is_curve, self._average = isinstance(metric, CURVES), getattr(metric, "average", None)
+        self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
         self.averages = self._is_curve and self._average in ("macro", "weighted")
         if self.averages:
             metric.average = "none"
@@ -90,7 +81,7 @@ class ClientMetric:
         else:
             positives = torch.bincount(labels[kept], minlength=self.target.num_classes)
             count = kept.sum()
-        if isinstance(self.metric, BinaryPrecisionRecallCurve):
+        if isinstance(self.metric, _curves()[0]):
             positives = positives[1]
         self._count, self._positives = self._count + count, self._positives + positives
 
@@ -111,7 +102,7 @@ class ClientMetric:
     def _number(self) -> float:
         if not self._is_curve:
             return float(self.metric.compute())
-        most = self._count if isinstance(self.metric, PRECISIONS) else self._count - 1
+        most = self._count if isinstance(self.metric, _precisions()) else self._count - 1
         defined = (self._positives > 0) & (self._positives <= most)
         if not defined.any():
             self._failure = "its samples are of one class"
@@ -223,6 +214,20 @@ class ClientMeter:
             self._values[self._row] = torch.tensor([one.take() for one in self._chosen.metrics], dtype=torch.float64)
             self._done.add(self._row)
         self._row = row
+
+
+def _curves() -> tuple[type[torchmetrics.Metric], ...]:
+    """What all metrics of ranked predictions derive from: they compare the samples of a class with all others."""
+    kinds = torchmetrics.classification
+    return (
+        kinds.BinaryPrecisionRecallCurve, kinds.MulticlassPrecisionRecallCurve, kinds.MultilabelPrecisionRecallCurve
+    )  # fmt: skip
+
+
+def _precisions() -> tuple[type[torchmetrics.Metric], ...]:
+    """Those of them that are defined where all samples are of the class."""
+    kinds = torchmetrics.classification
+    return kinds.BinaryAveragePrecision, kinds.MulticlassAveragePrecision, kinds.MultilabelAveragePrecision
 
 
 @contextmanager

@@ -7,19 +7,22 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import torchmetrics
-import torchmetrics.classification
-import torchmetrics.regression
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.targets import Target
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
 from lit_fed.metrics.client_table import summarise
+
+if TYPE_CHECKING:
+    import torchmetrics
+else:
+    torchmetrics = imported_later("torchmetrics")
 
 __all__ = ["MetricsGiven", "WantedMetric", "choose_metrics", "wanted_metrics"]
 
@@ -27,9 +30,6 @@ MetricsGiven = str | list[Any] | dict[str, Any] | None
 """Names of classes, alone, listed or divided by commas; classes with arguments; names of one's own for both."""
 
 OPTION = "--model.metrics"
-
-PLACES = (torchmetrics, torchmetrics.classification, torchmetrics.regression)
-"""Where a class is looked for that is given by its name alone."""
 
 TASKS = {"binary": ("Binary", "Multiclass"), "multiclass": ("Multiclass",), "multilabel": ("Multilabel",)}
 """For each kind of class labels how the names of the metrics begin that take them."""
@@ -45,7 +45,7 @@ class WantedMetric(NamedTuple):
     """A metric that a user asks for."""
 
     name: str  # its key in the results
-    given: type[Metric] | Metric
+    given: type[torchmetrics.Metric] | torchmetrics.Metric
     arguments: dict[str, Any]
 
     @property
@@ -90,7 +90,7 @@ def _items(given: Any) -> Iterator[tuple[str | None, Any]]:
         return
     if isinstance(given, str):
         yield from ((None, one.strip()) for one in given.split(","))
-    elif isinstance(given, MetricCollection):
+    elif isinstance(given, torchmetrics.MetricCollection):
         yield from given.items(keep_base=False, copy_state=False)
     elif isinstance(given, dict) and "class_path" not in given:
         yield from given.items()
@@ -104,7 +104,7 @@ def _items(given: Any) -> Iterator[tuple[str | None, Any]]:
 def _wanted(name: str | None, given: Any) -> WantedMetric:
     """A metric, by one of the ways in which it may be given."""
     arguments: dict[str, Any] = {}
-    if isinstance(given, Metric):
+    if isinstance(given, torchmetrics.Metric):
         return WantedMetric(name or _snake_case(type(given).__name__), given, arguments)
     if isinstance(given, dict) and "class_path" in given:
         more = given.keys() - {"class_path", "init_args"}
@@ -118,7 +118,7 @@ def _wanted(name: str | None, given: Any) -> WantedMetric:
             f"{OPTION}: the arguments of {given} are {arguments!r}; give them by name, {{average: macro}}"
         )
     cls = _found(given) if isinstance(given, str) else given
-    if not (isinstance(cls, type) and issubclass(cls, Metric)):
+    if not (isinstance(cls, type) and issubclass(cls, torchmetrics.Metric)):
         raise ConfigError(
             f"{OPTION} has {given!r}, which is no torchmetrics.Metric; give the name of a class, AUROC or R2Score, say"
         )
@@ -135,9 +135,9 @@ def _found(path: str) -> Any:
     try:
         if "." in path:
             return getattr(importlib.import_module(module), name)
-        return next(vars(place)[name] for place in PLACES if _is_metric(vars(place).get(name)))
+        return next(getattr(place, name) for place in _places() if name in _names_of_metrics(place))
     except (AttributeError, ImportError, StopIteration, ValueError) as error:
-        known = [one for place in PLACES for one, cls in vars(place).items() if _is_metric(cls)]
+        known = [one for place in _places() for one in _names_of_metrics(place)]
         begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
         close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
         fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
@@ -145,8 +145,14 @@ def _found(path: str) -> Any:
         raise ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}") from error
 
 
-def _is_metric(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, Metric)
+def _places() -> tuple[ModuleType, ...]:
+    """Where a class is looked for that is given by its name alone."""
+    return torchmetrics, torchmetrics.classification, torchmetrics.regression
+
+
+def _names_of_metrics(place: ModuleType) -> list[str]:
+    found = ((name, getattr(place, name)) for name in place.__all__)
+    return [name for name, one in found if isinstance(one, type) and issubclass(one, torchmetrics.Metric)]
 
 
 def _snake_case(name: str) -> str:
@@ -206,9 +212,9 @@ def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> N
         )
 
 
-def _made(wanted: WantedMetric, target: Target) -> Metric:
+def _made(wanted: WantedMetric, target: Target) -> torchmetrics.Metric:
     """The metric, with what its class asks for and the labels tell."""
-    if isinstance(wanted.given, Metric):
+    if isinstance(wanted.given, torchmetrics.Metric):
         metric = wanted.given.clone()
         metric.reset()
         return metric

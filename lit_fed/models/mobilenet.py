@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torchvision.models import MobileNet_V2_Weights, mobilenet_v2
+from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from lit_fed.core.machine.packages import imported_later
 from lit_fed.models.base import Network, check_dropout, image_shape
 from lit_fed.models.pretrained import load_weights
+
+if TYPE_CHECKING:
+    from torchvision import models
+else:
+    models = imported_later("torchvision.models")
 
 __all__ = ["MobileNetV2"]
 
@@ -31,11 +38,11 @@ class MobileNetV2(Network):
         super().__init__()
         image_shape("MobileNetV2", input_shape, channels=3)
         check_dropout(dropout)
-        self.layers = mobilenet_v2(num_classes=num_outputs, dropout=dropout)
+        self.layers = models.mobilenet_v2(num_classes=num_outputs, dropout=dropout)
         # FedEM's code puts a new layer there: it starts as every nn.Linear does, not as torchvision's classifier
         self.layers.classifier[1].reset_parameters()
         if weights is not None:
-            load_weights(self.layers, weights, MobileNet_V2_Weights, "classifier.")
+            load_weights(self.layers, weights, models.MobileNet_V2_Weights, "classifier.")
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of images [B, 3, H, W]."""

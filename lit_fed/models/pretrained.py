@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torchvision.models import WeightsEnum
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
+
+if TYPE_CHECKING:
+    from torchvision.models import WeightsEnum
 
 __all__ = ["SUFFIXES", "fit_weights", "load_weights", "read_weights"]
 

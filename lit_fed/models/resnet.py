@@ -5,11 +5,18 @@ The FedEM paper compares with both on CIFAR-10 (Appendix J.5); FedeRiCo trains t
 
 from __future__ import annotations
 
-from torch import Tensor
-from torchvision.models import ResNet18_Weights, ResNet34_Weights, resnet18, resnet34
+from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from lit_fed.core.machine.packages import imported_later
 from lit_fed.models.base import Network, image_shape
 from lit_fed.models.pretrained import load_weights
+
+if TYPE_CHECKING:
+    from torchvision import models
+else:
+    models = imported_later("torchvision.models")
 
 __all__ = ["ResNet18", "ResNet34"]
 
@@ -29,9 +36,9 @@ class ResNet18(Network):
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str | None = None) -> None:
         super().__init__()
         image_shape("ResNet18", input_shape, channels=3)
-        self.layers = resnet18(num_classes=num_outputs)
+        self.layers = models.resnet18(num_classes=num_outputs)
         if weights is not None:
-            load_weights(self.layers, weights, ResNet18_Weights, "fc.")
+            load_weights(self.layers, weights, models.ResNet18_Weights, "fc.")
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of images [B, 3, H, W]."""
@@ -53,9 +60,9 @@ class ResNet34(Network):
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str | None = None) -> None:
         super().__init__()
         image_shape("ResNet34", input_shape, channels=3)
-        self.layers = resnet34(num_classes=num_outputs)
+        self.layers = models.resnet34(num_classes=num_outputs)
         if weights is not None:
-            load_weights(self.layers, weights, ResNet34_Weights, "fc.")
+            load_weights(self.layers, weights, models.ResNet34_Weights, "fc.")
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of images [B, 3, H, W]."""

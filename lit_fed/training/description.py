@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fed.clients.store import ClientStore
 from lit_fed.core.types import Tree
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 
 __all__ = ["Described"]
 
@@ -20,7 +20,7 @@ __all__ = ["Described"]
 class Described(LightningModule):
     """A module that says what it holds, and is printed as what it trains: its states would be hundreds of lines."""
 
-    federation: Federation
+    federation: FederatedRounds
     store: ClientStore
 
     @property

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedule_rounds
 from lit_fed.training.resume import changes_on_resume, note_after_schedule
 from lit_fed.training.warm_start import WarmStart
@@ -78,7 +78,7 @@ class RunHistory:
             "each is fresh, since equal models would stay equal\n"
         )
 
-    def identity(self, federation: Federation) -> dict[str, Any]:
+    def identity(self, federation: FederatedRounds) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, where no command line says more."""
         criterion = federation.terms.task.criterion
         return {
@@ -92,7 +92,7 @@ class RunHistory:
             "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
         }
 
-    def entry(self, federation: Federation, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
+    def entry(self, federation: FederatedRounds, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
         """What a checkpoint keeps of the run beside its state, as plain types.
 
         Args:
@@ -116,7 +116,9 @@ class RunHistory:
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
         }
 
-    def restore(self, checkpoint: dict[str, Any], federation: Federation, trainer: Trainer | None) -> dict[str, float]:
+    def restore(
+        self, checkpoint: dict[str, Any], federation: FederatedRounds, trainer: Trainer | None
+    ) -> dict[str, float]:
         """Take over the history of a checkpoint, as `load`, and say what there is to be said; returns the metrics."""
         goes_on = trainer is not None and bool(trainer.training)
         results, note = self.load(
@@ -127,7 +129,7 @@ class RunHistory:
         return results
 
     def load(
-        self, checkpoint: dict[str, Any], federation: Federation, path: str | Path | None, *, goes_on: bool
+        self, checkpoint: dict[str, Any], federation: FederatedRounds, path: str | Path | None, *, goes_on: bool
     ) -> tuple[dict[str, float], str]:
         """Take over the history of a checkpoint, and find the client files that it needs.
 

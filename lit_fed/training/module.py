@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from torch import nn
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
-from lit_fed.clients.store import ClientStore
+from lit_fed.clients.session import ModelSettings
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
@@ -24,11 +23,13 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.metrics import ClientTable
+from lit_fed.deployment.federation import RemoteClients, RemoteSplit
+from lit_fed.deployment.states import VersionStore
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.selection import MetricsGiven, choose_metrics
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
-from lit_fed.training.building import ModelSettings, build_federation
+from lit_fed.training.building import build_federation, facts_of, remote_trainer, rounds_of_fit
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
 from lit_fed.training.description import Described
 from lit_fed.training.history import RunHistory
@@ -51,8 +52,9 @@ class FederatedModule(Described, ServingSteps):
         solver: how clients train.
         network: makes the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
             weights all models start from; those of a mixture then have a fresh last layer each, to be different.
-        client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `debug` slowly and
-            with every result checked; `auto` chooses by device and network.
+        client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `graphed` one after
+            another with local steps replayed from CUDA graphs, `debug` slowly and with every result checked; `auto`
+            chooses by device and network.
         aggregation: what clients that were not sampled count for in an average of models: nothing (`renormalised`), or
             the model that they were last sent (`stale_fill`, as the official FedEM code does).
         weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
@@ -102,7 +104,7 @@ class FederatedModule(Described, ServingSteps):
         algorithm: Algorithm = FedEM(),  # noqa: B008 - frozen
         solver: LocalSolver = LocalSolver(),  # noqa: B008 - frozen
         network: Callable[[tuple[int, ...], int], Network] = Linear,
-        client_trainer: Literal["auto", "sequential", "vectorized", "debug"] = "auto",
+        client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"] = "auto",
         aggregation: Literal["renormalised", "stale_fill"] = "renormalised",
         weighting: Literal["samples", "uniform"] | None = None,
         init_seeds: list[int] | None = None,
@@ -147,10 +149,14 @@ class FederatedModule(Described, ServingSteps):
             if self.is_built and isinstance(data, UnseenFolder):  # they are served from a checkpoint alone
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        num_rounds = self.settings.rounds_of_fit(self.trainer, data) if stage == "fit" else 1
+        num_rounds = rounds_of_fit(self.settings, self.trainer, data) if stage == "fit" else 1
         if not self.is_built:
             self.history.fingerprint = data.fingerprint
-            self.build(self.settings.facts_of(data, num_rounds), *data.populations)
+            self.build(facts_of(self.settings, data, num_rounds), *data.populations)
+            if isinstance(data.dataset, RemoteClients):
+                self.federation.client_trainer = remote_trainer(
+                    self.federation, self.settings, self.facts, self.history.arguments, data
+                )
         elif stage == "fit":
             self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
             self.federation.schedule_rounds = None
@@ -159,9 +165,12 @@ class FederatedModule(Described, ServingSteps):
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
         """Make the federation for these clients, what the seen ones keep, and the tables of results."""
         self.build_shared(facts)
-        initial = partial(self.federation.initial_state, seen.train)
         memory_bytes = self.settings.client_memory_gb * 1e9
-        self.store = self.federation.store = ClientStore(initial, facts.num_clients, memory_bytes)
+        self.store = self.federation.store = (
+            VersionStore(facts.num_clients)
+            if isinstance(seen.train, RemoteSplit)
+            else self.federation.new_store(seen.train, memory_bytes)
+        )
         each = self.algorithm.num_models if self.store.has_mixtures else 0, len(self.chosen_metrics)
         self.tables = nn.ModuleDict({"seen": ClientTable(seen.num_measured, *each)})
         if unseen is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -87,6 +88,10 @@ class Assign(Optimizer):
         leaves: all leaves of the shared state, parameters and buffers.
         lr: local learning rate of the current round, shown by Lightning's learning-rate monitor; never used here.
     """
+
+    # PyTorch keeps its compiler out of these, and loads it for that, which takes longer than a small run
+    add_param_group, zero_grad = unwrap(Optimizer.add_param_group), unwrap(Optimizer.zero_grad)
+    state_dict, load_state_dict = unwrap(Optimizer.state_dict), unwrap(Optimizer.load_state_dict)
 
     def __init__(self, leaves: Iterable[Tensor], lr: float = 0.0) -> None:
         super().__init__(leaves, {"lr": lr})

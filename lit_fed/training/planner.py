@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from lit_fed.core.types import ClientBlock, Split
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 
 __all__ = ["FederationPlanner"]
 
@@ -19,7 +19,7 @@ class FederationPlanner:
         federation: the federation, with a store.
     """
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: FederatedRounds) -> None:
         self._federation = federation
 
     @property

@@ -28,7 +28,7 @@ from lightning.pytorch.callbacks import (
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.processors import require_cores
 
-__all__ = ["refuse_arguments", "refuse_callbacks", "rounds_of"]
+__all__ = ["refuse_arguments", "refuse_callbacks", "refuse_remote", "rounds_of"]
 
 CUT = "a round is never cut; use --data.client_fraction or --data.clients_per_round"
 MEASURED = "the clients left out would count as 0; --data.eval_clients measures fewer"
@@ -180,3 +180,22 @@ def refuse_callbacks(callbacks: Iterable[Callback]) -> None:
                 f"--trainer.max_time, or Timer.duration, is {callback._duration:g} seconds, and no round would run; "
                 "give more"
             )
+
+
+def refuse_remote(data: Any, command: str) -> None:
+    """Refuse a command that needs samples or states of clients which stay on their nodes.
+
+    Args:
+        data: the data module.
+        command: what was asked for.
+
+    Raises:
+        ConfigError: where the clients are on nodes, before these are waited for.
+    """
+    dataset = getattr(data, "dataset", None)
+    if dataset is not None and dataset.is_remote:
+        raise ConfigError(
+            f"{command} needs samples and states of clients, and those of {type(dataset).__name__} stay on their "
+            "nodes; copy last.ckpt to a node and run `lit-fed personalize --ckpt_path last.ckpt --clients DIR --output "
+            "OUT` there"
+        )

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from lit_fed import serving
 from lit_fed.core.types import ServingBlock
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.metrics import ClientTable, summarise
+from lit_fed.metrics import summarise
 from lit_fed.metrics.chosen import ChosenMetrics
-from lit_fed.rounds import Federation
+from lit_fed.metrics.gathered import ClientTable
+from lit_fed.rounds import FederatedRounds
 
 __all__ = ["ServingSteps"]
 
@@ -29,7 +30,7 @@ class ServingSteps(LightningModule):
         client_metrics: the chosen metrics of each client, [T, K] by population; NaN where a client has none.
     """
 
-    federation: Federation
+    federation: FederatedRounds
     facts: TrainingFacts
     tables: nn.ModuleDict
     chosen_metrics: ChosenMetrics

@@ -36,10 +36,13 @@ from lit_fed.training.stopping import Terminated
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["FederatedLauncher", "FederatedStrategy", "prepare_data"]
+__all__ = ["FederatedLauncher", "FederatedStrategy", "prepare_data", "same_on_every_rank"]
 
 SECONDS_TO_END = 10
 """How long rank zero waits at its end for the ranks that it has started, and what torch's timeouts may take longer."""
+
+NOBODY = "nobody else"
+"""In the place of a process group: what is reduced over it is sent to no other rank. A word outlives being copied."""
 
 STARTED_BY = "LIT_FED_STARTED_BY"
 """Variable of the environment that tells a rank which process started it."""
@@ -200,7 +203,9 @@ class FederatedStrategy(DDPStrategy):
             return super().broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor reduced over ranks."""
+        """A tensor reduced over ranks; one that is the same on all of them comes back as it is."""
+        if group == NOBODY:
+            return tensor
         with exchange():
             return super().reduce(tensor, group, reduce_op)
 
@@ -215,6 +220,14 @@ def _end_first_rank() -> None:
     if os.environ.get(STARTED_BY) == str(os.getppid()):
         with suppress(ProcessLookupError):
             os.kill(os.getppid(), signal.SIGKILL)
+
+
+def same_on_every_rank(trainer: Trainer) -> dict[str, Any]:
+    """Arguments for `self.log` of a number that all ranks have: it is not reduced, and Lightning does not warn of that.
+
+    Reducing each number of an evaluation by itself would take longer than the rest of a small round.
+    """
+    return {"sync_dist": True, "sync_dist_group": NOBODY} if isinstance(trainer.strategy, FederatedStrategy) else {}
 
 
 def prepare_data(trainer: Trainer) -> None:

@@ -14,7 +14,7 @@ from lit_fed.core.networks.frozen import digest_of
 from lit_fed.core.networks.start import Start
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
-from lit_fed.rounds import Federation
+from lit_fed.rounds import FederatedRounds
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 
 __all__ = ["WarmStart"]
@@ -105,7 +105,7 @@ class WarmStart(NamedTuple):
         frozen = {name: self.frozen.get(_flat(name), leaf).to(leaf) for name, leaf in task.frozen.items()}
         return replace(task, frozen=frozen, start=self._start(task))
 
-    def restart(self, federation: Federation) -> None:
+    def restart(self, federation: FederatedRounds) -> None:
         """Let a federation that goes on start clients without a state of their own where the run started them."""
         server: Any = federation.server  # a `ModuleServer`
         task = replace(federation.terms.task, start=self._start(federation.terms.task))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lit_fed.algorithms.base import NOT_SENT
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Tree
@@ -123,6 +124,10 @@ class Around:
         """The algorithm's shared state as clients hear it."""
         return self.inside(shared)
 
+    def told(self, own: Tree, client_id: int) -> Tree:
+        """What a client must know of `own`, which the wrapper remembers of rounds."""
+        return NOT_SENT
+
     # ------------------------------------------------------------------ an algorithm's functions
     def shared_init(self, ctx: Context) -> Tree:
         """The algorithm's, with the wrapper's memory."""
@@ -180,6 +185,17 @@ class Around:
             reduced, own = self.decode(ctx, shared, reduced, client_ids)
         new = self.inner.server_step(ctx, self.inside(shared), reduced, client_ids)
         return Guarded(new, own) if self.remembers_rounds else new
+
+    def sent(self, ctx: Context, shared: Tree, client_id: int) -> Tree:
+        """The algorithm's, of what clients hear, with what this one must know of the wrapper's memory."""
+        inner = self.inner.sent(ctx, self.heard(ctx, shared), client_id)
+        return Guarded(inner, self.told(shared.own, client_id)) if self.remembers_rounds else inner
+
+    def received(self, ctx: Context, sent: Tree, client_id: int) -> Tree:
+        """The algorithm's."""
+        if not self.remembers_rounds:
+            return self.inner.received(ctx, sent, client_id)
+        return Guarded(self.inner.received(ctx, sent.inner, client_id), sent.own)
 
     def collaboration(self, ctx: Context, shared: Tree, states: Tree) -> Tensor | None:
         """As the algorithm's."""

@@ -71,10 +71,20 @@ class CompressedBroadcast(Around):
         """The algorithm's shared state with w in the place of x."""
         return _with_first(shared.inner, shared.own.parameters)[0]
 
+    def told(self, own: Broadcast, client_id: int) -> Broadcast:
+        """Which message the client heard last; w is what it hears already."""
+        last = own.heard[client_id : client_id + 1]
+        return own._replace(parameters={}, heard=last if len(last) else own.heard[-1:])
+
+    def received(self, ctx: Context, sent: Guarded, client_id: int) -> Guarded:
+        """The algorithm's, with w in its place."""
+        inner, own = super().received(ctx, sent, client_id)
+        return Guarded(inner, own._replace(parameters=tree.models(inner)[0].parameters))
+
     def client_final(self, ctx: Context, shared: Guarded, work: Any, data: ClientData) -> ClientResult:
         """The algorithm's; who heard the message before is sent an encoded one."""
         result = super().client_final(ctx, shared, work, data)
-        last = shared.own.heard[data.client_id.clamp(max=ctx.num_clients - 1)]
+        last = shared.own.heard[data.client_id.clamp(max=len(shared.own.heard) - 1)]  # of all, or this one's
         bits = result.message.bits_down
         assert bits is not None
         bits = torch.where(last == shared.own.number - 1, bits - shared.own.saved, bits)

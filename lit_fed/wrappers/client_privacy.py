@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.base import NOT_SENT, Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
@@ -231,6 +231,10 @@ class PrivateAverage(Private):
             noise_share = torch.sqrt(variance) / tree.norm(news(value, of_old))
         new = Released(bound, torch.full_like(bound, noise), own.releases + 1, noise_share)
         return Reduced(value, torch.full_like(reduced.weight, usual)), new
+
+    def told(self, own: Released, client_id: int) -> Released:
+        """The bound, which a client needs to keep to it."""
+        return Released(own.clip_norm, NOT_SENT, NOT_SENT, NOT_SENT)
 
     def _bounds(self, own: Released) -> list[Tensor]:
         """The bound of the whole message, or of its models and of what stands beside them."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
+from lit_fed.algorithms.base import NOT_SENT, Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.networks.layers import normalises_batches
@@ -204,6 +204,10 @@ class PrivateSteps(Private):
             return ctx
         task, noise = PrivateTask.of(ctx.task), self.privacy.mixture_noise
         return ctx._replace(task=task, mixture_noise=noise, unprotected=ctx)
+
+    def told(self, own: Charged, client_id: int) -> Charged:
+        """How much noise a step takes."""
+        return Charged(own.noise_multiplier, NOT_SENT, NOT_SENT)
 
     def server_step(self, ctx: Context, shared: Guarded, reduced: Reduced, client_ids: Tensor) -> Guarded:
         """The algorithm's; clients are charged for their steps."""

@@ -145,12 +145,13 @@ class RobustAverage(Around):
 
     def _attacked(self, ctx: Context, of_old: Tree, values: Tree, client_ids: Tensor) -> Tree:
         """The values with what attackers send."""
-        if self.attack is None or ctx.attackers is None or not ctx.attackers[client_ids].any():
+        if self.attack is None or ctx.attackers is None:
+            return values
+        attacks = ctx.attackers.to(client_ids.device)[client_ids]
+        if not attacks.any():
             return values
         return self.attack.strike(
-            Intercepted(
-                values, of_old, ctx.attackers[client_ids], client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}"
-            )
+            Intercepted(values, of_old, attacks, client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}")
         )
 
     # ------------------------------------------------------------------ what the rule makes of rows

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lit_fed.callbacks.component_accuracy import measure_components
-from lit_fed.metrics import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 
 __all__ = ["poisoned_components"]
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 __all__ = ["FINDINGS"]
 
 FINDINGS = {
+    "fedem-images": ("To be read."),
+    "fedem-images-tuning": ("To be read."),
+    "when-mixtures-help": ("To be read."),
     "fedem-table2": (
         "On the synthetic data FedEM is as far ahead of the others as in the paper, but for Clustered FL, which is "
         "ahead of it. On the reduced real data it leads on Shakespeare, is above FedAvg and below local training on "

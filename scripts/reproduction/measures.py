@@ -10,6 +10,7 @@ import numpy as np
 
 from reproduction.attacked_components import poisoned_components
 from reproduction.client_accuracies import client_accuracies
+from reproduction.mixture_curve import mixture_curve
 from reproduction.mixtures import accuracy_by_share, mixture_entropy, recovery
 from reproduction.sine_lines import sine_lines
 
@@ -63,6 +64,7 @@ MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "client_accuracies": client_accuracies,
     "client_weights": client_weights,
     "data_statistics": data_statistics,
+    "mixture_curve": mixture_curve,
     "mixture_entropy": mixture_entropy,
     "objective": objective,
     "participation": participation,

@@ -14,7 +14,8 @@ from lit_fed.callbacks.client_metrics import measure_population
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.synthetic import synthetic_parameters
-from lit_fed.metrics import ClientTable, summarise
+from lit_fed.metrics import summarise
+from lit_fed.metrics.gathered import ClientTable
 
 __all__ = ["SHARES", "accuracy_by_share", "first_samples", "mixture_entropy", "recovery"]
 

@@ -8,6 +8,7 @@ from reproduction import (
     fedem_components,
     fedem_convergence,
     fedem_data,
+    fedem_images,
     fedem_mixtures,
     fedem_more,
     federico,
@@ -19,13 +20,14 @@ from reproduction import (
     privacy,
     robust,
     ucfl,
+    when_mixtures_help,
 )
 
 __all__ = ["TABLES"]
 
 MODULES = (
-    fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence,
+    fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence, fedem_images,
     precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
-    optimization, privacy, compression, robust,
+    optimization, privacy, compression, robust, when_mixtures_help,
 )  # fmt: skip
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}

@@ -177,35 +177,35 @@ def six_regressions(rounds, weighting="uniform", **options):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_in_full_it_reaches_the_optimum_of_the_sum(weighting, newton_step):
-    error, sent, bits, drift = six_regressions(60, weighting, **FULL)
-    assert error < 1e-10
-    assert (sent, bits) == (6 * 60, 6 * 60 * 4 * 64)
+    error, sent, bits, drift = six_regressions(30, weighting, **FULL)
+    assert error < 1e-5
+    assert (sent, bits) == (6 * 30, 6 * 30 * 4 * 64)
     assert drift < 1e-12
 
 
 def test_censoring_saves_most_messages_and_costs_no_accuracy(newton_step):
-    """The error follows the threshold: after 120 rounds with ξ = 0.85 that is 3e-9."""
-    error, sent, bits, drift = six_regressions(120, bits=0, censor_threshold=1.0, censor_decay=0.85)
-    assert error < 1e-8
-    assert sent < 0.5 * 6 * 120
-    assert bits == sent * 4 * 64 + (6 * 120 - sent)
+    """The error follows the threshold: after 60 rounds with ξ = 0.85 that is 6e-5."""
+    error, sent, bits, drift = six_regressions(60, bits=0, censor_threshold=1.0, censor_decay=0.85)
+    assert error < 3e-4
+    assert sent < 0.5 * 6 * 60
+    assert bits == sent * 4 * 64 + (6 * 60 - sent)
     assert drift < 1e-12
 
 
 def test_both_need_fewer_bits_still(newton_step):
     """Against full precision in 32 bits, as the paper counts it."""
-    error, sent, bits, drift = six_regressions(120, bits=2, censor_threshold=1.0, censor_decay=0.85)
-    assert error < 1e-7
-    assert sent < 0.5 * 6 * 120
-    assert bits < 0.5 * 6 * 120 * 4 * 32
+    error, sent, bits, drift = six_regressions(60, bits=2, censor_threshold=1.0, censor_decay=0.85)
+    assert error < 1e-3
+    assert sent < 0.5 * 6 * 60
+    assert bits < 0.5 * 6 * 60 * 4 * 32
     assert drift < 1e-12
 
 
 def test_quantised_changes_alone_reach_the_optimum_too(newton_step):
-    error, sent, bits, drift = six_regressions(50, **QUANTISED)
-    assert error < 1e-8
-    assert sent == 6 * 50
-    assert bits < 6 * 50 * 4 * 32
+    error, sent, bits, drift = six_regressions(25, **QUANTISED)
+    assert error < 1e-4
+    assert sent == 6 * 25
+    assert bits < 6 * 25 * 4 * 32
     assert drift < 1e-12
 
 

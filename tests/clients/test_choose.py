@@ -36,6 +36,6 @@ def test_a_named_trainer_that_cannot_train_the_network_is_refused():
 
 def test_a_name_that_there_is_not_is_refused():
     with pytest.raises(
-        ConfigError, match=r"client_trainer is vectorised; choose auto, sequential, vectorized or debug"
+        ConfigError, match=r"client_trainer is vectorised; choose auto, sequential, vectorized, graphed or debug"
     ):
         choose_trainer("vectorised", Linear((4,), 1), torch.device("cpu"))

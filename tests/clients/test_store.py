@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from lit_fed.clients.store import ClientStore
@@ -67,3 +68,62 @@ def test_large_states_of_a_single_rank_are_gathered_in_portions_and_not_copied(m
 def test_small_states_are_gathered_at_once():
     assert store().portions(5) == [slice(0, 5)]
     assert ClientStore(lambda _: {"state": ()}, 5).portions(5) == [slice(0, 5)]
+
+
+# ---------------------------------------------------------------------- rows in checkpoints
+def mixtures(num_clients, start=0.0, **settings):
+    """A store of two numbers per client, which start from a number and the client's."""
+    return ClientStore(lambda one: {"state": torch.tensor([start, float(one)])}, num_clients, **settings)
+
+
+def trained(kept, client_ids, value):
+    kept.stage(torch.tensor(client_ids), {"state": torch.full((len(client_ids), 2), value)})
+    kept.commit()
+
+
+def test_a_checkpoint_holds_the_rows_of_clients_that_trained():
+    kept = mixtures(4)
+    (name,) = kept.state_dict().keys() - {"trained"}
+    trained(kept, [2, 0], 9.0)
+    saved = kept.state_dict()
+    assert saved["trained"].tolist() == [0, 2]
+    assert saved[name].tolist() == [[9, 9], [9, 9]]
+    again = mixtures(4)
+    trained(again, [3], 7.0)  # which the checkpoint knows nothing of
+    again.load_state_dict(saved)
+    assert again.table["state"].tolist() == kept.table["state"].tolist() == [[9, 9], [0, 1], [9, 9], [0, 3]]
+    assert again.state_dict()["trained"].tolist() == [0, 2]
+    trained(again, [1, 3], 5.0)
+    whole = again.state_dict()
+    assert whole.keys() == {name}
+    last = mixtures(4)
+    last.load_state_dict(whole)
+    assert last.table["state"].tolist() == [[9, 9], [5, 5], [9, 9], [5, 5]]
+
+
+def test_rows_that_a_checkpoint_leaves_out_start_where_clients_start_now():
+    """As a warm start, which a checkpoint brings back before its rows, has it."""
+    kept = mixtures(3)
+    trained(kept, [1], 9.0)
+    again = mixtures(3, start=4.0)
+    again.load_state_dict(kept.state_dict())
+    assert again.table["state"].tolist() == [[4, 0], [9, 9], [4, 2]]
+
+
+def test_rows_of_other_clients_are_refused():
+    kept = mixtures(3)
+    trained(kept, [2], 9.0)
+    wrong = {key: value[:, :1] if value.ndim == 2 else value for key, value in kept.state_dict().items()}
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        mixtures(3).load_state_dict(wrong)
+
+
+def test_200_000_clients_that_start_alike_are_asked_once():
+    asked = []
+    kept = ClientStore(lambda one: asked.append(one) or {"state": torch.ones(3)}, 200_000, alike=True)
+    trained_ids = torch.tensor([199_999, 5])
+    kept.stage(trained_ids, {"state": torch.zeros(2, 3)})
+    kept.commit()
+    assert set(asked) == {0}
+    assert sum(leaf.nbytes for leaf in kept.state_dict().values()) < 100
+    assert kept.gather(torch.tensor([5, 6]))["state"].tolist() == [[0, 0, 0], [1, 1, 1]]

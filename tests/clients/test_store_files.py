@@ -266,3 +266,21 @@ def test_a_damaged_file_names_its_client(tmp_path):
     path.write_bytes(path.read_bytes()[:700])
     with pytest.raises(ClientError, match=r"^client 3, its kept state: cannot be read from .*3\.0\.pt"):
         files.read(3, 0)
+
+
+def test_a_round_of_200_000_clients_touches_the_files_of_its_cohort(tmp_path, monkeypatch):
+    asked, read = [], []
+    large = ClientStore(
+        lambda one: asked.append(one) or {"state": torch.full((500,), float(one))}, 200_000, memory_bytes=0
+    )
+    large.open(tmp_path / "clients", tmp_path)
+    load = ClientFiles.read
+    monkeypatch.setattr(ClientFiles, "read", lambda self, *pair: read.append(pair) or load(self, *pair))
+    for cohort in ([7, 199_999], [7, 3]):
+        ids = torch.tensor(cohort)
+        large.stage(ids, tree.map_leaves(lambda leaf: leaf + 1, large.gather(ids)))
+        large.exchange(torch.arange(2), [2], ids)
+        large.commit()
+    assert names(tmp_path) == ["199999.0.pt", "3.1.pt", "7.1.pt"]
+    assert read == [(7, 0)]
+    assert sorted(asked) == [0, 3, 7, 199_999]  # the first of all shows the shapes

@@ -66,7 +66,7 @@ METHODS = [
     "server_step", "adapt_work", "shared_outputs", "log_prob",
 ]  # fmt: skip
 
-SIZES = [6, 1, 9, 3]
+SIZES, UNSEEN = [6, 1, 9, 3], [5, 1]
 
 
 def subclasses(cls):
@@ -124,14 +124,13 @@ def after_rounds(algorithm, train, rounds=3, cohorts=None, **options):
 
 
 @functools.cache
-def _three_rounds(algorithm, trainer, target, network):
-    train = make_clients(SIZES, target=target)
-    return after_rounds(algorithm, train, trainer=trainer(), target=target, network=network)
+def _three_rounds(algorithm, trainer):
+    return after_rounds(algorithm, make_clients(SIZES), trainer=trainer())
 
 
-def three_rounds(algorithm, trainer=SequentialTrainer, target=BINARY, network=Linear):
+def three_rounds(algorithm, trainer=SequentialTrainer):
     """Three rounds with all clients and no options, run once for all checks that look at the same ones."""
-    return copy.copy(_three_rounds(algorithm, trainer, target, network))
+    return copy.copy(_three_rounds(algorithm, trainer))
 
 
 def everything(federation, unseen=None):
@@ -150,7 +149,7 @@ def layout(value):
 
 
 def unseen_clients(target=BINARY):
-    return make_clients([5, 1], target=target, seed=9, first_id=len(SIZES))
+    return make_clients(UNSEEN, target=target, seed=9, first_id=len(SIZES))
 
 
 def tensors(value):
@@ -255,11 +254,21 @@ def test_sequential_is_vectorized(algorithm, network, target):
     train = make_clients([17, 1, 9, 3], target=target)
     cohorts = [[0, 1, 2, 3], [2, 0, 2], [3, 1]]
     options = {"target": target, "network": network, "cohorts": cohorts, "solver": LocalSolver(lr=0.05, momentum=0.5)}
-    one, other = (
-        everything(after_rounds(algorithm, train, trainer=trainer(), **options), unseen_clients(target))
+    runs = [
+        after_rounds(algorithm, train, trainer=trainer(), **options)
         for trainer in (SequentialTrainer, VectorizedTrainer)
-    )
+    ]
+    one, other = (everything(run, unseen_clients(target)) for run in runs)
     assert distance(one, other) < 1e-10
+    check_predictions([*one[-2], *one[-1]], [*runs[0].train.sizes.tolist(), *UNSEEN], target)
+
+
+def check_predictions(served, sizes, target):
+    """Log-probabilities of classes [N, C] that sum to 1, or means [N, 1]."""
+    shape = (1,) if target.kind == "regression" else (target.num_classes,)
+    assert [prediction.shape for prediction in served] == [(size, *shape) for size in sizes]
+    if target.kind != "regression":
+        assert float(torch.logsumexp(torch.cat(served), -1).abs().max()) < 1e-12
 
 
 def test_sequential_is_vectorized_with_kept_optimizers(algorithm):
@@ -361,23 +370,11 @@ def test_local_batch_norm(algorithm):
 
 
 # ---------------------------------------------------------------------- predictions
-@pytest.mark.parametrize(
-    ("target", "network"), [(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["binary-linear", "multiclass-mlp"]
-)
-def test_log_prob_normalised(algorithm, client_trainer, target, network):
-    federation = three_rounds(algorithm, type(client_trainer), target, network)
-    served = [*federation.predictions(), *federation.predictions(unseen_clients(target), seen=False)]
-    for prediction, size in zip(served, [*federation.train.sizes.tolist(), 5, 1], strict=True):
-        assert prediction.shape == (size, target.num_classes)
-        assert float(torch.logsumexp(prediction, -1).abs().max()) < 1e-12
-
-
-@pytest.mark.parametrize("target", [REGRESSION], ids=["regression"])
-def test_prediction_of_a_regression(algorithm, client_trainer, target):
-    train = make_clients(SIZES, target=target)
-    federation = after_rounds(algorithm, train, rounds=1, target=target, trainer=client_trainer)
-    sizes = federation.train.sizes.tolist()
-    assert [prediction.shape for prediction in federation.predictions()] == [(size, 1) for size in sizes]
+def test_log_prob_normalised(algorithm, client_trainer):
+    """Of a linear model of binary labels; of other networks and labels where both trainers give the same."""
+    federation = three_rounds(algorithm, type(client_trainer))
+    served = [*federation.predictions(), *federation.predictions(unseen_clients(), seen=False)]
+    check_predictions(served, [*federation.train.sizes.tolist(), *UNSEEN], BINARY)
 
 
 @pytest.mark.parametrize("target", [POSITIONS], ids=["sequences"])
@@ -409,11 +406,11 @@ def test_one_sample(algorithm, strict_trainer):
 
 
 @pytest.mark.parametrize("target", [MULTICLASS], ids=["multiclass"])
-def test_missing_class(algorithm, strict_trainer, target):
+def test_missing_class(algorithm, target):
     train = make_clients(SIZES, target=target)
     train.y[train.y == 2] = 0
     train.y[: SIZES[0]] = 1
-    federation = after_rounds(algorithm, train, target=target, trainer=strict_trainer)
+    federation = after_rounds(algorithm, train, target=target, trainer=DebugTrainer())
     assert finite(everything(federation, unseen_clients(target)))
 
 

@@ -42,7 +42,7 @@ def name_of(algorithm):
 def fresh(algorithm, trainer=SequentialTrainer, **options):
     """A federation in float32, whose sums over clients are exact; clients keep their optimizers."""
     keeps = type(algorithm).__name__ != "FedNova"
-    solver = LocalSolver(lr=0.2, momentum=0.5, local_epochs=2, persist_optimizer=keeps)
+    solver = LocalSolver(lr=0.2, momentum=0.5, persist_optimizer=keeps)
     train = make_clients(SIZES, dtype=torch.float32)
     options = {"num_rounds": len(COHORTS), "dtype": torch.float32, "solver": solver} | options
     return federation_of(algorithm, train, trainer=trainer(), **options)

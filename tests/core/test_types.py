@@ -17,7 +17,10 @@ def test_split_gives_views_of_each_clients_rows():
     assert split.sizes.tolist() == [2, 0, 3]
     client = split.client(2)
     assert client.y.tolist() == [2, 3, 4]
-    assert client.x.data_ptr() == split.x[2:].data_ptr()
+    assert client.y.data_ptr() == split.y[2:].data_ptr()
+    assert split.client(0).x.data_ptr() == split.x.data_ptr()
+    assert client.x.tolist() == [[2], [3], [4]]
+    assert client.x.data_ptr() % 64 == 0, "a product of matrices adds up in another order elsewhere"
     assert int(client.client_id) == 2
     assert client.mask.tolist() == [1, 1, 1]
     assert float(split.client(1).num_samples) == 0

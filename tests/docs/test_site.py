@@ -11,6 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI
+from lit_fed.command_line.deployed import DEPLOYED
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -132,7 +133,7 @@ def test_every_module_is_in_the_reference(documents, room):
 
 def test_every_command_is_described(site):
     page = Document(site[0] / "reference/command_line/index.html")
-    assert {*FederatedCLI.subcommands(), *WITHOUT_TRAINER} <= set(page.text)
+    assert {*FederatedCLI.subcommands(), *WITHOUT_TRAINER, *DEPLOYED} <= set(page.text)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -15,6 +15,7 @@ from torch import nn
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.task import Task
@@ -121,6 +122,15 @@ def test_float32_is_that_of_the_cpu_up_to_rounding(algorithm, network):
 def test_clients_at_once_equal_clients_one_by_one(algorithm, kind):
     one, other = (
         results(algorithm, trainer, KINDS[kind], DEVICE) for trainer in (SequentialTrainer(), VectorizedTrainer())
+    )
+    assert distance(one, other) < 1e-9
+
+
+@every_algorithm
+@every_kind
+def test_replayed_steps_are_those_of_the_sequential_trainer(algorithm, kind):
+    one, other = (
+        results(algorithm, trainer, KINDS[kind], DEVICE) for trainer in (SequentialTrainer(), GraphedTrainer())
     )
     assert distance(one, other) < 1e-9
 

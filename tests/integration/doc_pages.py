@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prepared import do_not_render
+from prepared import do_not_render, render_once_for_each_kind
 from running import command_line, ended, forked, run_script
 from running import run as start
 from torch.distributed.run import parse_args
@@ -153,8 +153,7 @@ def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Pa
             os.dup2(file.fileno(), stream)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
-    if not rendered:
-        do_not_render()
+    render_once_for_each_kind() if rendered else do_not_render()
     work(argument)
 
 

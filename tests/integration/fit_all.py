@@ -57,12 +57,20 @@ METRICS = {"FedEM": "AUROC,CalibrationError"}
 FRESH = ["FedNova"]
 """Algorithms that refuse optimizers which are kept from round to round."""
 
+ON_TRAINING = ["FedEM", "PFedMe", "StackedAverage"]
+"""Algorithms whose clients are measured on their training samples as well: one way of serving them measures all."""
+
 BATCH_NORM = ["average", "local"]
 
 
 def solver_of(name, **options):
     """SGD with momentum, which is kept from round to round where the algorithm takes that."""
     return LocalSolver(momentum=0.9, persist_optimizer=name not in FRESH, **options)
+
+
+def measures(name):
+    """Callbacks that measure clients beside the evaluation."""
+    return [TrainingSplitEvaluation()] if name in ON_TRAINING else []
 
 
 def fit(
@@ -94,7 +102,7 @@ def fit(
     return module, trainer
 
 
-RUN = {"rounds": 4, "check_val_every_n_epoch": 2}
+RUN = {"rounds": 3, "check_val_every_n_epoch": 2}
 """What the whole runs, their continuations and those of two ranks have in common."""
 
 CUT_IN = 2
@@ -165,7 +173,7 @@ def whole(name, place, kind="memory"):
     done = out / f"{name}.pt"
     with FileLock(out / f"{name}.lock"):
         if not done.exists():
-            callbacks = [TrainingSplitEvaluation(), PowerCut(folder(out / "cut", name))]
+            callbacks = [*measures(name), PowerCut(folder(out / "cut", name))]
             module, _ = fit(name, out, **RUN, callbacks=callbacks, **KINDS[kind])
             torch.save((module.state_dict(), tree.leaves(module.store.table), module.store.in_files), done)
     return Whole(folder(out, name), folder(out / "cut", name), *torch.load(done, weights_only=True))
@@ -174,7 +182,7 @@ def whole(name, place, kind="memory"):
 def resumed(name, out, version=0, keep_rounds=CUT_IN, **arguments):
     """Continue the run whose folder is `out`/name/version_0; its module and trainer."""
     return fit(
-        name, out, **RUN, callbacks=[TrainingSplitEvaluation()], version=version, keep_rounds=keep_rounds,
+        name, out, **RUN, callbacks=measures(name), version=version, keep_rounds=keep_rounds,
         ckpt_path=str(folder(out, name) / "checkpoints/last.ckpt"), **arguments,
     )  # fmt: skip
 
@@ -190,6 +198,6 @@ def fit_in_two_ranks(out, log):
     for name, kind in [*wanted, *(("FedEM", one) for one in kinds)]:
         extra = {"devices": 2, "strategy": "fed_ddp"}
         pictures.draw = draw if name == "FedEM" else lambda *_: None  # of any other the run of one rank draws them
-        module, trainer = fit(name, out / kind, **RUN, callbacks=[TrainingSplitEvaluation()], **KINDS[kind], **extra)
+        module, trainer = fit(name, out / kind, **RUN, callbacks=measures(name), **KINDS[kind], **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / kind / f"{name}.pt")

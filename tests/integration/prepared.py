@@ -2,11 +2,16 @@
 
 import base64
 import functools
+import hashlib
+import importlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 MADE = ("parser", "_subcommand_method_arguments", "_subcommand_parsers")
@@ -18,43 +23,74 @@ PIXEL = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQV
 
 RENDER = Figure.savefig
 
-OF_EVERY_RUN = ("_history", "_histogram")
-"""Figures in `lit_fed.pictures.run` of tables that every run has, whatever its algorithm."""
+DRAWN = "LIT_FED_TESTS_DRAWN"
+"""Names a folder in which the processes of the tests note the kinds of figures that one of them has drawn."""
+
+FIGURES = {
+    "lit_fed.pictures.run": ("_history", "_histogram", "mixture_heat_map", "_components"),
+    "lit_fed.pictures.client_weights": ("_mixtures", "_heat_map", "_curves", "draw_graph"),
+}
+"""Functions that make the figures of a run."""
 
 
 def do_not_render() -> None:
     """Draw the figures of a run, but write one pixel in the place of each.
 
-    Those of every run are drawn once for each kind of table.
+    Those of tables and weights of one kind are drawn once: that takes a quarter of a small run.
     """
-    from lit_fed.pictures import run
 
     def savefig(figure: Figure, file: Any, **_: Any) -> None:
         file.write(PIXEL) if hasattr(file, "write") else Path(file).write_bytes(PIXEL)
 
     Figure.savefig = savefig
-    for name in OF_EVERY_RUN:
-        setattr(run, name, _once_for_each_kind(getattr(run, name)))
+    _draw_once_for_each_kind("drawn")
 
 
-def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """A figure that is left empty where one of a table with the same columns, gaps and populations was drawn before.
+def render_once_for_each_kind() -> None:
+    """Draw and render the figures of a run, those of one kind once."""
+    _draw_once_for_each_kind("rendered")
+
+
+def _draw_once_for_each_kind(how: str) -> None:
+    for place, names in FIGURES.items():
+        module = importlib.import_module(place)
+        for name in names:
+            setattr(module, name, _once_for_each_kind(getattr(module, name), how))
+
+
+def _once_for_each_kind(draw: Callable[..., Figure], how: str) -> Callable[..., Figure]:
+    """A figure that is left empty where one of its kind was drawn before, by any process of the tests.
 
     Errors, unlike accuracies, are drawn on a scale that follows from their values: these figures are always drawn.
     """
-    drawn = set()
 
     @functools.wraps(draw)
-    def figure(table: Any, *given: Any) -> Figure:
-        gaps, people = table.isna(), set(table.get("population", ()))
-        words = tuple(one for one in given if isinstance(one, str))
-        kind = (*table, *gaps.any(), *gaps.all(), len(table) > 1, *sorted(people), words)
-        if Figure.savefig is RENDER or "mse" in words or kind not in drawn:
-            drawn.add(kind)
-            return draw(table, *given)
-        return given[-1]()
+    def figure(*given: Any) -> Figure:
+        kind = repr((how, draw.__name__, *map(_kind, given)))
+        note = Path(os.environ.get(DRAWN, os.devnull)) / hashlib.sha1(kind.encode()).hexdigest()
+        errors = any(isinstance(one, str) and one == "mse" for one in given)
+        looked_at = how == "drawn" and Figure.savefig is RENDER
+        if looked_at or errors or not note.exists():
+            drawn = draw(*given)
+            if note.parent.is_dir():
+                note.touch()
+            return drawn
+        (new_figure,) = (one for one in given if callable(one))
+        return new_figure()
 
     return figure
+
+
+def _kind(value: Any) -> Any:
+    """What decides how a table, or weights, are drawn."""
+    if isinstance(value, pd.DataFrame):
+        gaps, people = value.isna(), set(value.get("population", ()))
+        return *value, *gaps.any(), *gaps.all(), len(value) > 1, *sorted(people), len(set(value.get("group", ())))
+    if isinstance(value, np.ndarray):
+        return value.shape, value.dtype.kind, value.dtype.kind == "f" and bool(np.isfinite(value).all())
+    if isinstance(value, dict):
+        return [(name, _kind(one)) for name, one in sorted(value.items())]
+    return value if isinstance(value, str) else type(value)
 
 
 @contextmanager
@@ -68,23 +104,42 @@ def rendering() -> Iterator[None]:
 
 
 def read_digits_once() -> None:
-    """Let all runs of this process, and of those forked from it, share what scikit-learn reads of its file."""
-    from sklearn import datasets
+    """Let all runs of this process, and of those forked from it, share what is read of scikit-learn's file."""
+    from lit_fed.data.data_sets.digits import Digits
 
-    datasets.load_digits = functools.cache(datasets.load_digits)
-    datasets.load_digits()
+    Digits().load()
 
 
 def build_parser_once() -> None:
-    """Let all command lines of this process, and of those forked from it, share the first one's parser."""
+    """Let all command lines of this process, and of those forked from it, share the parsers of the first ones.
+
+    One that begins with a command makes the parser of that command alone.
+    """
+    from jsonargparse import _subcommands
+
     from lit_fed.cli import FederatedCLI
+
+    _subcommands.filter_non_parsing_actions = _once_for_each_list(_subcommands.filter_non_parsing_actions)
 
     build, made = FederatedCLI.setup_parser, {}
 
     def setup_parser(self: Any, *args: Any) -> None:
-        if not made:
+        if self._only not in made:
             build(self, *args)
-            made.update({name: getattr(self, name) for name in MADE})
-        self.__dict__.update(made)
+            made[self._only] = {name: getattr(self, name) for name in MADE}
+        self.__dict__.update(made[self._only])
 
     FederatedCLI.setup_parser = setup_parser
+
+
+def _once_for_each_list(choose: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """What is chosen of a parser's three hundred actions, which is looked up for each of its arguments again."""
+    chosen: dict[tuple[int, int], tuple[Any, Any]] = {}
+
+    def found(actions: Any) -> Any:
+        key = id(actions), len(actions)
+        if key not in chosen:
+            chosen[key] = actions, choose(actions)  # the list is kept, so that its number stays its own
+        return chosen[key][1]
+
+    return found

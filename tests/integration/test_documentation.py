@@ -26,7 +26,7 @@ TEXTS = [*pages(), "CONTRIBUTING.md", "CHANGELOG.md"]
 MADE_BY_THE_READER = {"x.py", "test_x.py", "x_numpy.py", "x.yaml", "x.md"}
 LANGUAGES = {"bash", "python", "yaml", "text"}
 RENDERED = {"docs/guides/pictures.md"}
-"""Pages whose pictures are rendered; elsewhere they are drawn alone."""
+"""Pages whose pictures are rendered, one of each kind; elsewhere they are drawn alone."""
 NAMED = re.compile(r"(?<![\w/])(?:lit_fed|configs|tests|docs|scripts|\.ci)/[-\w./]*\w\b(?![*<{])")
 """Files and folders of the repository."""
 REASONS = "GPU|machines|cluster|account|download|minutes|hours"

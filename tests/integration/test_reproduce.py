@@ -44,12 +44,15 @@ MADE = {}
 
 
 def setting(run):
-    """What runs that differ in their algorithm alone have in common."""
-    pairs = zip(run.arguments, [*run.arguments[1:], ""], strict=True)
-    of_algorithm = [
-        word for pair in pairs if pair[0].startswith(("--model.algorithm", "--model.solver")) for word in pair
-    ]
-    return run.config, run.measures, run.fit, tuple(word for word in run.arguments if word not in of_algorithm)
+    """What runs that differ in their algorithm alone have in common; weights of clients are those of an algorithm."""
+    words, kept, algorithm = iter(run.arguments), [], None
+    for word in words:
+        if word.startswith(("--model.algorithm", "--model.solver")):
+            value = next(words)
+            algorithm = value if word == "--model.algorithm" and "client_weights" in run.measures else algorithm
+        else:
+            kept.append(word)
+    return run.config, run.measures, run.fit, algorithm, tuple(kept)
 
 
 @pytest.fixture
@@ -57,13 +60,16 @@ def one_run_of_each_setting(monkeypatch):
     """Run one algorithm in each setting; the others' records are copies of its own.
 
     Their arguments are read, and their objects made: whole runs of every algorithm are the conformance tests' affair.
+    Clients that train alone send nothing, which a table divides by: FedAvg runs in their place.
     """
     make = runs.make
 
     def copied(run, extra):
-        if setting(run) not in MADE:
-            MADE[setting(run)] = make(run, extra)
-        else:
+        first, alone = setting(run) not in MADE, "Local" in run.arguments
+        if first:
+            talks = run._replace(arguments=(*setting(run)[-1], "--model.algorithm", "FedAvg"))
+            MADE[setting(run)] = make(talks if alone else run, extra)
+        if alone or not first:
             Instantiated(["fit", "--config", str(runs.ROOT / f"configs/experiment/{run.config}.yaml"), *run.arguments])
         return MADE[setting(run)] | {"config": run.config, "arguments": list(run.arguments)}
 

@@ -77,7 +77,10 @@ def identities(paths):
 # ---------------------------------------------------------------------- whole sweeps
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on(tmp_path):
-    path, out = written(tmp_path / "grid.yaml"), tmp_path / "out"
+    """Its runs tell W&B nothing, which takes longer than they do; those of the tests below do."""
+    parameters = GRID["parameters"] | {"model.solver.lr": {"values": [0.01, 0.1]}}
+    plain = [*COMMAND[:5], *COMMAND[7:]]
+    path, out = written(tmp_path / "grid.yaml", parameters=parameters, command=plain), tmp_path / "out"
     command = ["sweep", str(path), "--output", str(out), "--jobs", "2"]
     process, deadline = start(command), time.monotonic() + 120
     while time.monotonic() < deadline and not is_half_way(out):
@@ -85,7 +88,7 @@ def test_a_killed_sweep_goes_on(tmp_path):
     os.killpg(process.pid, signal.SIGKILL)  # the children too
     process.communicate()
     before = identities(summaries(out))
-    assert 3 <= len(before) < 9
+    assert 3 <= len(before) < 6
     begun = [one for one in out.glob("runs/*/version_0/checkpoints/last.ckpt") if not is_done(one.parents[1])]
     rounds_before = {one.parents[1]: rows(one.parents[1]) for one in begun}
     assert begun
@@ -93,15 +96,15 @@ def test_a_killed_sweep_goes_on(tmp_path):
     second = start(command)
     said, err = second.communicate(timeout=300)
     assert second.returncode == 0, err
-    assert len(summaries(out)) == 9
+    assert len(summaries(out)) == 6
     assert identities(before) == before
     for folder, some in rounds_before.items():
         assert rows(folder)[: len(some)] == some  # times included: these rounds were not run again
-    assert f"{len(before)} of 9 points are done" in said
+    assert f"{len(before)} of 6 points are done" in said
     assert "val/seen/accuracy" in said
 
     table = pd.read_csv(out / "sweep.csv")
-    assert len(table) == 9
+    assert len(table) == 6
     assert table["val/seen/accuracy"].is_monotonic_decreasing
     points = table[["model.solver.lr", "model.algorithm.num_components"]]
     assert not points.duplicated().any()

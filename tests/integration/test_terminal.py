@@ -18,8 +18,9 @@ from running import command_line, forked, run
 import lit_fed.callbacks
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
 from lit_fed.command_line.classes import CLASSES, subclasses
+from lit_fed.command_line.deployed import DEPLOYED, run_deployed
 from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS, start_page
+from lit_fed.command_line.start_page import COMMANDS, WITHOUT_LIGHTNING, start_page
 from lit_fed.core.local_solver import LocalSolver
 
 OWN = [
@@ -38,7 +39,7 @@ def said(arguments):
     """Standard output of a command that ends well before it runs anything."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        run_deployed(arguments[0], arguments[1:], None) if arguments[0] in DEPLOYED else main(arguments)
     assert stopped.value.code in (0, None)
     return out.getvalue()
 
@@ -54,7 +55,8 @@ def test_version_and_start_page_need_no_torch():
 
 
 def test_start_page_lists_all_commands_in_80_columns():
-    assert set(COMMANDS) == {*FederatedCLI.subcommands(), *WITHOUT_TRAINER}
+    assert set(COMMANDS) == {*FederatedCLI.subcommands(), *WITHOUT_TRAINER, *DEPLOYED}
+    assert set(DEPLOYED) == set(WITHOUT_LIGHTNING)
     assert all(len(line) <= 80 for line in start_page().splitlines())
     assert all(f"\n  {name} " in start_page() for name in COMMANDS)
 
@@ -63,7 +65,8 @@ def test_start_page_lists_all_commands_in_80_columns():
 def test_help_of_commands(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     page = said([command, "--help"])
-    assert page.startswith(f"usage: python -m lit_fed {command} [options]")
+    where = " local" if command == "federation" else ""
+    assert page.startswith(f"usage: python -m lit_fed {command}{where} [options]")
     assert f"\n\n{COMMANDS[command][:40]}" in page
     assert all(len(line) <= 120 for line in page.splitlines())
     for spelling in ("<class", "class_path", ":class:", ":paramref:", "Optional[", "limit_train_batches"):
@@ -112,6 +115,7 @@ def bash_completion(tmp_path_factory):
         ("partition --model", set()),
         ("compare --f", {"--formats"}),
         ("sweep --tr", {"--trials"}),
+        ("client --st", {"--states"}),
     ],
 )
 def test_bash_completes(bash_completion, typed, offered):

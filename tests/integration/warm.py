@@ -19,9 +19,13 @@ for name in ("matplotlib.backends.backend_agg", "pandas"):
     importlib.import_module(name)
 torch.set_num_threads(1)
 build_parser_once()
-for arguments in (["fit", "--model.solver.lr", "-1"], ["partition", "--data.seed", "-1"]):
+REFUSED = {
+    **dict.fromkeys(("fit", "test", "predict", "personalize", "export"), "--model.solver.lr=-1"),
+    "partition": "--data.seed=-1", "sweep": "-1", "compare": "-1",
+}  # fmt: skip
+for arguments in REFUSED.items():
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(SystemExit):
-        main(arguments)
+        main(list(arguments))
 # Behind the parser: which of two types a union tries first is that of its first use in a process.
 read_digits_once()
 gc.collect()

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from lit_fed.metrics import ClientTable, client_statistics, summarise
+from lit_fed.metrics import client_statistics, summarise
+from lit_fed.metrics.gathered import ClientTable
 
 
 def statistics(values, num_samples=None):

@@ -154,7 +154,7 @@ def test_the_vectorised_trainer_gives_the_same_or_refuses(case):
     # BatchNorm over few values magnifies rounding (over two it gives 1 and -1, whatever they are): no such batches,
     # short steps, and predictions, another forward pass away, two digits wider
     wide = 1e-8 if case in BATCH_NORM else 1e-10
-    sizes = [8, 3] if case.startswith("ResNet") else [8, 3, 4] if case in BATCH_NORM else [7, 2, 4]
+    sizes = [5, 3] if case.startswith("ResNet") else [8, 3, 4] if case in BATCH_NORM else [7, 2, 4]
     options = {"train": samples(case, sizes), "rounds": 1, "task": make(case), "batch_size": 5}
     options["solver"] = LocalSolver(lr=1e-4 if case in BATCH_NORM else 0.05, momentum=0.9)
     trainers = SequentialTrainer(), VectorizedTrainer()

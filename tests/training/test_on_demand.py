@@ -219,15 +219,26 @@ def test_a_sample_of_nobody_is_refused(number):
         FederatedDataModule(DRAWN, eval_clients=number)
 
 
-def test_a_hundred_thousand_clients_start_at_once():
+def test_200_000_clients_start_at_once_and_fit_into_a_small_checkpoint(monkeypatch):
+    """FedEM asks nothing of a client before its first round, so that one is asked for all."""
+    asked, start = [], FedEM.state_init
+    monkeypatch.setattr(FedEM, "state_init", lambda self, *given: asked.append(given) or start(self, *given))
     data = FederatedDataModule(
-        Synthetic(num_clients=100_000, dimension=5, test_size=3, variant="corrected", on_demand=True),
+        Synthetic(num_clients=200_000, dimension=5, test_size=3, variant="corrected", on_demand=True),
         clients_per_round=3, eval_clients=7,
     )  # fmt: skip
     data.setup()
     module = FederatedModule()
     module.build(data.facts(weighting="samples", seed=0, num_rounds=1), *data.populations)
-    assert module.mixture_weights.shape == (100_000, 3)
+    assert module.mixture_weights.shape == (200_000, 3)
     assert module.tables["seen"].rows.shape == (7, 6)
     assert module.facts.total_samples == int(data.seen.train.sizes.sum()) > 20_000_000
-    np.testing.assert_allclose(module.mixture_weights[[0, 1024, 99_999]], 1 / 3)
+    np.testing.assert_allclose(module.mixture_weights[[0, 1024, 199_999]], 1 / 3)
+    assert len(asked) < 5
+    cohort = torch.tensor([3, 199_999])
+    module.store.stage(cohort, module.store.gather(cohort))
+    module.store.commit()
+    kept = [*module.state_dict().values(), module.facts.plain()["groups"]]
+    assert sum(leaf.nbytes for leaf in kept) < 250_000
+    assert torch.equal(type(module.facts).from_plain(module.facts.plain()).groups, data.seen.groups)
+    assert (data.seen.names[199_999], len(data.seen.names)) == ("199999", 200_000)

@@ -29,6 +29,7 @@ from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.types import ModelState, Reduced
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.training.building import facts_of
 from lit_fed.wrappers.around import Guarded
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.robust import NEVER_JUDGED, RobustAverage, judging_part
@@ -250,10 +251,10 @@ def test_cohorts_too_small_are_refused_at_set_up(robustness, options, message):
     given = Robustness(**robustness)
     settings = FederatedModule(FedAvg(), robust_aggregation=given.rule, attack=given.attack).settings
     if message is None:
-        assert settings.facts_of(module, 1).weighting == "uniform"
+        assert facts_of(settings, module, 1).weighting == "uniform"
         return
     with pytest.raises(ConfigError, match=message):
-        settings.facts_of(module, 1)
+        facts_of(settings, module, 1)
 
 
 @dataclass(frozen=True)

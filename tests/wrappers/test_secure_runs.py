@@ -11,6 +11,7 @@ from lit_fed.callbacks import SecureRounds
 from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.training.building import facts_of
 from lit_fed.wrappers.secure_sum import SecureSum
 
 
@@ -59,4 +60,4 @@ def test_overflow_is_refused_at_set_up(sampling, settings, message):
     data.prepare_data()
     data.setup("fit")
     with pytest.raises(ConfigError, match=message):
-        FederatedModule(FedEM(), secure_aggregation=settings).settings.facts_of(data, 1)
+        facts_of(FederatedModule(FedEM(), secure_aggregation=settings).settings, data, 1)

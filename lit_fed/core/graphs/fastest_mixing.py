@@ -13,14 +13,19 @@ is a dual Y, so each iterate comes with a bound.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.solvers.anderson import Jumps
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from scipy import optimize
+else:
+    nx, optimize = imported_later("networkx"), imported_later("scipy.optimize")
 
 __all__ = ["Certified", "certified", "fastest_mixing", "lower_bound"]
 
@@ -100,7 +105,7 @@ def lower_bound(dual: Tensor, edges: Tensor) -> float:
     dual = dual / torch.linalg.eigvalsh(dual).abs().sum().clamp(min=1)
     on_graph = edges + torch.eye(len(edges), dtype=torch.float64) > 0
     cost = dual.masked_fill(~on_graph, torch.inf).numpy()
-    return max(0.0, float(cost[linear_sum_assignment(cost)].sum()))
+    return max(0.0, float(cost[optimize.linear_sum_assignment(cost)].sum()))
 
 
 def _slem(matrix: Tensor) -> float:

@@ -19,15 +19,19 @@ __all__ = [
     "combine",
     "draws",
     "links",
+    "lone_peer",
     "models_of",
     "own_models",
     "put_models",
     "same_start",
+    "some_peers",
 ]
+
+NOBODY = -1  # no client's number
 
 
 class Peers(NamedTuple):
-    """The models of all clients.
+    """The models of all clients, or of those clients of whom another one hears.
 
     `parameters` and `buffers` are those of the clients, and no `ModelState`: what one client holds or sends is one row.
     """
@@ -35,6 +39,7 @@ class Peers(NamedTuple):
     parameters: dict[str, Tensor]  # leaves [T, M, ...]
     buffers: dict[str, Tensor]  # leaves [T, M, ...]
     mean: ModelState  # the mean over clients, which an unseen client starts from, leaves [M, ...]
+    client_ids: Tensor | None = None  # [k] int64, whose models the rows are, each once; None: of all T clients
 
     @property
     def each(self) -> ModelState:
@@ -43,23 +48,50 @@ class Peers(NamedTuple):
 
 
 def same_start(models: ModelState, num_clients: int) -> Peers:
-    """Peers that all hold these models, leaves [M, ...]."""
-    each = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape).contiguous(), models)
+    """Peers that all hold these models, leaves [M, ...], in the one copy that there is: no client needs T models."""
+    each = tree.map_leaves(lambda leaf: leaf.expand(num_clients, *leaf.shape), models)
     return Peers(each.parameters, each.buffers, models)
 
 
 def own_models(peers: Peers, client_id: Tensor, unseen: ModelState | None = None) -> ModelState:
     """A client's models, leaves [M, ...]; unseen ones, whose ids are T or more, have those of `unseen` or the mean."""
-    known = client_id < len(next(iter(peers.parameters.values())))
-    own = tree.index(models_of(peers, client_id.view(1)), 0)
+    if peers.client_ids is None:
+        known = client_id < len(next(iter(peers.parameters.values())))
+    else:
+        known = (peers.client_ids == client_id).any()
+    own: ModelState = tree.index(models_of(peers, client_id.view(1)), 0)
     other = peers.mean if unseen is None else unseen
+    if not other.parameters:  # who is sent some models and no mean is one of these clients
+        return own
     return tree.map_leaves(lambda one, new: torch.where(known, one, new), own, other)  # type: ignore[no-any-return]
 
 
 def models_of(peers: Peers, client_ids: Tensor) -> ModelState:
-    """The models of some clients [k], leaves [k, M, ...]; ids of unseen clients stand for the last client."""
-    last = len(next(iter(peers.parameters.values()))) - 1
-    return tree.map_leaves(lambda leaf: leaf.index_select(0, client_ids.clamp(max=last)), peers.each)  # type: ignore[no-any-return]
+    """The models of some clients [k], leaves [k, M, ...]; ids of unseen clients stand for some other client."""
+    if peers.client_ids is None:
+        places = client_ids.clamp(max=len(next(iter(peers.parameters.values()))) - 1)
+    else:
+        places = (peers.client_ids == client_ids.unsqueeze(1)).long().argmax(1)
+    return tree.map_leaves(lambda leaf: leaf.index_select(0, places), peers.each)  # type: ignore[no-any-return]
+
+
+def some_peers(peers: Peers, client_ids: Tensor) -> Peers:
+    """The models of these clients alone [k], without the mean."""
+    return Peers(*models_of(peers, client_ids), ModelState({}, {}), client_ids)
+
+
+def lone_peer(models: ModelState, client_id: int, num_clients: int) -> Peers:
+    """The peers of a client that was sent one model of each: its own, or the mean if it was not in training.
+
+    Args:
+        models: what it was sent, leaves [M, ...].
+        client_id: the client.
+        num_clients: T.
+    """
+    parameters, buffers = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), models)
+    device = next(iter(parameters.values())).device
+    ids = torch.tensor([client_id if client_id < num_clients else NOBODY], device=device)
+    return Peers(parameters, buffers, models, ids)
 
 
 def combine(matrix: Tensor, stacked: Tree) -> Tree:

@@ -10,14 +10,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.seeds import generator
+
+if TYPE_CHECKING:
+    import networkx as nx
+else:
+    nx = imported_later("networkx")
 
 __all__ = [
     "Bipartite",
@@ -48,7 +54,7 @@ class Topology(ABC):
     """Whether every graph has to be connected; where graphs change, all of them together have to be."""
 
     @abstractmethod
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The graph of a round, with nodes 0 … num_clients − 1; the same arguments give the same graph."""
 
 
@@ -56,7 +62,7 @@ class Topology(ABC):
 class Complete(Topology):
     """Everybody with everybody."""
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """All edges."""
         return nx.complete_graph(num_clients)
 
@@ -65,7 +71,7 @@ class Complete(Topology):
 class Ring(Topology):
     """A cycle in the order of the ids."""
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The cycle; two clients have one edge between them, a single client has none."""
         return nx.cycle_graph(num_clients) if num_clients > 2 else nx.path_graph(num_clients)
 
@@ -80,7 +86,7 @@ class PathGraph(Topology):
 
     shuffled: bool = False
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The chain."""
         order = np.arange(num_clients)
         if self.shuffled:
@@ -102,7 +108,7 @@ class Star(Topology):
         """Refuse values outside their range."""
         check_settings(self, {"centre": (self.centre >= 0, "a whole number >= 0")}, PLACE)
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The star."""
         if self.centre >= num_clients:
             raise ConfigError(f"{PLACE}.centre is {self.centre}; give the id of one of the {num_clients} clients")
@@ -119,7 +125,7 @@ class Grid(Topology):
 
     periodic: bool = False
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The grid, numbered row by row; a prime number of clients has one row."""
         rows = next(one for one in range(math.isqrt(max(num_clients, 1)), 0, -1) if num_clients % one == 0)
         grid = nx.grid_2d_graph(rows, num_clients // rows, periodic=self.periodic)
@@ -142,10 +148,10 @@ class ErdosRenyi(Topology):
         """Refuse values outside their range."""
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """A connected draw."""
 
-        def draw(rng: np.random.Generator) -> nx.Graph:
+        def draw(rng: np.random.Generator) -> "nx.Graph":
             return nx.gnp_random_graph(num_clients, self.edge_probability, seed=rng)
 
         return _until_connected(draw, seed, round_idx, f"{PLACE}.edge_probability is {self.edge_probability}")
@@ -165,10 +171,10 @@ class RandomGeometric(Topology):
         """Refuse values outside their range."""
         check_settings(self, {"radius": (self.radius > 0, "a number > 0")}, PLACE)
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """A connected draw; nodes have their place as the attribute `pos`."""
 
-        def draw(rng: np.random.Generator) -> nx.Graph:
+        def draw(rng: np.random.Generator) -> "nx.Graph":
             return nx.random_geometric_graph(num_clients, self.radius, seed=rng)
 
         return _until_connected(draw, seed, round_idx, f"{PLACE}.radius is {self.radius}")
@@ -188,12 +194,12 @@ class Bipartite(Topology):
         """Refuse values outside their range."""
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """A connected draw."""
         even, odd = (num_clients + 1) // 2, num_clients // 2
         names = {node: 2 * node if node < even else 2 * (node - even) + 1 for node in range(num_clients)}
 
-        def draw(rng: np.random.Generator) -> nx.Graph:
+        def draw(rng: np.random.Generator) -> "nx.Graph":
             found = nx.bipartite.random_graph(even, odd, self.edge_probability, seed=rng)
             return _with_nodes(num_clients, ((names[a], names[b]) for a, b in found.edges))
 
@@ -210,7 +216,7 @@ class GraphFile(Topology):
 
     path: str = "graph.txt"
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The graph of the file."""
         try:
             edges = list(nx.read_edgelist(self.path, nodetype=int, data=False).edges)
@@ -248,7 +254,7 @@ class TimeVarying(Topology):
         }
         check_settings(self, checks, PLACE)
 
-    def graph(self, num_clients: int, seed: int, round_idx: int) -> nx.Graph:
+    def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """The graph of the round's draw, less the edges that are missing in this round."""
         drawn = self.topology.graph(num_clients, seed, round_idx // self.every)
         if self.edge_fraction == 1:
@@ -301,15 +307,15 @@ def two_colours(matrix: Tensor) -> Tensor:
     return torch.tensor([colours[node] == head[node] for node in range(len(matrix))])
 
 
-def _with_nodes(num_clients: int, edges: object) -> nx.Graph:
+def _with_nodes(num_clients: int, edges: object) -> "nx.Graph":
     graph = nx.empty_graph(num_clients)
     graph.add_edges_from(edges)
     return graph
 
 
 def _until_connected(
-    draw: Callable[[np.random.Generator], nx.Graph], seed: int, round_idx: int, setting: str
-) -> nx.Graph:
+    draw: Callable[[np.random.Generator], "nx.Graph"], seed: int, round_idx: int, setting: str
+) -> "nx.Graph":
     """The first connected graph of a stream of draws."""
     rng = generator(seed, round_idx, 0, "topology")
     for _ in range(DRAWS):

@@ -1,13 +1,19 @@
-"""Packages that only some settings need: imported when asked for, refused by name where they are missing."""
+"""Packages that only some settings need: imported when asked for, and optional ones refused by name where missing."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["optional_package"]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+else:
+    DataFrame = Any  # the parser of the command line looks up every annotation, and would load pandas for it
+
+__all__ = ["DataFrame", "imported_later", "optional_package"]
 
 
 def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
@@ -29,3 +35,21 @@ def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> 
         raise ConfigError(
             f'{asked_by} needs the package {name}{why}; pip install "{requirement}" (the extra {extra})'
         ) from error
+
+
+def imported_later(name: str) -> Any:
+    """A package that is imported when something of it is first asked for.
+
+    Discovery imports every algorithm and every network; a command should pay for the packages of those that it runs.
+
+    Args:
+        name: what is imported, by its name as a package; what asks for the package first gets what its import raises.
+    """
+    return _Later(name)
+
+
+class _Later(ModuleType):
+    """Stands where a module stands that imports a package at its top."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)

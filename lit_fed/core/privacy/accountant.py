@@ -15,13 +15,17 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from scipy import optimize
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.packages import optional_package
+from lit_fed.core.machine.packages import imported_later, optional_package
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = imported_later("scipy.optimize")
 
 __all__ = [
     "Accountant",

@@ -102,11 +102,14 @@ def _minimise(task: Task, models: ModelState, batch: Batch, penalty: Penalty, it
         loss, _ = task.objective(single, buffers, batch.x, batch.y, share)
         return loss + penalty.value(parameters)[0]
 
+    def slope(flat: Tensor) -> tuple[Tensor, Tensor]:
+        gradient = grad(objective)(flat)
+        return gradient, gradient  # to be differentiated, and as it is
+
     flat = torch.cat([leaf.flatten() for leaf in models.parameters.values()])
     sizes = torch.tensor(STEP_SIZES, dtype=flat.dtype, device=flat.device)
     for _ in range(iterations):
-        gradient = grad(objective)(flat)
-        hessian = jacrev(grad(objective), chunk_size=64)(flat)
+        hessian, gradient = jacrev(slope, has_aux=True, chunk_size=64)(flat)
         step = torch.linalg.solve(hessian, gradient)
         reached = vmap(objective)(flat - sizes[:, None] * step).nan_to_num(nan=torch.inf)
         lowest = reached.min()

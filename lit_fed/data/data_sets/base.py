@@ -87,6 +87,7 @@ class DataSet(ABC):
             labels of the sample, each 0 or 1 (`multilabel`).
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
+        is_remote: the samples stay on other machines, and what is known of them here are their numbers.
         normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
             clients can be treated alike; None: there are none, or they are learnt from the samples and stand in
             `Population`.
@@ -96,6 +97,7 @@ class DataSet(ABC):
     labels: ClassVar[Literal["auto", "multilabel"]] = "auto"
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     natural: ClassVar[bool] = False
+    is_remote: ClassVar[bool] = False
     normalisation: ClassVar[Normalisation | None] = None
 
     def prepare(self) -> None:  # noqa: B027 - most data sets have nothing to fetch

@@ -20,7 +20,16 @@ from lit_fed.data.data_sets.base import ClientDataSet, input_array, label_array,
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
 
-__all__ = ["ClientArrays", "ClientFolder", "check_alike", "check_types", "checked", "read_files", "to_population"]
+__all__ = [
+    "ClientArrays",
+    "ClientFolder",
+    "check_alike",
+    "check_types",
+    "checked",
+    "read_clients",
+    "read_files",
+    "to_population",
+]
 
 SPLITS = ("train", "val", "test")
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -76,13 +85,13 @@ class ClientFolder(ClientDataSet):
             (root / "seen").is_dir(),
             f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; {fix}",
         )
-        seen = _read_folder(root / "seen")
-        unseen = _read_folder(root / "unseen") if (root / "unseen").is_dir() else []
+        seen = read_clients(root / "seen")
+        unseen = read_clients(root / "unseen") if (root / "unseen").is_dir() else []
         check_alike(seen + unseen)
         return to_population(seen), to_population(unseen) if unseen else None
 
 
-def _read_folder(folder: Path) -> list[ClientArrays]:
+def read_clients(folder: Path) -> list[ClientArrays]:
     """All clients of a folder; without both val arrays a client has no validation split."""
     clients = read_files(folder, REQUIRED_ARRAYS, OPTIONAL_ARRAYS)
     require(bool(clients), f"{folder}: no .npz file; save one per client, or remove the folder")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_only
 
 from lit_fed.core.errors import ConfigError, notice
 from lit_fed.data.data_sets.base import require
@@ -39,8 +39,14 @@ def with_words(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
         yield item
         if time.monotonic() - last > SECONDS_BETWEEN_WORDS:
             last = time.monotonic()
-            if getattr(rank_zero_only, "rank", 0) == 0:
+            if _is_first_process():
                 notice(f"{what}: {number + 1:,} of {total:,} samples are read")
+
+
+def _is_first_process() -> bool:
+    """Whether no other process says the same: Lightning counts ranks, and where nobody loaded it there is one."""
+    loaded = sys.modules.get("lightning.pytorch.utilities.rank_zero")
+    return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
 
 
 def picture_array(image: Image, size: tuple[int, int] | None) -> np.ndarray:

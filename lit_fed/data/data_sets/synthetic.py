@@ -27,7 +27,7 @@ from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
-from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.drawn_clients import DrawnSplit, NumberedClients
 
 __all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
 
@@ -106,9 +106,8 @@ class Synthetic(ClientDataSet):
             num_samples = max(int(parameters.sizes.max()), self.test_size)
         self._check_memory(num_samples * (1 + self.dimension / 2))
         train, test = self._drawn(parameters) if self.on_demand else self._held(parameters)
-        names = [str(client_id) for client_id in range(self.num_clients)]
         groups = torch.from_numpy(parameters.mixtures.argmax(axis=1))
-        return Population(train, empty_split(train), test, names, groups), None
+        return Population(train, empty_split(train), test, NumberedClients(self.num_clients), groups), None
 
     def _check_memory(self, num_numbers: float) -> None:
         """Refuse sizes for which memory has no room, before anything is drawn; `num_numbers` take 8 bytes each."""

@@ -115,7 +115,7 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
                 low, high = split.x[start:end].aminmax()
                 names.append(_name_at(population, split, position))
                 largest.append(max(float(high), -float(low)))
-    found = outlier(torch.tensor(largest))
+    found = outlier(torch.tensor(largest)) if largest else None  # of remote clients nothing is here
     if found is None:
         return None
     position, value, median = found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 import numpy as np
 import torch
@@ -13,13 +13,38 @@ from torch import Tensor
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Batch, ClientData, Split
 
-__all__ = ["Draw", "DrawnClient", "DrawnSplit"]
+__all__ = ["Draw", "DrawnClient", "DrawnSplit", "NumberedClients"]
 
 Draw: TypeAlias = Callable[[int], tuple[np.ndarray, np.ndarray]]
 """Inputs [N, ...] and labels [N] or [N, L] of the client with this number; the same arrays at every call."""
 
 BYTES_PER_BLOCK = 2**27
 """Samples that a block of drawn clients may hold, in bytes."""
+
+
+class NumberedClients(Sequence[str]):
+    """The names `0`, `1`, … of T clients, none of which is held: a million strings take more than their mixtures."""
+
+    def __init__(self, num_clients: int) -> None:
+        self._numbers = range(num_clients)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, position: int) -> str: ...
+    @overload
+    def __getitem__(self, position: slice) -> list[str]: ...
+    def __getitem__(self, position: int | slice) -> str | list[str]:
+        """The name of a client, or a list of some."""
+        found = self._numbers[position]
+        return str(found) if isinstance(found, int) else [str(one) for one in found]
+
+    def __eq__(self, other: object) -> bool:
+        """Whether these are the same names in the same order."""
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class DrawnSplit(Split):
@@ -48,8 +73,12 @@ class DrawnSplit(Split):
         first_id: int = 0,
     ) -> None:
         super().__init__(x, y, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]), first_id)
-        self.draw, self.origin = draw, origin
-        self.numbers = torch.arange(len(sizes)) if numbers is None else numbers
+        self.draw, self.origin, self._numbers = draw, origin, numbers
+
+    @property
+    def numbers(self) -> Tensor:
+        """The number by which `draw` knows each client, [T] int64."""
+        return torch.arange(self.num_clients) if self._numbers is None else self._numbers
 
     @property
     def samples_per_block(self) -> int:
@@ -73,7 +102,7 @@ class DrawnSplit(Split):
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         x, y = (torch.empty(int(offsets[-1]), *one.shape[1:], dtype=one.dtype) for one in (self.x, self.y))
         starts, ends = offsets[:-1].tolist(), offsets[1:].tolist()
-        for number, start, end in zip(self.numbers[positions].tolist(), starts, ends, strict=True):
+        for number, start, end in zip(self._numbers_at(positions).tolist(), starts, ends, strict=True):
             for held, drawn in zip((x, y), self.draw(number), strict=True):
                 rows = held[start:end]
                 if drawn.shape != rows.shape:
@@ -86,8 +115,11 @@ class DrawnSplit(Split):
 
     def subset(self, positions: Tensor) -> DrawnSplit:
         """The clients at ascending positions [C], numbered anew from 0."""
-        sizes, numbers = self.sizes[positions], self.numbers[positions]
-        return DrawnSplit(self.draw, sizes, self.x, self.y, self.origin, numbers)
+        sizes = self.sizes[positions]
+        return DrawnSplit(self.draw, sizes, self.x, self.y, self.origin, self._numbers_at(positions))
+
+    def _numbers_at(self, positions: Tensor) -> Tensor:
+        return positions if self._numbers is None else self._numbers[positions]
 
     def rows(self, rows_of: Callable[[int], np.ndarray], sizes: Tensor) -> DrawnSplit:
         """The split of the same clients that keeps some of their samples.
@@ -96,12 +128,12 @@ class DrawnSplit(Split):
             rows_of: rows [N] kept of the client at this position.
             sizes: how many they are, [T] int64.
         """
-        draw = partial(_draw_rows, self.draw, self.numbers, rows_of)
+        draw = partial(_draw_rows, self.draw, self._numbers, rows_of)
         return DrawnSplit(draw, sizes, self.x, self.y, self.origin, first_id=self.first_id)
 
     def _copy(self, device: torch.device) -> DrawnSplit:
         x, y = self.x.to(device), self.y.to(device)
-        return DrawnSplit(self.draw, self.sizes, x, y, self.origin, self.numbers, self.first_id)
+        return DrawnSplit(self.draw, self.sizes, x, y, self.origin, self._numbers, self.first_id)
 
 
 class DrawnClient:
@@ -152,9 +184,9 @@ class DrawnClient:
 
 
 def _draw_rows(
-    draw: Draw, numbers: Tensor, rows_of: Callable[[int], np.ndarray], position: int
+    draw: Draw, numbers: Tensor | None, rows_of: Callable[[int], np.ndarray], position: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Some samples of the client at a position."""
-    x, y = draw(int(numbers[position]))
+    x, y = draw(position if numbers is None else int(numbers[position]))
     rows = rows_of(position)
     return x[rows], y[rows]

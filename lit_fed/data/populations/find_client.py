@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population
@@ -35,6 +35,6 @@ def find_client(client: str, populations: Mapping[str, Population | None]) -> tu
     raise ConfigError(f"--client {client or 'is not set and'} names no client; give one of them ({known})")
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

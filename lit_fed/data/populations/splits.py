@@ -6,6 +6,7 @@ Every client has a stream of random numbers of its own, so its split does not de
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from lit_fed.data.data_sets.base import Normalisation, label_array, make_split
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.data.populations.stored_pictures import numbers_of, stored_split
 
-__all__ = ["SplitRows", "divided_rows", "split_counts", "split_of", "split_rows", "with_validation"]
+__all__ = ["SplitRows", "cut_validation", "divided_rows", "split_counts", "split_of", "split_rows", "with_validation"]
 
 
 class SplitRows(NamedTuple):
@@ -121,20 +122,28 @@ def with_validation(
         return seen, unseen
     first_unseen = seen.train.num_clients  # unseen clients get streams of their own
     return (
-        _cut_validation(seen, val_fraction, seed, 0),
-        None if unseen is None else _cut_validation(unseen, val_fraction, seed, first_unseen),
+        cut_validation(seen, val_fraction, seed, range(first_unseen)),
+        None
+        if unseen is None
+        else cut_validation(unseen, val_fraction, seed, range(first_unseen, first_unseen + unseen.train.num_clients)),
     )
 
 
-def _cut_validation(population: Population, val_fraction: float, seed: int, first_id: int) -> Population:
-    """The same clients with a part of their training samples moved to the validation split."""
+def cut_validation(population: Population, val_fraction: float, seed: int, client_ids: Sequence[int]) -> Population:
+    """The same clients with a part of their training samples moved to the validation split.
+
+    Args:
+        population: T clients.
+        val_fraction: part of each client's training samples for validation.
+        seed: seed of the splits.
+        client_ids: for each of the T clients the number whose stream of random numbers is its own.
+    """
     train = population.train
     if isinstance(train, DrawnSplit):
-        return _draw_validation(population, train, val_fraction, seed, first_id)
-    bounds = train.offsets.tolist()
+        return _draw_validation(population, train, val_fraction, seed, client_ids)
     rows = [
-        split_rows(np.arange(start, end), val_fraction, 0.0, seed, first_id + client_id)
-        for client_id, (start, end) in enumerate(pairwise(bounds))
+        split_rows(np.arange(start, end), val_fraction, 0.0, seed, client_id)
+        for client_id, (start, end) in zip(client_ids, pairwise(train.offsets.tolist()), strict=True)
     ]
     x, y = train.x.numpy(), train.y.numpy()
     new_train, new_val = split_of(x, y, [r.train for r in rows]), split_of(x, y, [r.val for r in rows])
@@ -142,13 +151,13 @@ def _cut_validation(population: Population, val_fraction: float, seed: int, firs
 
 
 def _draw_validation(
-    population: Population, train: DrawnSplit, val_fraction: float, seed: int, first_id: int
+    population: Population, train: DrawnSplit, val_fraction: float, seed: int, client_ids: Sequence[int]
 ) -> Population:
-    """`_cut_validation` for clients that are drawn when they are needed: a draw for either split keeps its own rows."""
+    """`cut_validation` for clients that are drawn when they are needed: a draw for either split keeps its own rows."""
     sizes = train.sizes.tolist()
 
     def rows(position: int) -> SplitRows:
-        return split_rows(np.arange(sizes[position]), val_fraction, 0.0, seed, first_id + position)
+        return split_rows(np.arange(sizes[position]), val_fraction, 0.0, seed, client_ids[position])
 
     counts = torch.tensor([split_counts(size, val_fraction, 0.0)[:2] for size in sizes])
     return population._replace(

@@ -1,0 +1,217 @@
+"""A training as every machine sees it: algorithm, task and terms, from the settings and the facts of the data.
+
+The machine of the server and those of clients build the same from the same settings; no Lightning is needed for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lit_fed.algorithms.base import Algorithm
+from lit_fed.clients.base import ClientTrainer
+from lit_fed.clients.choose import MemoryFormat, choose_trainer
+from lit_fed.core.aggregation import Rule
+from lit_fed.core.attacks import Attack
+from lit_fed.core.codecs import Codec
+from lit_fed.core.codecs.vectors import Scope
+from lit_fed.core.context import Context
+from lit_fed.core.demands import check_aggregation, check_augmented_steps, check_init_seeds, check_loss
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.losses import Criterion, Loss
+from lit_fed.core.networks.frozen import HEAD, choose_trained
+from lit_fed.core.networks.start import copies_of, start_of
+from lit_fed.core.task import Task
+from lit_fed.core.types import Tree
+from lit_fed.data.augmentation import make_augmentation
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
+from lit_fed.models.adapters import LowRankAdapters
+from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
+from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.wrappers.compression import Feedback
+from lit_fed.wrappers.faults import Faults
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy import Privacy
+from lit_fed.wrappers.robustness import Robustness
+from lit_fed.wrappers.secure_aggregation import SecureAggregation
+
+__all__ = ["ModelSettings", "Session"]
+
+
+class ModelSettings(NamedTuple):
+    """What `FederatedModule` was given; see there."""
+
+    algorithm: Algorithm
+    solver: LocalSolver
+    network: Callable[[tuple[int, ...], int], Network]
+    client_trainer: Literal["auto", "sequential", "vectorized", "graphed", "debug"]
+    aggregation: Literal["renormalised", "stale_fill"]
+    weighting: Literal["samples", "uniform"] | None
+    init_seeds: list[int] | None
+    client_memory_gb: float
+    memory_format: MemoryFormat
+    batch_norm: Literal["average", "local"]
+    trainable: list[str] | str | None
+    lora_rank: int | None
+    lora_targets: list[str] | None
+    lora_alpha: float | None
+    metrics: MetricsGiven
+    loss: Loss | None
+    privacy: Privacy | None
+    secure_aggregation: SecureAggregation | None
+    compression: Codec | None
+    compression_feedback: Feedback | None
+    compression_scope: Scope
+    downlink_compression: Codec | None
+    robust_aggregation: Rule | None
+    attack: Attack | None
+    faults: Faults | None
+
+    def check(self) -> None:
+        """Refuse what no data can make sense of.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        if not self.client_memory_gb >= 0:
+            raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
+        self.adapters.check()
+        check_aggregation(self.algorithm, self.aggregation)
+        wanted_metrics(self.metrics)
+        check_loss(self.algorithm, self.name, self.loss)
+        if self.privacy is not None:
+            self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(self.algorithm, self.name)
+        self.codecs.check(self.algorithm, self.name, self.aggregation)
+        private, secure = self.privacy is not None, self.secure_aggregation is not None
+        ef21 = self.codecs.feedback == "ef21"
+        self.codecs.check_wrappers(private=private, secure=secure)
+        self.robustness.check(self.algorithm, self.name, self.weighting)
+        self.robustness.check_wrappers(privacy=self.privacy, secure=secure, sums_up=ef21)
+        if self.faults is not None:
+            self.faults.check(self.algorithm, self.name, self.aggregation)
+            robust = self.robustness != Robustness()
+            self.faults.check_wrappers(private=private, secure=secure, robust=robust, ef21=ef21)
+
+    @property
+    def adapters(self) -> LowRankAdapters:
+        """What the frozen layers get."""
+        return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
+
+    @property
+    def codecs(self) -> Compression:
+        """How what clients send and hear is encoded."""
+        return Compression(
+            self.compression, self.compression_feedback, self.compression_scope, self.downlink_compression
+        )
+
+    @property
+    def robustness(self) -> Robustness:
+        """What stands against clients that lie, and what these do."""
+        return Robustness(self.robust_aggregation, self.attack)
+
+    @property
+    def wrapped(self) -> Any:
+        """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
+        return surround(
+            self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
+            secure_aggregation=self.secure_aggregation, robustness=self.robustness, faults=self.faults,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The algorithm's name."""
+        return type(self.algorithm).__name__
+
+
+class Session(NamedTuple):
+    """What is the same on every machine of a training."""
+
+    algorithm: Algorithm  # inside the wrappers that the settings ask for
+    terms: Context  # what every client knows and no round changes
+    shared: Tree  # the initial shared state
+    choose: Callable[[torch.device], ClientTrainer]  # the client trainer for a device
+
+    @classmethod
+    def of(cls, settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None = None) -> Session:
+        """The session of a training.
+
+        Args:
+            settings: of the module.
+            facts: sizes of the training.
+            start: makes the task one whose models start elsewhere; None: they are fresh, or those of a network that
+                was given as such.
+
+        Raises:
+            ConfigError: if network, data, client trainer and algorithm do not go together.
+        """
+        task, init_seeds = _task_of(settings, facts, start), settings.init_seeds
+        if settings.batch_norm == "local" and not task.norm_names:
+            raise ConfigError(
+                f"--model.batch_norm is local, and {type(task.network).__name__} has no BatchNorm to train; leave it "
+                "out"
+            )
+        choose = partial(_choose, settings, task.network)
+        if settings.client_trainer != "auto":
+            choose(torch.device("cpu"))  # one that cannot train the network is refused now
+        if init_seeds is not None:
+            check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
+        algorithm = settings.wrapped
+        terms = Context(
+            task, settings.solver, settings.solver.lr_in("init", 0, facts.num_rounds), 0, "init", facts.num_clients,
+            facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
+            facts.most_samples, batch_size=facts.batch_size,
+            augmentation=make_augmentation(facts.augment, facts.normalisation),
+            sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
+            attackers=facts.attacking,
+        )  # fmt: skip
+        check_augmented_steps(algorithm, settings.name, terms)
+        shared = algorithm.shared_init(terms)
+        settings.codecs.check_models(algorithm, terms, shared)
+        return cls(algorithm, terms, shared, choose)
+
+
+def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:
+    shape, outputs = facts.input_shape, facts.target.num_outputs
+    init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
+    task = Task.create(
+        lambda: _build(settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
+    )  # fmt: skip
+    if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
+        task = replace(task, start=start_of(settings.network, frozenset(task.frozen)))
+    if start is not None:
+        task = start(task)
+    check_outputs(task.network, shape, facts.dtype, facts.target.output_shape(facts.label_shape))
+    return task.with_end(_example(shape, facts.dtype))
+
+
+def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
+    """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
+    given = settings.network
+    maker = copies_of(given) if isinstance(given, nn.Module) else given
+    network = build_network(maker, shape, input_type, outputs)
+    trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
+    if trainable is not None:
+        choose_trained(network, trainable)
+    return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
+
+
+def _example(shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
+    """Two samples that differ wherever their type allows it; tokens, whose range a network knows alone, are 0."""
+    if not input_type.is_floating_point:
+        return torch.zeros(2, *shape, dtype=input_type)
+    return torch.linspace(0, 1, 2 * math.prod(shape), dtype=input_type).view(2, *shape)
+
+
+def _choose(settings: ModelSettings, network: nn.Module, device: torch.device) -> ClientTrainer:
+    return choose_trainer(settings.client_trainer, network, device, settings.memory_format)

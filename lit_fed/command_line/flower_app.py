@@ -1,0 +1,161 @@
+"""`lit-fed flower-app`: a training as an app of Flower, whose one file holds the whole configuration and no code."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.trusted_classes import classes_in
+from lit_fed.core.demands import check_deployment
+from lit_fed.core.errors import ConfigError
+from lit_fed.deployment.flower_server import FlowerFederation
+from lit_fed.deployment.settings import settings_from_json
+from lit_fed.training.output import check_new_folder, new_folder
+
+__all__ = ["flower_app_parser", "write_flower_app"]
+
+DATASET = f"{FlowerFederation.__module__}.{FlowerFederation.__qualname__}"
+
+ONE_PROCESS = {"strategy": ("auto",), "devices": (1, "1", "auto"), "num_nodes": (1,)}
+"""Arguments of the trainer, and what they may be where one process has Flower's Grid."""
+
+LONGEST_NAME = 40
+
+APP = '''\
+# Written by `lit-fed flower-app`; lit-fed has to be installed on the server and on all nodes.
+# flwr run FOLDER SUPERLINK                                          begins
+# flwr run FOLDER SUPERLINK --run-config 'ckpt-path="last"'          goes on where a run was cut off
+
+[project]
+name = "{name}"
+version = "{version}"
+description = "A training of lit-fed"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "lit-fed"
+
+[tool.flwr.app.components]
+serverapp = "lit_fed.deployment.flower_server:server_app"
+clientapp = "lit_fed.deployment.flower_client:client_app"
+
+[tool.flwr.app.config]
+ckpt-path = ""
+config = """
+{config}"""
+'''
+
+
+def flower_app_parser() -> FederatedParser:
+    """The arguments of the command beside those of `fit`."""
+    parser = FederatedParser(
+        prog="python -m lit_fed flower-app",
+        usage="python -m lit_fed flower-app [options] --output FOLDER [arguments of fit]",
+        description=f"{COMMANDS['flower-app']} Takes the configurations and arguments of fit, but the clients' samples "
+        "are on the nodes: --data.dataset.num_nodes says how many SuperNodes there have to be.",
+    )
+    parser.add_argument("--output", type=str, required=True, help="folder to be written, new or empty.")
+    return parser
+
+
+def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) -> None:
+    """Run the command.
+
+    Args:
+        arguments: what stands behind `flower-app` on the command line.
+        parse: makes a command line that has parsed its arguments, without running anything.
+
+    Raises:
+        ConfigError: if the arguments or the folder will not do, or make no run of Flower; nothing is written then.
+    """
+    own, of_fit = _divided(arguments)
+    folder = check_new_folder(flower_app_parser().parse_args(own).output)
+    command_line = parse(["fit", *_with_nodes(of_fit)])
+    config = json.loads(command_line.parser.dump(command_line.config, skip_unset=False, format="json"))["fit"]
+    _check(config)
+    modules = {path.rpartition(".")[0] for path in classes_in(config["model"])}
+    settings = settings_from_json(config["model"], sorted(modules))
+    check_deployment(settings.algorithm, settings.name)
+    with new_folder(folder, owner=True) as partial:
+        partial.mkdir()
+        (partial / "pyproject.toml").write_text(_app(config), encoding="utf-8")
+    _tell(folder, config, sorted(one for one in modules if one.partition(".")[0] != "lit_fed"))
+
+
+def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those of `fit`."""
+    own: list[str] = []
+    others: list[str] = []
+    for before, one in zip(["", *arguments], arguments, strict=False):
+        is_own = before == "--output" or one in ("-h", "--help", "--output") or one.startswith("--output=")
+        (own if is_own else others).append(one)
+    return own, others
+
+
+def _with_nodes(given: list[str]) -> list[str]:
+    """The arguments with the data set of nodes behind all configurations and before all that changes it."""
+    configs: list[str] = []
+    others: list[str] = []
+    for before, one in zip(["", *given], given, strict=False):
+        is_config = {before, one} & {"-c", "--config"} or one.startswith("--config=")
+        (configs if is_config else others).append(one)
+    return [*configs, "--data.dataset", DATASET, *others]
+
+
+def _check(config: dict[str, Any]) -> None:
+    """Refuse what would be refused on the server, hours later, or mean something else there."""
+    data, trainer = config["data"], config["trainer"]
+    if data["dataset"]["class_path"] != DATASET:
+        raise ConfigError(
+            f"--data.dataset is {data['dataset']['class_path'].rpartition('.')[2]}, and the samples of this run are on "
+            "the nodes; leave it out"
+        )
+    FlowerFederation(**data["dataset"]["init_args"])
+    for name in ("partition", "num_clients", "poison"):
+        if data[name] is not None:
+            given = data[name]["class_path"].rpartition(".")[2] if isinstance(data[name], dict) else data[name]
+            raise ConfigError(f"--data.{name} is {given}, and every node brings its clients; add --data.{name} null")
+    if data["unseen_fraction"]:
+        raise ConfigError(
+            f"--data.unseen_fraction is {data['unseen_fraction']}, and who is unseen is decided on the nodes, by the "
+            "folder `unseen`; add --data.unseen_fraction 0"
+        )
+    for name, allowed in ONE_PROCESS.items():
+        if trainer[name] not in allowed:
+            raise ConfigError(f"--trainer.{name} is {trainer[name]}; Flower starts one process, give {allowed[0]}")
+    if config["ckpt_path"] is not None:
+        raise ConfigError(
+            f"--ckpt_path is {config['ckpt_path']}; leave it out, and give it to Flower when a run is to go on: "
+            "flwr run FOLDER SUPERLINK --run-config 'ckpt-path=\"last\"'"
+        )
+    if config["init_from"] is not None and not Path(config["init_from"]).is_absolute():
+        raise ConfigError(f"--init_from is {config['init_from']}; give the whole path of that file on the server")
+
+
+def _app(config: dict[str, Any]) -> str:
+    """The text of pyproject.toml."""
+    from importlib.metadata import version
+
+    name = re.sub(r"[^a-z0-9]+", "-", f"lit-fed-{config['name']}".lower())[:LONGEST_NAME].strip("-")
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100)
+    return APP.format(name=name, version=version("lit-fed"), config=text.replace("\\", "\\\\").replace('"', '\\"'))
+
+
+def _tell(folder: Path, config: dict[str, Any], modules: list[str]) -> None:
+    root = Path(config["trainer"]["default_root_dir"])
+    where = "" if root.is_absolute() else ", beneath the folder in which flower-superlink was started"
+    trust = f' trust="{",".join(modules)}"' if modules else ""
+    sys.stdout.write(
+        f"app: {folder}\n"
+        f'nodes need: --node-config \'data-root="FOLDER" state-root="FOLDER"{trust}\'\n'
+        f"next: flwr run {folder} SUPERLINK; results: {root / config['name']} on the server{where}\n"
+    )

@@ -1,0 +1,129 @@
+"""A light start of a command: of what Lightning names and a run rarely uses, the rest is loaded by who asks for it.
+
+Lightning names `torchmetrics.Metric`, whose package loads every metric there is, with torchvision, SciPy and
+transformers behind them, and `torch._dynamo.OptimizedModule`, whose package is PyTorch's compiler. Both take longer
+than Lightning itself. A program that imports lit_fed gets these packages as they are; a command has its own process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+__all__ = ["light_start"]
+
+METRICS, COMPILER, LIGHTNING = "torchmetrics", "torch._dynamo", "lightning"
+
+BASES = {"Metric": "torchmetrics.metric", "MetricCollection": "torchmetrics.collections"}
+"""What Lightning takes from torchmetrics, and where it is defined."""
+
+
+@contextmanager
+def light_start() -> Iterator[None]:
+    """Load PyTorch and Lightning; all modules that are loaded inside stay, so garbage is not looked for meanwhile."""
+    gc.disable()
+    try:
+        torch = importlib.import_module("torch")
+        if METRICS not in sys.modules:
+            _metrics_later()
+        if COMPILER not in sys.modules and LIGHTNING not in sys.modules:
+            _compiler_later(torch)
+        yield
+        gc.freeze()
+        atexit.register(
+            gc.unfreeze
+        )  # at the end of the process all of it goes, so that no library complains of what is left
+    finally:
+        gc.enable()
+
+
+def _metrics_later() -> None:
+    """Put torchmetrics in its place with its base classes alone; asked for anything else, it loads whole."""
+    spec = find_spec(METRICS)
+    if spec is None or spec.loader is None:
+        return
+    package: Any = module_from_spec(spec)
+    package.__version__, package._logger = version(METRICS), logging.getLogger(METRICS)
+    sys.modules[METRICS] = package
+    try:
+        importlib.import_module("torchmetrics.utilities")  # first, as in the package: the others import each other
+        for name, module in BASES.items():
+            setattr(package, name, getattr(importlib.import_module(module), name))
+    except (ImportError, AttributeError):  # a version that is built in another way loads as it always did
+        _forget(METRICS)
+        return
+    package.__getattr__ = partial(_of_whole_package, package)
+
+
+def _of_whole_package(package: Any, name: str) -> Any:
+    """A name of a package, which is loaded whole for it."""
+    if name.startswith("__") and name != "__all__":  # Python's questions to any module
+        raise AttributeError(f"module {package.__name__!r} has no attribute {name!r}")
+    asked = vars(package).pop("__getattr__")
+    try:
+        package.__spec__.loader.exec_module(package)
+    except BaseException:
+        package.__getattr__ = asked  # who asks next hears the same
+        raise
+    return getattr(package, name)
+
+
+class _Compiled(type):
+    """Whose instances are compiled networks, none of which there are before the compiler is loaded."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        loaded = sys.modules.get("torch._dynamo.eval_frame")
+        return loaded is not None and isinstance(one, loaded.OptimizedModule)
+
+
+class _OptimizedModule(metaclass=_Compiled):
+    """What Lightning compares networks with."""
+
+
+class _LaterCompiler(ModuleType):
+    """`torch._dynamo` until it is loaded, whereupon Python puts it into this one's place.
+
+    What PyTorch asks at every gradient under `vmap` has an answer here: nothing is compiled, so nothing is undone.
+    """
+
+    compiled_autograd = SimpleNamespace(_disable=nullcontext)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(COMPILER), name)
+
+
+def _as_it_is(function: Any, *_: Any, **__: Any) -> Any:
+    """What Lightning keeps out of compiled modules: the collection of logged values, which a run never compiles."""
+    return function
+
+
+def _compiler_later(torch: Any) -> None:
+    """Load Lightning while the compiler is absent, which then waits for the first who imports it."""
+    in_its_place: Any = ModuleType(COMPILER)
+    in_its_place.OptimizedModule, in_its_place.disable = _OptimizedModule, _as_it_is
+    sys.modules[COMPILER] = in_its_place
+    try:
+        importlib.import_module("lightning.pytorch")
+    except (ImportError, AttributeError):  # a version that needs more of the compiler loads as it always did
+        _forget(LIGHTNING)
+    finally:
+        del sys.modules[COMPILER]
+    torch._dynamo = _LaterCompiler(COMPILER)
+
+
+def _forget(package: str) -> None:
+    """Take what was loaded of a package out again."""
+    for name in [one for one in sys.modules if f"{one}.".startswith(f"{package}.")]:
+        del sys.modules[name]

@@ -1,0 +1,163 @@
+"""What a node tells of its data, what is checked of it, and which number each client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.deployment.wire import TYPES, WireError
+
+__all__ = ["POPULATIONS", "SPLITS", "ClientFacts", "NodeFacts", "Roster", "read_facts"]
+
+SPLITS = ("train", "val", "test")
+POPULATIONS = ("seen", "unseen")
+
+MOST_LETTERS = 200
+"""Of the name of a client."""
+
+
+class ClientFacts(NamedTuple):
+    """What the server hears of a client's samples."""
+
+    population: str
+    sizes: tuple[int, int, int]  # samples of each split
+    largest_label: int | None  # of the training samples, where labels are classes
+
+    def plain(self) -> list[Any]:
+        """These facts for JSON."""
+        return [self.population, list(self.sizes), self.largest_label]
+
+
+class NodeFacts(NamedTuple):
+    """What the server hears of a node."""
+
+    clients: dict[str, ClientFacts]  # by name
+    types: dict[str, tuple[str, list[int]]]  # for `x` and `y` type and shape of a sample
+    digest: str  # changes when the samples do, and says nothing else: an HMAC with a key that stays on the node
+
+    def plain(self) -> dict[str, Any]:
+        """These facts for JSON."""
+        clients = {name: one.plain() for name, one in self.clients.items()}
+        return {
+            "clients": clients,
+            "types": {name: list(one) for name, one in self.types.items()},
+            "digest": self.digest,
+        }
+
+    @property
+    def empty_x(self) -> Tensor:
+        """Inputs of no sample, [0, ...]."""
+        return self._empty("x")
+
+    @property
+    def empty_y(self) -> Tensor:
+        """Labels of no sample, [0] or [0, L]."""
+        return self._empty("y")
+
+    def _empty(self, which: str) -> Tensor:
+        kind, shape = self.types[which]
+        return torch.zeros(0, *shape, dtype=TYPES[kind])
+
+
+def read_facts(plain: Mapping[str, Any]) -> NodeFacts:
+    """The inverse of `NodeFacts.plain`.
+
+    Raises:
+        WireError: if they are something else.
+    """
+    try:
+        clients = {_name(name): _client(*one) for name, one in plain["clients"].items()}
+        types = {which: _type(*plain["types"][which]) for which in ("x", "y")}
+        digest = plain["digest"]
+    except WireError:
+        raise
+    except Exception as error:  # whatever a made-up structure makes of these lines
+        raise WireError("its facts cannot be read") from error
+    if not (isinstance(digest, str) and len(digest) <= 128 and digest.isalnum()):
+        raise WireError("its digest is none")
+    return NodeFacts(clients, types, digest)
+
+
+def _name(name: str) -> str:
+    if not 0 < len(name) <= MOST_LETTERS or not name.isprintable():
+        raise WireError(f"the name of a client has {len(name)} letters, or some that cannot be printed")
+    return name
+
+
+def _client(population: str, sizes: list[int], largest_label: int | None) -> ClientFacts:
+    whole = all(type(size) is int and 0 <= size < 2**40 for size in sizes) and len(sizes) == len(SPLITS)
+    label = largest_label is None or (type(largest_label) is int and 0 <= largest_label < 2**31)
+    if population not in POPULATIONS or not whole or not label:
+        raise WireError("what it says of a client makes no sense")
+    return ClientFacts(population, (sizes[0], sizes[1], sizes[2]), largest_label)
+
+
+def _type(kind: str, shape: list[int]) -> tuple[str, list[int]]:
+    if kind not in TYPES or len(shape) > 8 or not all(type(one) is int and 0 < one < 2**31 for one in shape):
+        raise WireError("what it says of its samples makes no sense")
+    return kind, shape
+
+
+class Roster(NamedTuple):
+    """All clients of a federation: their numbers, and on which node each of them lives."""
+
+    names: dict[str, list[str]]  # of the seen and the unseen clients, sorted; unseen ones are numbered after the seen
+    facts: dict[str, NodeFacts]  # by node
+    node_of: dict[int, str]  # by the number of a client
+    ids: dict[str, dict[str, int]]  # for each node the numbers of its clients by name
+
+    @classmethod
+    def of(cls, facts: Mapping[str, NodeFacts]) -> Roster:
+        """Number the clients of some nodes; the numbers do not depend on who lives where.
+
+        Raises:
+            ConfigError: if a name stands on two nodes, samples differ in type or shape, or nobody is to be trained.
+        """
+        where: dict[str, str] = {}
+        first, types = next(iter(facts)), next(iter(facts.values())).types
+        for node, one in facts.items():
+            for name in one.clients:
+                if name in where:
+                    raise ConfigError(
+                        f"client {name!r} stands on the nodes {where[name]} and {node}; rename its file on one of them"
+                    )
+                where[name] = node
+            for which, of in one.types.items():
+                here, there = (f"{kind} of shape {shape}" for kind, shape in (of, types[which]))
+                if here != there:
+                    raise ConfigError(
+                        f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients "
+                        "with one type and sample shape"
+                    )
+        names = {kind: sorted(_of_kind(facts, kind)) for kind in POPULATIONS}
+        if not names["seen"]:
+            raise ConfigError(
+                f"the nodes {', '.join(facts)} have no clients to train; put .npz files into the folder `seen` of one "
+                "node at least"
+            )
+        numbers = {name: one for one, name in enumerate(names["seen"] + names["unseen"])}
+        ids = {node: {name: numbers[name] for name in one.clients} for node, one in facts.items()}
+        return cls(names, dict(facts), {numbers[name]: node for name, node in where.items()}, ids)
+
+    def sizes(self, population: str, split: str) -> Tensor:
+        """Samples of each client of a population in a split, [T] int64."""
+        return torch.tensor([self.of_client(name).sizes[SPLITS.index(split)] for name in self.names[population]])
+
+    def of_client(self, name: str) -> ClientFacts:
+        """What is known of a client."""
+        return next(one.clients[name] for one in self.facts.values() if name in one.clients)
+
+    @property
+    def num_classes(self) -> int | None:
+        """One more than the largest training label of all seen clients; None where labels are no classes."""
+        largest = [self.of_client(name).largest_label for name in self.names["seen"]]
+        found = [one for one in largest if one is not None]
+        return max(2, 1 + max(found)) if found else None
+
+
+def _of_kind(facts: Mapping[str, NodeFacts], kind: str) -> list[str]:
+    return [name for one in facts.values() for name, client in one.clients.items() if client.population == kind]

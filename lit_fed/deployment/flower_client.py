@@ -1,0 +1,47 @@
+"""The app that Flower runs on a client's machine: a new process for each message, which answers it and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.deployment.flower_records import bytes_of, flower, reply_of
+from lit_fed.deployment.node import Node
+from lit_fed.deployment.wire import Packet, to_bytes
+
+__all__ = ["answer_of", "client_app"]  # noqa: F822 - below
+
+
+def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
+    """The node's answer to a packet.
+
+    Args:
+        data: the packet.
+        settings: those of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules between commas.
+    """
+    try:
+        for name in ("data-root", "state-root"):
+            if not settings.get(name):
+                raise ConfigError(
+                    f"the SuperNode was started without {name}; give it --node-config "
+                    '\'data-root="FOLDER" state-root="FOLDER"\''
+                )
+        trusted = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
+        node = Node(str(settings["data-root"]), str(settings["state-root"]), trusted)
+    except ConfigError as error:
+        return to_bytes(Packet({"refused": str(error)}))
+    return node.handle(data)
+
+
+def _handle(message: Any, context: Any) -> Any:
+    return reply_of(answer_of(bytes_of(message) or b"", context.node_config), message)
+
+
+def __getattr__(name: str) -> Any:
+    """Make the app when Flower asks for it: where nobody does, there is no flwr."""
+    if name != "client_app":
+        raise AttributeError(name)
+    app = flower("clientapp").ClientApp()
+    app.query()(_handle)
+    return app

@@ -1,0 +1,28 @@
+"""A node's end of the HTTPS transport, with the standard library alone: a node starts in no time."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_protocol import WORK
+
+__all__ = ["run_node"]
+
+
+def run_node(handle: Callable[[bytes], bytes], link: Link) -> None:
+    """Answer the server's packets until this process is stopped.
+
+    Args:
+        handle: makes the answer to a packet; what it raises ends the node.
+        link: the way to the server.
+
+    Raises:
+        ConfigError: if the server refuses this node or cannot be trusted, or there was none for too long.
+    """
+    with contextlib.closing(link):
+        while True:
+            packet = link.ask("GET", WORK)
+            if packet.status == 200:
+                link.answer(packet, handle(packet.body))

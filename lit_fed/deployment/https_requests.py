@@ -1,0 +1,129 @@
+"""What a request of a node is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from aiohttp import web
+
+from lit_fed import __version__
+from lit_fed.deployment.https_connections import Connections
+from lit_fed.deployment.https_mailbox import Mailbox
+from lit_fed.deployment.https_member import Member, Posted, RefusedError, hang_up
+from lit_fed.deployment.https_protocol import (
+    ANSWERS,
+    MOST_BYTES,
+    NAME,
+    PACKET,
+    PROCESS,
+    WORK,
+    Limits,
+    pieces,
+    version_headers,
+)
+from lit_fed.deployment.transport import is_node_name
+
+__all__ = ["Requests"]
+
+LONGEST_PROCESS = 64
+
+
+class Requests:
+    """Answers requests; none of their contents gets into an error or a log.
+
+    Args:
+        mailbox: packets and answers.
+        connections: are told when a request comes and when it is answered.
+        limits: what a node may do.
+        with_tls: names come from certificates; else from a header.
+    """
+
+    def __init__(self, mailbox: Mailbox, connections: Connections, limits: Limits, *, with_tls: bool) -> None:
+        self.mailbox, self.connections, self.limits, self.with_tls = mailbox, connections, limits, with_tls
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        self.connections.begin(request.protocol)
+        try:
+            return await self._answer(request)
+        except RefusedError as refused:
+            response = web.Response(status=refused.status, text=refused.text, headers=version_headers())
+            if refused.status != 410:
+                response.force_close()
+            return response
+        except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stood still, or broke off
+            hang_up(request.protocol)
+            raise ConnectionResetError from None
+        finally:
+            self.connections.end(request.protocol)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        asks_for_work = request.method == "GET" and request.path_qs == WORK
+        answers = request.method in ("GET", "POST") and request.path_qs.startswith(ANSWERS)
+        if not (asks_for_work or answers):
+            raise RefusedError(404, "there is nothing here")
+        member, process = self._sender(request)
+        if request.method == "GET" and request.can_read_body:
+            raise RefusedError(400, "a question has no body")
+        if asks_for_work:
+            packet = await self.mailbox.next_packet(member, process, self.limits.poll_seconds)
+            return web.Response(status=204) if packet is None else await self._send(request, packet)
+        packet = member.packet
+        if packet is None or packet.key != request.path_qs.removeprefix(ANSWERS):
+            raise RefusedError(410, "nobody waits for this answer any more")
+        if request.method == "POST":
+            body = await self._read(request, packet, lambda: member.process == process and member.packet is packet)
+            member.packet = None
+            packet.answer.set_result(body)
+        return web.Response(status=204)
+
+    def _sender(self, request: web.BaseRequest) -> tuple[Member, str]:
+        """Who asks, and in which process."""
+        own = version_headers()
+        if any(request.headers.get(key) != value for key, value in own.items()):
+            raise RefusedError(426, f"this server runs lit_fed {__version__}; install the same version at the node")
+        if self.with_tls:
+            parts = [one for part in request.transport.get_extra_info("peercert")["subject"] for one in part]
+            names = [value for key, value in parts if key == "commonName"]
+        else:
+            names = request.headers.getall(NAME, [])
+        process = request.headers.get(PROCESS, "")
+        if len(names) != 1 or not is_node_name(names[0]):
+            raise RefusedError(403, "there is no name of a node in the certificate, or the header in its place")
+        if not process or len(process) > LONGEST_PROCESS:
+            raise RefusedError(400, "the process has no name")
+        return self.mailbox.admit(names[0], process, request.protocol), process
+
+    async def _send(self, request: web.BaseRequest, packet: Posted) -> web.StreamResponse:
+        most = min(packet.most_bytes, self.limits.most_bytes)
+        response = web.StreamResponse(headers={PACKET: packet.key, MOST_BYTES: str(most)})
+        response.content_type, response.content_length = "application/octet-stream", len(packet.data)
+        await response.prepare(request)
+        for piece in pieces(packet.data):
+            async with asyncio.timeout(self.limits.stall_seconds):
+                await response.write(piece)
+        return response
+
+    async def _read(self, request: web.BaseRequest, packet: Posted, wanted: Callable[[], bool]) -> bytes:
+        """The body, as long as it is wanted."""
+        most = min(packet.most_bytes, self.limits.most_bytes)
+        if "Content-Encoding" in request.headers:
+            raise RefusedError(415, "answers are not compressed")
+        if request.content_length is None or "Transfer-Encoding" in request.headers:
+            raise RefusedError(411, "the length of the answer is missing")
+        if request.content_length > most:
+            self.mailbox.say(f"refused an answer of {request.content_length} bytes, where {most} are the most")
+            raise RefusedError(413, f"the answer has {request.content_length} bytes; {most} are the most")
+        pieces, length = [], 0
+        while length < request.content_length:
+            async with asyncio.timeout(self.limits.stall_seconds):
+                pieces.append(await request.content.readany())
+            if not pieces[-1]:
+                raise ConnectionResetError
+            if not wanted():
+                raise RefusedError(410, "nobody waits for this answer any more")
+            length += len(pieces[-1])
+        if not wanted():
+            raise RefusedError(410, "nobody waits for this answer any more")
+        return b"".join(pieces)

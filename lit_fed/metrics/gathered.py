@@ -1,0 +1,51 @@
+"""Per-client results of all ranks in one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from lit_fed.core.machine.roll_call import exchange
+
+__all__ = ["ClientTable"]
+
+
+def _of_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
+    """The tables of all ranks; torchmetrics' own exchange would not name a rank that is lost."""
+    with exchange():
+        return gather_all_tensors(state, group)
+
+
+class ClientTable(Metric):
+    """Sums over each client's samples, gathered from all ranks: each client is measured on one of them.
+
+    Args:
+        num_clients: T.
+        num_components: M, where clients are served by mixtures, whose weights are kept beside the sums; else 0.
+        num_metrics: K, metrics of the user's choice, which are kept behind them.
+    """
+
+    full_state_update = False
+    rows: Tensor
+
+    def __init__(self, num_clients: int, num_components: int = 0, num_metrics: int = 0, **kwargs: Any) -> None:
+        super().__init__(**{"dist_sync_fn": _of_all_ranks} | kwargs)
+        zeros = torch.zeros(num_clients, 3 + num_components + num_metrics, dtype=torch.float64)
+        self.add_state("rows", zeros, dist_reduce_fx="sum")
+
+    def update(self, positions: Tensor, rows: Tensor) -> None:
+        """Add rows of the clients at `positions` [C].
+
+        Args:
+            positions: places in the table.
+            rows: number of samples, loss, hits, mixture weights, chosen metrics, [C, 3 + M + K].
+        """
+        self.rows[positions] += rows
+
+    def compute(self) -> Tensor:
+        """All rows, [T, 3 + M + K]; the same on every rank."""
+        return self.rows.cpu().clone()

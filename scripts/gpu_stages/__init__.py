@@ -1,0 +1,1 @@
+"""Stages of gpu_day.py."""

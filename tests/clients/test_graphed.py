@@ -1,0 +1,42 @@
+"""Steps that are recorded once give what steps give that are taken one by one."""
+
+import pytest
+import torch
+from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds
+
+from lit_fed.algorithms import FedAvg, FedEM, FedProx
+from lit_fed.clients import SequentialTrainer, choose_trainer
+from lit_fed.clients.graphed import GraphedTrainer
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.models import MLP
+
+SIZES = [9, 5, 7, 3, 6, 12]
+
+
+def mlp(shape, outputs):
+    return MLP(shape, outputs, (8,))
+
+
+def after_rounds(algorithm, trainer, **solver):
+    federation = run_rounds(
+        algorithm, trainer, make_clients(SIZES, target=MULTICLASS, dtype=torch.float64),
+        task=make_task(MULTICLASS, network=mlp, dtype=torch.float64), solver=LocalSolver(lr=0.1, **solver),
+    )  # fmt: skip
+    return federation.shared, federation.states
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2), FedProx(prox_weight=0.3)])
+def test_padded_batches_give_the_same_models(algorithm):
+    trainer = GraphedTrainer()
+    one, other = (
+        after_rounds(algorithm, each, momentum=0.9, weight_decay=0.01) for each in (SequentialTrainer(), trainer)
+    )
+    assert distance(one, other) < 1e-12
+    widths = {1 << (min(size, 5) - 1).bit_length() for size in SIZES}
+    assert 0 < len(trainer._solver[1].recorded) <= len(widths) + 1  # and no step of its own for every width
+
+
+def test_it_needs_a_gpu():
+    with pytest.raises(ConfigError, match="the device is cpu"):
+        choose_trainer("graphed", mlp((3,), 2), torch.device("cpu"))

@@ -1,0 +1,75 @@
+"""What tests of transports run in threads."""
+
+import threading
+import time
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_protocol import WORK, Limits
+
+QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.4, idle_seconds=0.5, stall_seconds=0.3)
+
+
+PATIENCE = 30.0
+"""Seconds after which a test gives up; machines of tests are slow at times."""
+
+
+class ServingThread:
+    """A node in a thread; `ended` is why it ended, in words."""
+
+    def __init__(self, handle, address, tls, **options):
+        self.said, self.ended = [], None
+        self._thread = threading.Thread(target=self._run, args=(handle, address, tls), kwargs=options, daemon=True)
+        self._thread.start()
+
+    def _run(self, handle, address, tls, name=None, patience=0.0):
+        try:
+            run_node(handle, Link(address, tls, name, patience, self.said.append))
+        except ConfigError as error:
+            self.ended = str(error)
+
+    def join(self):
+        """Why it ended."""
+        self._thread.join(PATIENCE)
+        assert self.ended, "the node goes on"
+        return self.ended
+
+
+class InBackground:
+    """A function in a thread; `result` waits for what it returns, or raises."""
+
+    def __init__(self, function, *arguments, **options):
+        self._work = (function, arguments, options)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        function, arguments, options = self._work
+        try:
+            self._result = function(*arguments, **options)
+        except Exception as error:
+            self._result = error
+
+    def result(self):
+        """What it returned, or raised."""
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive(), "it goes on"
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
+def until(condition, seconds=PATIENCE):
+    """Wait until something holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never held"
+        time.sleep(0.01)
+
+
+def fetch(link):
+    """The packet of a process, once there is one."""
+    while (packet := link.ask("GET", WORK)).status != 200:
+        pass
+    return packet

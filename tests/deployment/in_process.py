@@ -1,0 +1,96 @@
+"""Nodes of a federation in the process of the test: nothing but bytes goes between the two sides."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lit_fed.deployment.federation import RemoteClients
+from lit_fed.deployment.node import Node
+
+CLIENTS = {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]}
+"""Clients of each node; b9 takes no part in training."""
+
+UNSEEN = {"b9"}
+
+
+class InProcess:
+    """A transport without a wire.
+
+    Args:
+        nodes: by name.
+
+    Attributes:
+        log: everything that was sent, `(node, question, answer)`.
+    """
+
+    def __init__(self, nodes: dict[str, Any]) -> None:
+        self.nodes, self.log = nodes, []
+
+    def wait_for(self, num_nodes, seconds):
+        return sorted(self.nodes)
+
+    def call(self, packets, *, most_bytes, seconds):
+        answers = {node: self.nodes[node].handle(data) for node, data in packets.items()}
+        self.log += [(node, packets[node], answer) for node, answer in answers.items()]
+        return {node: answer for node, answer in answers.items() if len(answer) <= most_bytes[node]}
+
+    def close(self):
+        pass
+
+
+@dataclass(frozen=True)
+class InProcessFederation(RemoteClients):
+    """A federation whose nodes are objects of this process."""
+
+    transport: Any = None
+    missing: str = "stop"
+    seconds: float = 10.0
+    patience: float = 10.0
+    known: dict = field(default_factory=dict)
+
+    def connect(self):
+        return self.transport
+
+    def expected(self):
+        return len(self.transport.nodes)
+
+
+def write_clients(root: Path, clients: dict[str, Any], unseen=frozenset()) -> None:
+    """The files of some clients, `(x_train, y_train, x_test, y_test)` by name."""
+    for name, arrays in clients.items():
+        folder = root / ("unseen" if name in unseen else "seen")
+        folder.mkdir(parents=True, exist_ok=True)
+        np.savez(folder / f"{name}.npz", **dict(zip(("x_train", "y_train", "x_test", "y_test"), arrays, strict=True)))
+
+
+def some_clients(names, num_features=16, classes=3, seed=0, least=9):
+    """Small clients whose labels depend on their inputs, of different sizes."""
+    rng = np.random.default_rng(seed)
+    weights, found = rng.normal(size=(num_features, classes)), {}
+    for position, name in enumerate(names):
+        x = rng.normal(size=(least + 5 * position, num_features)).astype(np.float32)
+        y = (x @ weights + rng.normal(size=(len(x), classes))).argmax(1)
+        y[:classes] = range(classes)
+        found[name] = (x[:-4], y[:-4], x[-4:], y[-4:])
+    return found
+
+
+def node_folders(root: Path, nodes=CLIENTS, unseen=UNSEEN, **shape) -> dict[str, Path]:
+    """A folder of client files for each node, and `all` with those of all nodes."""
+    clients = some_clients([name for names in nodes.values() for name in names], **shape)
+    for node, names in {**nodes, "all": list(clients)}.items():
+        write_clients(root / node, {name: clients[name] for name in names}, unseen)
+    return {node: root / node for node in [*nodes, "all"]}
+
+
+def make_nodes(folders, states: Path, **options) -> dict[str, Node]:
+    """The nodes of these folders."""
+    return {name: Node(folder, states / name, **options) for name, folder in folders.items() if name != "all"}
+
+
+def same(one, other) -> bool:
+    """Whether two lists of tensors are equal bit for bit."""
+    return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))

@@ -1,0 +1,101 @@
+"""What Flower calls on both sides, without Flower."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from in_process import InProcess, make_nodes, node_folders
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.deployment import flower_client, flower_server
+from lit_fed.deployment.flower_client import answer_of
+from lit_fed.deployment.flower_server import GRID, FlowerFederation, run_fit
+from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+
+FACTS = to_bytes(Packet({"kind": "facts", "version": "any"}))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return node_folders(tmp_path / "data")
+
+
+def test_a_node_answers_from_the_folders_of_its_supernode(folders, tmp_path):
+    settings = {"data-root": str(folders["anna"]), "state-root": str(tmp_path / "states")}
+    assert set(from_bytes(answer_of(FACTS, settings)).facts["facts"]["clients"]) == {"a1", "a2"}
+
+
+@pytest.mark.parametrize("missing", ["data-root", "state-root"])
+def test_a_node_without_folders_says_what_to_give_it(missing, folders, tmp_path):
+    settings = {"data-root": str(folders["anna"]), "state-root": str(tmp_path / "states")} | {missing: ""}
+    assert f"without {missing}; give it --node-config" in from_bytes(answer_of(FACTS, settings)).facts["refused"]
+
+
+def test_a_node_without_clients_says_so_and_does_not_crash(tmp_path):
+    settings = {"data-root": str(tmp_path), "state-root": str(tmp_path / "states")}
+    assert "no folder `seen`" in from_bytes(answer_of(FACTS, settings)).facts["refused"]
+
+
+def app_of(tmp_path, **settings):
+    """What Flower hands to the app of a server."""
+    config = {
+        "model": {"algorithm": "FedAvg", "solver": {"lr": 0.1}},
+        "data": {
+            "batch_size": 4,
+            "dataset": {
+                "class_path": "lit_fed.deployment.flower_server.FlowerFederation",
+                "init_args": {"num_nodes": 3},
+            },
+        },
+        "trainer": {"max_epochs": 1, "default_root_dir": str(tmp_path / "runs"), "enable_progress_bar": False},
+        "name": "flower",
+    }
+    config["trainer"].update(settings)
+    return SimpleNamespace(run_config={"config": json.dumps(config), "ckpt-path": ""})
+
+
+@pytest.fixture
+def _nodes(folders, tmp_path, monkeypatch):
+    nodes = make_nodes(folders, tmp_path / "states")
+    monkeypatch.setattr(FlowerFederation, "connect", lambda self: InProcess(nodes) if GRID.get() == "grid" else None)
+
+
+@pytest.mark.usefixtures("_nodes")
+def test_the_server_runs_fit_and_goes_on_from_a_checkpoint(tmp_path):
+    before = list(sys.argv)
+    run_fit("grid", app_of(tmp_path))
+    summary = tmp_path / "runs" / "flower" / "version_0" / "summary.json"
+    assert json.loads(summary.read_text())["rounds"] == 1
+    more = app_of(tmp_path, max_epochs=2)
+    more.run_config["ckpt-path"] = "last"
+    run_fit("grid", more)
+    assert json.loads(summary.read_text())["rounds"] == 2
+    assert sys.argv == before
+    assert GRID.get(None) is None
+
+
+def test_a_fit_that_fails_is_a_run_that_has_failed(tmp_path, capsys):
+    with pytest.raises(RuntimeError, match="lit-fed fit ended with status 2"):
+        run_fit("grid", app_of(tmp_path, max_epochs=-7))
+    assert "max_epochs" in capsys.readouterr().err
+
+
+def test_the_data_set_is_for_runs_of_flower():
+    with pytest.raises(ConfigError, match="is for runs that Flower starts; write their app with `lit-fed flower-app`"):
+        FlowerFederation().connect()
+
+
+@pytest.mark.parametrize(("module", "app"), [(flower_server, "server_app"), (flower_client, "client_app")])
+def test_without_flower_the_apps_say_what_to_install(module, app, monkeypatch):
+    for name in ("flwr", "flwr.app", "flwr.serverapp", "flwr.clientapp"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=r'pip install "flwr>=1.41,<1.43" \(the extra flower\)'):
+        getattr(module, app)
+
+
+@pytest.mark.parametrize("setting", [{"num_nodes": 0}, {"seconds": -1.0}, {"pause": 0.0}, {"missing": "hope"}])
+def test_settings_out_of_range_are_refused(setting):
+    name, value = next(iter(setting.items()))
+    with pytest.raises(ConfigError, match=f"--data.dataset.{name} is {value}; give"):
+        FlowerFederation(**setting)

@@ -1,0 +1,100 @@
+"""One federation of real processes: a server, three nodes with certificates, and one of them killed in mid-round."""
+
+import csv
+import signal
+import socket
+import time
+
+import pytest
+import torch
+from background import until
+from in_process import CLIENTS, UNSEEN, some_clients, write_clients
+from running import history, numbers, run, start
+
+from lit_fed.deployment.certificates import make_certificates
+
+FIT = [
+    "fit", "--model.algorithm", "FedEM", "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true",
+    "--model.client_trainer", "sequential", "--data.batch_size", "4", "--trainer.max_epochs", "20",
+    "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
+]  # fmt: skip
+
+
+def start_node(folder, name, address):
+    """A node's process, with what has been made for it."""
+    return start([
+        "client", "--server", address, "--data.root", str(folder / name), "--states", str(folder / f"states-{name}"),
+        "--tls", str(folder / "tls" / name),
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Clients of all nodes, and of each one, and certificates."""
+    clients = some_clients([one for names in CLIENTS.values() for one in names])
+    write_clients(tmp_path / "all", clients, UNSEEN)
+    for node, names in CLIENTS.items():
+        write_clients(tmp_path / node, {name: clients[name] for name in names}, UNSEEN)
+    make_certificates(["127.0.0.1"], list(CLIENTS), tmp_path / "tls")
+    return tmp_path
+
+
+def of_seen(path):
+    """clients.csv without what only clients know, their mixture weights."""
+    with (path / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return [{key: value for key, value in row.items() if not key.startswith("pi_")} for row in rows]
+
+
+def stands_still(read, seconds=0.4):
+    """A question whether what is read has been the same for some time."""
+    seen, since = None, time.monotonic()
+
+    def answer():
+        nonlocal seen, since
+        now, before = read(), seen
+        seen = now
+        since = since if now == before else time.monotonic()
+        return time.monotonic() - since > seconds
+
+    return answer
+
+
+def test_a_killed_node_changes_nothing(folder):
+    """Metrics, per-client accuracies and shared state equal those of the simulation, bit for bit."""
+    fit = [*FIT, "--trainer.default_root_dir", str(folder / "runs")]
+    simulated = run([*fit, "--name", "simulated", "--data.dataset", "ClientFolder", "--data.dataset.root",
+                     str(folder / "all")])  # fmt: skip
+    assert simulated.returncode == 0, simulated.stderr
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    server = start([
+        *fit, "--name", "real", "--data.dataset", "Federation", "--data.dataset.listen", address, "--data.dataset.tls",
+        str(folder / "tls"), "--data.dataset.num_nodes", "3", "--data.dataset.nodes", '["anna", "ben", "carl"]',
+    ])  # fmt: skip
+    nodes = {name: start_node(folder, name, address) for name in CLIENTS}
+    try:
+        until(lambda: list(folder.glob("states-carl/*/*.pt")) or server.process.exitcode is not None, 120)
+        nodes["carl"].send_signal(signal.SIGSTOP)  # as one that takes long
+        until(stands_still(lambda: len(list(folder.glob("states-*/*/*.pt")))), 60)
+        nodes["carl"].kill()
+        nodes["carl"].communicate(10)
+        until(lambda: "carl is gone with a packet to answer" in server._files[1].read_text(), 60)
+        nodes["carl"] = start_node(folder, "carl", address)
+        _, err = server.communicate(120)
+        assert server.returncode == 0, err
+    finally:
+        for one in (server, *nodes.values()):
+            one.kill()
+            one.communicate(10)
+    assert err.count("carl is here") == 2
+    folders = [folder / "runs" / name / "version_0" for name in ("simulated", "real")]
+    assert history(folders[0]) == history(folders[1])
+    assert len(history(folders[0])) > 20
+    one, other = (numbers(path) for path in folders)
+    assert {**one, "client_trainer": ""} == {**other, "client_trainer": ""}
+    assert of_seen(folders[0]) == of_seen(folders[1])
+    one, other = (torch.load(path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for path in folders)
+    shared = [name for name in one if not name.startswith("store.")]  # the server has no states of clients
+    assert shared == [name for name in other if not name.startswith("store.")]
+    assert all(torch.equal(one[name], other[name]) for name in shared)

@@ -1,0 +1,285 @@
+"""Whole runs through the wire: Lightning's loop, files, resume, and what the bytes tell."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from lightning.pytorch import seed_everything
+
+from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed.core import tree
+from lit_fed.core.codecs import QSGD
+from lit_fed.core.errors import ConfigError, NotFiniteError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.data import ClientFolder
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.faults import Faults
+
+FILES = ["metrics.csv", "clients.csv"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return node_folders(tmp_path_factory.mktemp("nodes"))
+
+
+def module_of(algorithm=None, **settings):
+    solver = LocalSolver(lr=0.1, momentum=0.9, persist_optimizer=True)
+    return FederatedModule(algorithm or FedEM(), solver, client_trainer="sequential", **settings)
+
+
+def fit(out, dataset, module, *, rounds=3, ckpt_path=None, callbacks=(), **data):
+    """A fit and its test; the module, and what came of the test."""
+    seed_everything(3, verbose=False)
+    datamodule = FederatedDataModule(dataset, batch_size=4, **data)
+    logger = RoundLogger(out, name="run")
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=rounds, default_root_dir=str(out), logger=logger, enable_progress_bar=False,
+        callbacks=list(callbacks),
+    )  # fmt: skip
+    trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path)
+    trainer.test(module, datamodule=datamodule, verbose=False)
+    return Path(logger.log_dir)
+
+
+def both(folders, tmp_path, make, **options):
+    """The same run as a simulation and on nodes: folders, modules, transport."""
+    simulated, remote = make(), make()
+    one = fit(tmp_path / "simulated", ClientFolder(str(folders["all"])), simulated, **options)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=remote.settings))
+    other = fit(tmp_path / "remote", InProcessFederation(transport), remote, **options)
+    return one, other, simulated, remote, transport
+
+
+def table(folder, name):
+    return pd.read_csv(folder / name).drop(columns=["seconds"], errors="ignore").filter(regex="^(?!pi_|time)")
+
+
+def equal_runs(one, other, simulated, remote):
+    assert same(tree.leaves(simulated.federation.shared), tree.leaves(remote.federation.shared))
+    for name in FILES:
+        here, there = table(one, name), table(other, name)
+        shared = [column for column in here.columns if column in there.columns]
+        assert len(shared) >= 4
+        pd.testing.assert_frame_equal(here[shared], there[shared], check_exact=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "data"),
+    [
+        ({}, {"val_fraction": 0.25, "client_fraction": 0.6}),
+        ({"metrics": "F1Score", "compression": QSGD(), "compression_scope": "whole"}, {}),
+        ({"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=1.0, delta=1e-5)}, {"client_sampling": "poisson"}),
+    ],
+    ids=["validation", "compression", "privacy"],
+)
+def test_runs_equal_the_simulation(folders, tmp_path, settings, data):
+    one, other, simulated, remote, _ = both(folders, tmp_path, lambda: module_of(**settings), **data)
+    equal_runs(one, other, simulated, remote)
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_states_on_the_nodes(folders, tmp_path):
+    some = {"client_fraction": 0.6}
+    one, _, simulated, _, transport = both(folders, tmp_path, module_of, rounds=4, **some)
+    first = module_of()
+    begun = fit(tmp_path / "cut", InProcessFederation(transport), first, rounds=2, **some)
+    fit(tmp_path / "elsewhere", InProcessFederation(transport), module_of(), rounds=2)  # states of others lie beside
+    again = module_of()
+    transport.nodes = make_nodes(folders, tmp_path / "states", settings=again.settings)  # processes that know nothing
+    ended = fit(
+        tmp_path / "cut",
+        InProcessFederation(transport),
+        again,
+        rounds=4,
+        ckpt_path=str(begun / "checkpoints/last.ckpt"),
+        **some,
+    )
+    assert same(tree.leaves(simulated.federation.shared), tree.leaves(again.federation.shared))
+    assert table(one, "clients.csv")["accuracy"].tolist() == table(ended, "clients.csv")["accuracy"].tolist()
+
+
+def test_nodes_keep_what_checkpoints_need_and_no_more(folders, tmp_path):
+    module = module_of()
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module, rounds=6, client_fraction=0.6)
+    for node in ("anna", "ben", "carl"):
+        kept = list((tmp_path / "states" / node).glob("*/*.pt"))
+        clients = {path.name.split(".")[0] for path in kept}
+        assert len(kept) <= 4 * len(clients)  # last and previous checkpoint, the round before, and this one
+
+
+def test_no_sample_label_mixture_or_state_is_on_the_wire(folders, tmp_path):
+    """Every byte that nodes send: messages, sums, sizes and names."""
+    module = module_of()
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module, val_fraction=0.25)
+    secret = []
+    for path in folders["all"].rglob("*.npz"):
+        arrays = np.load(path)
+        secret += [row.astype(np.float32).tobytes() for name in ("x_train", "x_test") for row in arrays[name]]
+        secret += [arrays[name].astype(kind).tobytes() for name in ("y_train", "y_test") for kind in ("<i8", "<i4")]
+    for path in (tmp_path / "states").rglob("*.pt"):
+        state = torch.load(path, weights_only=True)
+        leaves = [leaf for leaf in state.values() if isinstance(leaf, torch.Tensor) and leaf.numel() > 2]
+        assert leaves
+        secret += [leaf.numpy().tobytes() for leaf in leaves]
+    secret += [(tmp_path / "states" / node / "key").read_bytes() for node in ("anna", "ben", "carl")]
+    answers = b"".join(answer for _, _, answer in transport.log)
+    assert len(answers) > 10_000
+    assert not [one for one in secret if one in answers]
+    planted = answers + secret[0]
+    assert secret[0] in planted  # the search finds what is there
+
+
+class Lossy(InProcess):
+    """A transport on which some nodes do not answer.
+
+    Args:
+        nodes: by name.
+        lost: says of a node and the facts of its packet whether its answer gets lost.
+    """
+
+    def __init__(self, nodes, lost):
+        super().__init__(nodes)
+        self.lost = lost
+
+    def call(self, packets, *, most_bytes, seconds):
+        there = {node: data for node, data in packets.items() if not self.lost(node, from_bytes(data).facts)}
+        return super().call(there, most_bytes=most_bytes, seconds=seconds)
+
+
+def gone(node, facts):
+    return node == "carl" and facts["kind"] == "train" and facts["round"] == 1
+
+
+@pytest.mark.parametrize("missing", ["stop", "wait"])
+def test_a_missing_node_ends_the_run_by_name_and_it_goes_on(folders, tmp_path, missing):
+    module = module_of()
+    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
+    federation = InProcessFederation(transport, missing=missing, seconds=0.01, patience=0.05)
+    with pytest.raises(LostNodesError, match=r"no answer from carl within .* s; see to their machines and logs"):
+        fit(tmp_path / "run", federation, module)
+    assert module.num_rounds_done == 1
+
+
+def test_a_node_that_comes_later_is_waited_for(folders, tmp_path):
+    calls = []
+
+    def late(node, facts):
+        calls.append(node)
+        return gone(node, facts) and calls.count("carl") < 8
+
+    _, _, simulated, _, _ = both(folders, tmp_path, module_of)
+    module = module_of()
+    transport = Lossy(make_nodes(folders, tmp_path / "other", settings=module.settings), late)
+    fit(tmp_path / "run", InProcessFederation(transport, missing="wait", seconds=0.01), module)
+    assert same(tree.leaves(simulated.federation.shared), tree.leaves(module.federation.shared))
+
+
+def test_dropped_clients_are_those_that_faults_leave_out(folders, tmp_path):
+    """A round without a node is that of the clients that came, bit for bit."""
+    module = module_of(faults=Faults(on_bad_client="drop"))
+    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
+    fit(tmp_path / "run", InProcessFederation(transport, missing="drop", seconds=0.01), module, rounds=2)
+    without = node_folders(tmp_path / "without", {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]})
+    other = module_of(faults=Faults(on_bad_client="drop"))
+    nodes = make_nodes(without, tmp_path / "other", settings=other.settings)
+    nodes["carl"] = Failing(nodes["carl"])
+    fit(tmp_path / "other_run", InProcessFederation(InProcess(nodes)), other, rounds=2)
+    assert same(tree.leaves(module.federation.shared), tree.leaves(other.federation.shared))
+    with pytest.raises(ConfigError, match="on_bad_client drop, or choose wait or stop"):
+        fit(tmp_path / "no", InProcessFederation(transport, missing="drop", seconds=0.01), module_of())
+
+
+def test_a_deadline_of_faults_is_one_in_seconds(folders, tmp_path):
+    module = module_of(faults=Faults(on_bad_client="drop", deadline=7.0))
+    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), lambda node, facts: False)
+    asked = []
+    call = transport.call
+    transport.call = lambda packets, *, most_bytes, seconds: (
+        asked.append((from_bytes(next(iter(packets.values()))).facts["kind"], round(seconds))),
+        call(packets, most_bytes=most_bytes, seconds=seconds),
+    )[1]
+    fit(tmp_path / "run", InProcessFederation(transport, missing="drop", seconds=50.0), module, rounds=1)
+    assert {seconds for kind, seconds in asked if kind == "train"} == {7}
+    assert {seconds for kind, seconds in asked if kind == "measure"} == {50}
+
+
+def test_nan_names_the_client_and_the_round(folders, tmp_path):
+    module = FederatedModule(FedEM(), LocalSolver(lr=3e38, local_epochs=3), client_trainer="sequential")
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    with pytest.raises(NotFiniteError, match=r"client 'c1' \(4\), round 0, client_final: .*NaN or infinite"):
+        fit(tmp_path / "run", InProcessFederation(transport), module)
+
+
+class Failing:
+    """A node one of whose clients fails in the second round."""
+
+    def __init__(self, node):
+        self.node = node
+
+    def handle(self, data):
+        packet = from_bytes(data)
+        answer = self.node.handle(data)
+        if packet.facts["kind"] == "train" and packet.facts["round"] == 1:
+            failed = {str(one): ["error", "client_step", "ValueError"] for one in packet.facts["clients"]}
+            return to_bytes(Packet({"clients": packet.facts["clients"], "failed": failed}))
+        return answer
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        lambda data: b"",
+        lambda data: b"litfed1\n" + b"\xff" * 64,
+        lambda data: data[:-1],
+        lambda data: data + b"\0",
+        lambda data: to_bytes(Packet({"clients": []}, {"0": [torch.zeros(3)]})),
+        lambda data: to_bytes(Packet({"clients": 7, "failed": 3})),
+        lambda data: to_bytes(Packet({"refused": "x" * 10_000})),
+    ],
+    ids=["empty", "header", "short", "long", "shapes", "types", "refused"],
+)
+def test_garbage_names_the_node_and_changes_nothing(folders, tmp_path, garbage):
+    module = module_of(FedAvg())
+    nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
+
+    class Malicious:
+        def handle(self, data):
+            answer = nodes["carl"].handle(data)
+            return garbage(answer) if from_bytes(data).facts["kind"] == "train" else answer
+
+    transport = InProcess(nodes | {"carl": Malicious()})
+    with pytest.raises(Exception, match="carl") as caught:
+        fit(tmp_path / "run", InProcessFederation(transport, seconds=0.01), module)
+    assert len(str(caught.value)) < 4000
+    assert module.num_rounds_done == 0
+
+
+def test_what_makes_no_sense_on_nodes_is_refused(folders, tmp_path):
+    from lit_fed import DFedEM
+
+    transport = InProcess(make_nodes(folders, tmp_path / "states"))
+    with pytest.raises(ConfigError, match="has no server"):
+        fit(tmp_path / "peers", InProcessFederation(transport), FederatedModule(DFedEM()))
+    with pytest.raises(ConfigError, match="unseen_fraction"):
+        fit(tmp_path / "unseen", InProcessFederation(transport), module_of(), unseen_fraction=0.2)
+    with pytest.raises(LostNodesError, match="give `Node` those of its module"):
+        fit(tmp_path / "no_settings", InProcessFederation(transport), module_of())
+
+
+def test_settings_come_once_and_stay_beside_the_states(folders, tmp_path):
+    module = module_of()
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module)
+    questions = [from_bytes(question).facts for node, question, _ in transport.log if node == "anna"]
+    assert sum("settings" in facts for facts in questions) == 1
+    kept = json.loads(next((tmp_path / "states" / "anna").glob("*/session.json")).read_text())
+    assert kept["ids"] == {"a1": 0, "a2": 1}

@@ -1,0 +1,91 @@
+"""Settings of a training as the command line writes them, and what a node makes of them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_fed.cli import ArgumentsCLI
+from lit_fed.core.codecs import QSGD
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.deployment.settings import settings_from_json
+from lit_fed.models import MLP
+from lit_fed.wrappers.faults import Faults
+
+CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "algorithm").glob("*.yaml"))
+
+
+def written(*arguments):
+    """The section `model` of a configuration that the command line writes, and the objects that it makes itself."""
+    cli = ArgumentsCLI(["fit", *arguments])
+    parser = cli._parser("fit")
+    plain = json.loads(parser.dump(cli.config["fit"], skip_unset=False, format="json"))
+    return plain["model"], parser.instantiate_classes(cli.config["fit"]).model.settings
+
+
+def plain(value):
+    """What equal settings have in common: functions that make networks are told by their class and options."""
+    made = getattr(value, "func", None)
+    return (made, value.keywords) if made is not None else value
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_every_algorithm_arrives_as_it_was_configured(config):
+    section, own = written("--config", str(config))
+    made = settings_from_json(section)
+    assert made.algorithm == own.algorithm
+    assert made.solver == own.solver
+
+
+def test_all_kinds_of_settings_arrive():
+    section, own = written(
+        "--model.network", "MLP", "--model.network.hidden_sizes", "[7, 5]", "--model.compression", "QSGD",
+        "--model.faults.on_bad_client", "drop", "--model.faults.dropout", "[0.1, 0.2]", "--model.solver.lr", "0.3",
+        "--model.metrics", "AUROC,F1Score",
+    )  # fmt: skip
+    made = settings_from_json(section)
+    assert made.solver == LocalSolver(lr=0.3)
+    assert made.compression == QSGD()
+    assert made.faults == Faults(dropout=[0.1, 0.2], on_bad_client="drop") == own.faults
+    network = made.network((4,), 3)
+    assert isinstance(network, MLP)
+    assert str(network) == str(own.network((4,), 3))
+    assert made._replace(network=None, metrics=None) == own._replace(network=None, metrics=None)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("algorithm", {"class_path": "os.system", "init_args": {"command": "true"}}),
+        ("algorithm", {"class_path": "lit_fed.cli.os.system", "init_args": {"command": "true"}}),
+        ("algorithm", "os.system"),
+        ("network", "subprocess.call"),
+        (
+            "network",
+            {"class_path": "lit_fed.core.machine.files.write_atomically", "init_args": {"path": "x", "text": ""}},
+        ),
+        ("algorithm", {"class_path": "lit_fed.core.machine.files.write_atomically", "init_args": {"path": "x"}}),
+        ("network", {"class_path": "builtins.eval"}),
+        ("loss", {"class_path": "lit_fed_elsewhere.Loss"}),
+        ("solver", {"lr": {"class_path": "os.getcwd"}}),
+        ("algorithm", {"class_path": "lit_fed.FedEM", "init_args": {"num_components": {"class_path": "os.getcwd"}}}),
+        ("algorithm", {"class_path": "lit_fed.FedEM", "init_args": {"unknown": 1}}),
+        ("unknown", 1),
+        ("metrics", ["os.system"]),
+    ],
+)
+def test_what_is_not_of_lit_fed_is_refused(setting, value):
+    section, _ = written()
+    with pytest.raises(ConfigError):
+        settings_from_json(section | {setting: value}).check()
+
+
+def test_trusted_modules_are_made(monkeypatch, tmp_path):
+    (tmp_path / "own_networks.py").write_text("from lit_fed.models import MLP\n\n\nclass Mine(MLP):\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    section, _ = written()
+    section["network"] = {"class_path": "own_networks.Mine", "init_args": {"hidden_sizes": [3]}}
+    with pytest.raises(ConfigError, match=r"own_networks\.Mine .*--trust own_networks"):
+        settings_from_json(section)
+    assert type(settings_from_json(section, ["own_networks"]).network((2,), 2)).__name__ == "Mine"

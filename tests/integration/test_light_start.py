@@ -1,0 +1,100 @@
+"""What a command and the rooms without Lightning load, and what they leave to those who ask for it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from lightning.pytorch.cli import LightningCLI
+
+from lit_fed.cli import FederatedCLI
+
+ROUND_WITHOUT = {
+    "lightning", "torchmetrics", "torchvision", "scipy", "sklearn", "pandas", "matplotlib", "networkx", "torch._dynamo",
+}  # fmt: skip
+"""What a program that runs rounds by itself, as a node of a federation does, has no use for."""
+
+FIT_WITHOUT = ROUND_WITHOUT - {"lightning", "torchmetrics", "matplotlib"} | {
+    "torchmetrics.classification", "transformers", "wandb", "onnx", "tensorboard", "torch._inductor",
+}  # fmt: skip
+"""What a fit has no use for before its first round is over; the base of torchmetrics loads matplotlib."""
+
+PROGRAM = """
+import json, os, sys
+import lit_fed
+
+def loaded(names):
+    return sorted(set(names) & set(sys.modules))
+
+lit_fed.FedEM, lit_fed.MLP, lit_fed.LocalSolver
+from lit_fed import clients, rounds, serving
+from lit_fed.clients import store
+found = {"rooms": loaded(ROUND_WITHOUT)}
+
+from lit_fed.__main__ import main
+
+def first_round(module):
+    found["fit"] = loaded(FIT_WITHOUT)
+    import torch, torchmetrics
+    from lightning.fabric.wrappers import _unwrap_compiled
+    network = torch.nn.Linear(1, 1)
+    found["compiled"] = [_unwrap_compiled(one)[0] is network for one in (network, torch.compile(network))]
+    found["same compiler"] = torch._dynamo is sys.modules["torch._dynamo"]
+    found["metric"] = issubclass(torchmetrics.MeanMetric, torchmetrics.Metric)
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lit_fed.cli":  # what is loaded before it is the light start
+            sys.meta_path.remove(self)
+            from lit_fed.training.module import FederatedModule
+            commit = FederatedModule.commit_round
+            FederatedModule.commit_round = lambda module: (commit(module), first_round(module))
+
+sys.meta_path.insert(0, Watch())
+main()
+"""
+
+
+def test_rooms_and_first_round_load_no_more_than_they_need(tmp_path):
+    """And what is not loaded is there for those who ask: compiled networks are known, and metrics whole."""
+    program = PROGRAM.replace("FIT_WITHOUT", repr(FIT_WITHOUT)).replace("ROUND_WITHOUT", repr(ROUND_WITHOUT))
+    arguments = ["fit", "--config", "configs/experiment/quickstart.yaml", "--trainer.default_root_dir", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=environment, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == {"rooms": [], "fit": [], "compiled": [True, True], "same compiler": True, "metric": True}
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """The commands whose parsers were made completely; the tests' shared parser is left alone."""
+    made = []
+    prepare = LightningCLI._prepare_subcommand_parser
+
+    def noted(self, klass, subcommand, **kwargs):
+        made.append(subcommand)
+        return prepare(self, klass, subcommand, **kwargs)
+
+    monkeypatch.setattr(LightningCLI, "_prepare_subcommand_parser", noted)
+    monkeypatch.setattr(FederatedCLI, "setup_parser", LightningCLI.setup_parser)
+    return made
+
+
+class OnlyArguments(FederatedCLI):
+    """Ends when the arguments are read."""
+
+    def _set_seed(self):
+        raise StopIteration
+
+
+def test_one_command_makes_one_parser(built):
+    with pytest.raises(StopIteration):
+        OnlyArguments(["validate", "--trainer.max_epochs", "3"])
+    assert built == ["validate"]
