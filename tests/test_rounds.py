@@ -149,3 +149,34 @@ def test_unseen_clients_are_served_without_a_store():
     del federation.store
     found = serving.evaluate(federation, unseen, seen=False)
     assert found[:, 0].tolist() == [len(y) for _, y in as_arrays(unseen)]
+
+
+@dataclass(frozen=True)
+class KeepsWhatItReceived(FedAvg):
+    """A client keeps the model that the server sent, and not a copy of it."""
+
+    def state_init(self, ctx, shared, data):
+        return shared.models
+
+    def client_final(self, ctx, shared, work, data):
+        return super().client_final(ctx, shared, work, data)._replace(state=shared.models)
+
+
+@pytest.mark.parametrize("at_once", [0, 2**24])
+def test_a_kept_model_is_that_of_the_round_also_where_the_server_writes_over_its_own(monkeypatch, at_once):
+    monkeypatch.setattr("lit_fed.clients.store.BYTES_AT_ONCE", at_once)
+    train = make_clients(SIZES)
+    federation = rounds.start(KeepsWhatItReceived(), make_task(), train, solver=LocalSolver(lr=0.5), batch_size=4)
+    server = federation.server
+
+    def commit(shared):  # as a module does, whose parameters stay where they are
+        tree.map_leaves(lambda old, new: old.copy_(new), server.shared, shared)
+        server.rounds_done += 1
+
+    server.commit = commit
+    federation.round(train)
+    sent = tree.map_leaves(torch.clone, federation.shared.models)
+    federation.round(train)
+    assert distance(sent, federation.shared.models) > 0
+    for row in range(len(SIZES)):
+        assert same_bits(tree.index(federation.store.table["state"], row), sent)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch._C import _functorch as functorch
-from torch._functorch import vmap
+from torch._functorch.predispatch import lazy_load_decompositions
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
@@ -26,7 +26,7 @@ def at_once(function: Callable[..., Any], *arguments: Tree) -> Any:
     Returns:
         What the function returns, leaves [C, ...].
     """
-    vmap.lazy_load_decompositions()  # type: ignore[attr-defined]
+    lazy_load_decompositions()
     size = len(tree.leaves(arguments)[0])
     level = functorch._vmap_increment_nesting(size, "error")
     try:
