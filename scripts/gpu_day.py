@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import torch
 from gpu_stages.cells import Cells
@@ -23,6 +20,7 @@ from gpu_stages.parity import parity, tests
 from gpu_stages.speed import speed
 from gpu_stages.workload import Size
 
+ROOT = Path(__file__).resolve().parents[1]
 STAGES = {"tests": tests, "parity": parity, "speed": speed, "graphs": graphs}
 FULL, TOY = Size(80, 38400), Size(3, 24, (3, 16, 16), 8)
 
