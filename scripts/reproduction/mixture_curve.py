@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fed.callbacks.component_accuracy import has_components, measure_components
 from lit_fed.clients import SequentialTrainer
 from lit_fed.core.mixtures.e_step import expectation
-from lit_fed.metrics.client_table import ClientTable
+from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["MixtureCurve", "mixture_curve"]
