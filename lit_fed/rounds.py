@@ -10,25 +10,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.algorithms.base import Algorithm
-from lit_fed.clients import ClientTrainer, SequentialTrainer, TrainJob, choose_trainer
-from lit_fed.clients.arrivals import Arrivals, faults_in, heard_in
+from lit_fed.clients import ClientTrainer, TrainJob, choose_trainer
+from lit_fed.clients.arrivals import Arrivals, PhaseUnderWay, RoundUnderWay, faults_in, heard_in
 from lit_fed.clients.base import Failed
+from lit_fed.clients.first_states import fresh_optimizer, start_alike
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_cohort
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.reduce import RunningMeans, as_shared
+from lit_fed.core.reduce import as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
@@ -36,33 +37,6 @@ from lit_fed.wrappers.around import innermost
 from lit_fed.wrappers.faults import drawn_weight, faults_of
 
 __all__ = ["FederatedRounds", "RoundRecord", "start"]
-
-
-class _Phase(NamedTuple):
-    """A phase under way."""
-
-    ctx: Context
-    block: ClientBlock  # its first
-    arrivals: Arrivals  # what has come in so far
-
-
-@dataclass
-class _Round:
-    """What has happened of a round so far: none of it is committed, so a round that is cut off leaves no trace."""
-
-    started: float = field(default_factory=time.perf_counter)
-    shared: Tree = None  # after the last phase that ended
-    phase: _Phase | None = None  # under way
-    traffic: list[PhaseTraffic] = field(default_factory=list)
-    ended: list[Arrivals] = field(default_factory=list)  # of the phases that ended
-    means: RunningMeans = field(default_factory=RunningMeans)
-
-
-class _Untold:
-    """A client of whom nothing is known."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(name)
 
 
 class FederatedRounds:
@@ -88,7 +62,7 @@ class FederatedRounds:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
         self.name, self.faults = type(innermost(algorithm)).__name__, faults_of(algorithm)
         self.schedule_rounds: int | None = None
-        self._round: _Round | None = None
+        self._round: RoundUnderWay | None = None
 
     @cached_property
     def client_trainer(self) -> ClientTrainer:
@@ -112,25 +86,13 @@ class FederatedRounds:
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
             return {"state": state}
-        if not hasattr(self, "_fresh_optimizer"):  # the same for all: its shape is the algorithm's affair
-            losses = SequentialTrainer().losses(ctx, shared, self.algorithm, data)
-            there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
-            work = self.algorithm.client_init(ctx, shared, there, data, losses)
-            self._fresh_optimizer = getattr(work, "optimizer", None)
+        if not hasattr(self, "_fresh_optimizer"):  # it is the same for all
+            self._fresh_optimizer = fresh_optimizer(self.algorithm, ctx, shared, state, data)
         return {"state": state, "optimizer": self._fresh_optimizer}
 
     def new_store(self, train: Split, memory_bytes: float = math.inf) -> ClientStore:
-        """What these clients keep, each from its own start; where nothing of a client is asked, all start alike.
-
-        Args:
-            train: training samples of all clients.
-            memory_bytes: as of `ClientStore`.
-        """
-        try:
-            self.algorithm.state_init(self.context("init"), self.server.initial_shared, _Untold())  # type: ignore[arg-type]
-            alike = True
-        except Exception:  # whatever asking brings: the clients are asked one by one
-            alike = False
+        """What these clients keep, each from its own start; arguments as of `ClientStore`."""
+        alike = start_alike(self.algorithm, self.context("init"), self.server.initial_shared)
         return ClientStore(partial(self.initial_state, train), train.num_clients, memory_bytes, alike=alike)
 
     # ------------------------------------------------------------------ a round
@@ -158,11 +120,10 @@ class FederatedRounds:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
-        block = block._replace(data=block.data.select(ids))
-        for part in map(block.part, self.store.portions(len(ids))):
+        for part in map(block._replace(data=block.data.select(ids)).part, self.store.portions(len(ids))):
             yield from (done for done in self._train(phase, part) if not part.is_ghost)
 
-    def _train(self, phase: _Phase, block: ClientBlock) -> Iterator[int]:
+    def _train(self, phase: PhaseUnderWay, block: ClientBlock) -> Iterator[int]:
         """Run clients whose states are gathered at once."""
         ids, ghost, kept = block.phase.client_ids, block.is_ghost, self.store.gather(block.phase.client_ids)
         job = TrainJob(
@@ -177,21 +138,20 @@ class FederatedRounds:
                 self.store.stage(some[rows], tree.index({name: new[name] for name in self.store.template}, rows))
             yield len(some)
 
-    def _phase_of(self, block: ClientBlock) -> _Phase:
+    def _phase_of(self, block: ClientBlock) -> PhaseUnderWay:
         """The phase of a block; its first block begins it, and perhaps a round."""
-        self._round = self._round or _Round()
+        self._round = self._round or RoundUnderWay()
         if self._round.phase is None:
             named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
             forgives = self.faults is not None and self.faults.forgives and not named.waits_for_all
             arrivals = Arrivals(
                 self.algorithm.reduce, block.slices, named.absences, num_clients, device, forgives, self._round.ended
             )
-            ctx = self.context(named.name, arrivals.present)
-            if named.draws is not None:
-                ctx = ctx._replace(draws=named.draws.to(device))
+            draws = None if named.draws is None else named.draws.to(device)
+            ctx = self.context(named.name, arrivals.present)._replace(draws=draws)
             if named.absences is not None:
                 ctx = ctx._replace(drawn_weight=drawn_weight(named.absences, block.data.sizes, ctx.weighting))
-            self._round.phase = _Phase(ctx, block, arrivals)
+            self._round.phase = PhaseUnderWay(ctx, block, arrivals)
         return self._round.phase
 
     def end_phase(self) -> None:
@@ -209,15 +169,14 @@ class FederatedRounds:
         ctx = ctx._replace(present=arrivals.present)
         reduced, (up, down), means = arrivals.reduce()
         self.store.exchange(*arrivals.kept)
-        asked, trains = arrivals.num_asked, block.phase.work.trains
+        asked = arrivals.num_asked
         payloads = self.algorithm.num_payloads(ctx, self.shared, asked) if asked else 0
-        this.traffic.append(PhaseTraffic(asked, trains, payloads, up, down, arrivals.wait))
+        this.traffic.append(PhaseTraffic(asked, block.phase.work.trains, payloads, up, down, arrivals.wait))
         weight = float(reduced.weight.sum())
         for name, value in means.items():
             this.means.add(name, value, weight)
-        new = self.shared
-        if weight or self.algorithm.steps_on_empty_rounds:
-            new = self.algorithm.server_step(ctx, self.shared, reduced, arrivals.heard.client_ids)
+        steps, heard = weight or self.algorithm.steps_on_empty_rounds, arrivals.heard.client_ids
+        new = self.algorithm.server_step(ctx, self.shared, reduced, heard) if steps else self.shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
         this.ended.append(arrivals)
 
@@ -262,8 +221,11 @@ def start(
     """
     device, solver = train.x.device, solver or LocalSolver()
     task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
-    sizes = {"num_clients": train.num_clients, "total_samples": train.num_samples}
-    sizes["most_samples"] = int(train.sizes.max())
+    sizes = {
+        "num_clients": train.num_clients,
+        "total_samples": train.num_samples,
+        "most_samples": int(train.sizes.max()),
+    }
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))

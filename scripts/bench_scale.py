@@ -48,8 +48,7 @@ SCALE_ROWS = {"many_clients": many_clients, "many_models": many_models}
 def _few_and_many(algorithm: str, most: int) -> dict[str, float]:
     """The figures of a thousand clients and of many more, in turn, each time in processes of their own."""
     turns = [
-        [in_process("bench_scale", f"child({algorithm!r}, {number}, {time.time()})") for number in (1_000, most)]
-        for _ in range(3)
+        [in_process("bench_scale", f"child({algorithm!r}, {number})") for number in (1_000, most)] for _ in range(3)
     ]
     row: dict[str, float] = {}
     for figure in turns[0][0]:
@@ -60,7 +59,7 @@ def _few_and_many(algorithm: str, most: int) -> dict[str, float]:
     return row
 
 
-def child(algorithm: str, num_clients: int, started: float) -> None:
+def child(algorithm: str, num_clients: int) -> None:
     """Train some rounds and print what they cost."""
     whole_models = algorithm == "Ditto"
     sizes = {"dimension": 300, "test_size": 5} if whole_models else {"test_size": 50}
@@ -78,7 +77,6 @@ def child(algorithm: str, num_clients: int, started: float) -> None:
         (last,) = Path(folder).rglob("last.ckpt")
         row = {
             "CPU seconds of a round": float(np.median(watch.seconds[1:])),
-            "wall seconds to the first step": watch.first - started,
             "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
             "checkpoint MB": last.stat().st_size / 1e6,
         }
@@ -92,7 +90,6 @@ class Watch(lightning.pytorch.Callback):
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.first = 0.0
         self.seconds: list[float] = []
         self.written: list[int] = []
         self._known: set[str] = set()
@@ -100,7 +97,6 @@ class Watch(lightning.pytorch.Callback):
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """A round begins where the one before ended; counting its files is none of its work."""
-        self.first = self.first or time.time()
         if self._since is not None:
             self.seconds.append(time.process_time() - self._since)
         found = {path.name for path in self._folder.rglob("clients/*.pt")}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,11 +12,12 @@ from torch import Tensor
 
 from lit_fed.clients.base import Failed, Trained
 from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError, NotFiniteError
-from lit_fed.core.reduce import Accumulator, all_reduce
-from lit_fed.core.types import Absences, ClientBlock, Reduced, RoundFaults
+from lit_fed.core.reduce import Accumulator, RunningMeans, all_reduce
+from lit_fed.core.types import Absences, ClientBlock, PhaseTraffic, Reduced, RoundFaults, Tree
 
-__all__ = ["Arrivals", "Places", "faults_in", "heard_in"]
+__all__ = ["Arrivals", "PhaseUnderWay", "Places", "RoundUnderWay", "faults_in", "heard_in"]
 
 NOT_FINITE, FAILED = 1, 2
 """How ranks tell each other of a client that failed."""
@@ -160,6 +163,26 @@ class Arrivals:
         whole = torch.cat(parts)
         client_ids = whole.sort().values
         return Places(torch.searchsorted(client_ids, whole), [len(one) for one in parts], client_ids)
+
+
+class PhaseUnderWay(NamedTuple):
+    """A phase under way."""
+
+    ctx: Context
+    block: ClientBlock  # its first
+    arrivals: Arrivals  # what has come in so far
+
+
+@dataclass
+class RoundUnderWay:
+    """What has happened of a round so far: none of it is committed, so a round that is cut off leaves no trace."""
+
+    started: float = field(default_factory=time.perf_counter)
+    shared: Tree = None  # after the last phase that ended
+    phase: PhaseUnderWay | None = None  # under way
+    traffic: list[PhaseTraffic] = field(default_factory=list)
+    ended: list[Arrivals] = field(default_factory=list)  # of the phases that ended
+    means: RunningMeans = field(default_factory=RunningMeans)
 
 
 def heard_in(phases: Sequence[Arrivals]) -> Tensor:

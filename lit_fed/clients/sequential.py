@@ -175,6 +175,7 @@ class SequentialTrainer:
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, `rows_per_pass` samples at a time."""
+        keep_freed_memory(job.data.x.device)
         job = job._replace(ctx=self._with_layout(job.ctx))
         for row, client_id in enumerate(job.client_ids.tolist()):
             data = job.data.client(client_id)

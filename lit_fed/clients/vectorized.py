@@ -30,6 +30,7 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
+from lit_fed.core.machine.allocation import keep_freed_memory
 from lit_fed.core.networks.frozen import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
@@ -71,6 +72,7 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ training
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each chunk of clients; one in which a client fails is run one by one."""
+        keep_freed_memory(job.block.data.x.device)
         with one_thread(job.block.data.x.device):
             yield from self._train(job._replace(ctx=job.ctx._replace(task=replace(job.ctx.task, model_axis="vmap"))))
 
@@ -265,6 +267,7 @@ class VectorizedTrainer:
     # ------------------------------------------------------------------ prediction
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict chunk after chunk of clients of similar size."""
+        keep_freed_memory(job.data.x.device)
         with one_thread(job.data.x.device):
             yield from self._predict(job)
 

@@ -247,11 +247,24 @@ class LocalSolver:
         """
         for piece in _pieces([*given, *taken]):
             (old, gradient, *moments), out = piece[: len(given)], piece[len(given) :]
+            if len(moments) == 1 and not self.nesterov:
+                self._write_momentum(old, gradient, moments[0], out, lr)
+                continue
             first, second = [*({"": leaf} for leaf in moments), {}, {}][:2]
             direction, state = self._unclipped({"": old}, {"": gradient}, OptimizerState(step, first, second))
             torch.addcmul(old, direction[""], lr.to(old.dtype), value=-1, out=out[0])
             for target, moment in zip(out[1:], (state.first, state.second), strict=False):
                 target.copy_(moment[""])
+
+    def _write_momentum(self, old: Tensor, gradient: Tensor, moment: Tensor, out: list[Tensor], lr: Tensor) -> None:
+        """The same arithmetic for momentum, the commonest case, without temporaries: all of it waits for memory."""
+        new, velocity = out
+        if self.weight_decay:
+            torch.add(gradient, old, alpha=self.weight_decay, out=velocity)
+            velocity.add_(moment, alpha=self.momentum)
+        else:
+            torch.add(gradient, moment, alpha=self.momentum, out=velocity)
+        torch.addcmul(old, velocity, lr.to(old.dtype), value=-1, out=new)
 
     def update(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor

@@ -17,11 +17,12 @@ from pathlib import Path
 from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_protocol as protocol
 from lit_fed.deployment.https_protocol import Limits, Reply
+from lit_fed.deployment.https_tls import tls_of_node
 from lit_fed.deployment.transport import check_node_name
 
 __all__ = ["Link"]
 
-SERVER, TLS, NEVER = "--server", "--tls", -1.0
+SERVER, TLS, NEVER, SECONDS = "--server", "--tls", -1.0, Limits.poll_seconds + 15.0
 PAUSES = (0.5, 30.0)
 """Seconds until the first and until a late attempt to reach the server again; each pause is twice the one before."""
 
@@ -57,18 +58,16 @@ class Link:
         self._away_since: float | None = NEVER
         self._pause, self._hung_up, self._has_tls = PAUSES[0], 0, tls is not None
         self._headers = {**protocol.version_headers(), protocol.PROCESS: secrets.token_hex(16)}
-        seconds = Limits.poll_seconds + 15.0
         self._connection: http.client.HTTPConnection
         if tls is not None:
-            context = protocol.tls_of_node(tls, TLS)
-            self._connection = http.client.HTTPSConnection(host, port, timeout=seconds, context=context)
+            self._connection = http.client.HTTPSConnection(host, port, timeout=SECONDS, context=tls_of_node(tls, TLS))
         elif not protocol.is_loopback(host):
             raise ConfigError(f"{SERVER} {server} is another machine; give {TLS} DIR, with this node's certificate")
         elif name is None:
             raise ConfigError(f"neither {TLS} nor --name is given; give {TLS} DIR or, on one machine, --name NAME")
         else:
             self._headers[protocol.NAME] = check_node_name(name, "--name")
-            self._connection = http.client.HTTPConnection(host, port, timeout=seconds)
+            self._connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
 
     def close(self) -> None:
         """Close the connection; the next question opens one."""
@@ -93,10 +92,9 @@ class Link:
         Raises:
             ConfigError: if it refuses this node, cannot be trusted, or was away for too long.
         """
-        while True:
-            reply = self._try(method, path)
-            if reply is not None:
-                return reply
+        while (reply := self._try(method, path)) is None:
+            pass
+        return reply
 
     def _try(self, method: str, path: str, body: bytes | None = None) -> Reply | None:
         """One attempt; None, after a pause, where the server is away."""
@@ -107,8 +105,7 @@ class Link:
             self._wait(error)
             return None
         if reply.status in protocol.REFUSALS:
-            text = "".join(one for one in reply.body[:500].decode(errors="replace") if one.isprintable())
-            raise ConfigError(f"{SERVER} {self._server} refuses this node: {text}")
+            raise ConfigError(f"{SERVER} {self._server} refuses this node: {reply.text}")
         if self._away_since is not None:
             self._say(f"connected to {self._server}")
         self._away_since, self._pause = None, PAUSES[0]
@@ -119,9 +116,10 @@ class Link:
         if is_closed:
             self._connection.connect()
             protocol.keep_alive(self._connection.sock)
+        length = {"Content-Length": str(len(body))} if body else {}
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before
-                self._connection.request(method, path, body, self._headers)
+                self._connection.request(method, path, body and protocol.pieces(body), self._headers | length)
             reply = Reply(self._connection.getresponse())
         except ConnectionError:
             self._hung_up += 1
@@ -146,9 +144,7 @@ class Link:
             self._away_since = now
             self._say(f"{self._server} cannot be reached ({reason}); trying again for {self._patience:g} s")
         if now - self._away_since > self._patience:
-            raise ConfigError(
-                f"{SERVER} {self._server}: cannot be reached for {self._patience:g} s ({reason}); start the server, or "
-                "correct the address"
-            ) from error
+            why = f"cannot be reached for {self._patience:g} s ({reason})"
+            raise ConfigError(f"{SERVER} {self._server}: {why}; start it, or correct the address") from error
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSES[1])

@@ -1,4 +1,4 @@
-"""What both ends of the HTTPS transport agree on: paths, headers, limits, addresses, certificates.
+"""What both ends of the HTTPS transport agree on: paths, headers, limits, addresses.
 
     GET /v1/work               a packet (200) with its id, or nothing yet (204) after at most `poll_seconds`
     POST /v1/answers/ID        taken (204), or nobody waits for it any more (410)
@@ -12,20 +12,19 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import socket
-import ssl
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from lit_fed import __version__
 from lit_fed.core.errors import ConfigError
 
 __all__ = [
     "ANSWERS", "MOST_BYTES", "NAME", "PACKET", "PROCESS", "PROTOCOL", "REFUSALS", "WORK",
-    "Limits", "Reply", "address_of", "is_loopback", "keep_alive", "tls_of_node", "tls_of_server", "version_headers",
+    "Limits", "Reply", "address_of", "is_loopback", "keep_alive", "pieces", "version_headers",
 ]  # fmt: skip
 
 WORK, ANSWERS = "/v1/work", "/v1/answers/"
-PROTOCOL = "1"
+PROTOCOL, PIECE = "1", 2**18
 PACKET, MOST_BYTES, PROCESS, NAME = "Lit-Fed-Packet", "Lit-Fed-Most-Bytes", "Lit-Fed-Process", "Lit-Fed-Name"
 REFUSALS = {400, 403, 404, 409, 411, 413, 415, 426}
 """Statuses after which a node ends: asking again would change nothing."""
@@ -54,19 +53,26 @@ class Limits:
 
 
 class Reply:
-    """What the server said: `status`, `body`, and of a packet `key` and `most_bytes`."""
+    """What the server said: `status`, `body`, its beginning as `text`, and of a packet `key` and `most_bytes`."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         length, headers = int(response.headers.get("Content-Length", "0")), response.headers
         if length > Limits.most_bytes:
             raise http.client.HTTPException(f"a packet of {length} bytes, where {Limits.most_bytes} are the most")
         self.status, self.body = response.status, response.read()
+        self.text = "".join(one for one in self.body[:500].decode(errors="replace") if one.isprintable())
         self.key, self.most_bytes = headers.get(PACKET, ""), int(headers.get(MOST_BYTES, "0"))
 
 
 def version_headers() -> dict[str, str]:
     """What each side says of itself."""
     return {"Lit-Fed-Protocol": PROTOCOL, "Lit-Fed-Version": __version__}
+
+
+def pieces(data: bytes) -> Iterator[memoryview]:
+    """Parts of a body; a connection may stand still for some time at each of them."""
+    for start in range(0, len(data), PIECE):
+        yield memoryview(data)[start : start + PIECE]
 
 
 def address_of(given: str, option: str) -> tuple[str, int]:
@@ -102,39 +108,3 @@ def keep_alive(connection: socket.socket) -> None:
     for name, value in KEEP_ALIVE.items():
         if hasattr(socket, name):  # not on every system
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def _tls(kind: int, folder: Path, name: str, option: str) -> ssl.SSLContext:
-    """TLS 1.3 with a certificate of one's own, and no other CA than that of the folder."""
-    files = [folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ConfigError(f"{option} {folder}: no {', '.join(missing)} in it; `lit-fed certificates` writes them")
-    context = ssl.SSLContext(kind)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.verify_mode = ssl.CERT_REQUIRED
-    try:
-        context.load_cert_chain(files[0], files[1], password="")  # no prompt for a key that has one
-        context.load_verify_locations(files[2])
-    except (OSError, ssl.SSLError) as error:
-        why = getattr(error, "reason", None) or getattr(error, "strerror", None) or type(error).__name__
-        raise ConfigError(f"{option} {folder}: its certificates cannot be used ({why}); make them anew") from error
-    return context
-
-
-def tls_of_server(folder: Path, option: str) -> ssl.SSLContext:
-    """The server's: `server.pem`, `server.key` and `ca.pem` of a folder; nodes need a certificate of that CA.
-
-    Raises:
-        ConfigError: naming the folder and what is wrong in it.
-    """
-    return _tls(ssl.PROTOCOL_TLS_SERVER, folder, "server", option)
-
-
-def tls_of_node(folder: Path, option: str) -> ssl.SSLContext:
-    """A node's: `node.pem`, `node.key` and `ca.pem` of a folder; the server's name has to be in its certificate.
-
-    Raises:
-        ConfigError: naming the folder and what is wrong in it.
-    """
-    return _tls(ssl.PROTOCOL_TLS_CLIENT, folder, "node", option)

@@ -11,12 +11,21 @@ from lit_fed import __version__
 from lit_fed.deployment.https_connections import Connections
 from lit_fed.deployment.https_mailbox import Mailbox
 from lit_fed.deployment.https_member import Member, Posted, RefusedError, hang_up
-from lit_fed.deployment.https_protocol import ANSWERS, MOST_BYTES, NAME, PACKET, PROCESS, WORK, Limits, version_headers
+from lit_fed.deployment.https_protocol import (
+    ANSWERS,
+    MOST_BYTES,
+    NAME,
+    PACKET,
+    PROCESS,
+    WORK,
+    Limits,
+    pieces,
+    version_headers,
+)
 from lit_fed.deployment.transport import is_node_name
 
 __all__ = ["Requests"]
 
-PIECE = 2**18
 LONGEST_PROCESS = 64
 
 
@@ -91,10 +100,9 @@ class Requests:
         response = web.StreamResponse(headers={PACKET: packet.key, MOST_BYTES: str(most)})
         response.content_type, response.content_length = "application/octet-stream", len(packet.data)
         await response.prepare(request)
-        data = memoryview(packet.data)
-        for start in range(0, len(data), PIECE):
+        for piece in pieces(packet.data):
             async with asyncio.timeout(self.limits.stall_seconds):
-                await response.write(data[start : start + PIECE])
+                await response.write(piece)
         return response
 
     async def _read(self, request: web.BaseRequest, packet: Posted, wanted: Callable[[], bool]) -> bytes:

@@ -20,7 +20,8 @@ from lit_fed.core.errors import ConfigError, notice
 from lit_fed.core.machine.packages import optional_package
 from lit_fed.deployment.https_connections import Connections, close_all, listening
 from lit_fed.deployment.https_mailbox import Mailbox
-from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback, tls_of_server
+from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback
+from lit_fed.deployment.https_tls import tls_of_server
 
 __all__ = ["HttpsServer"]
 

@@ -58,6 +58,7 @@ class RemoteTrainer:
         session: dict[str, Any],
     ) -> None:
         self.fleet, self.rounds, self.populations, self.session = fleet, rounds, populations, session
+        self._informed: set[str] = set()  # nodes that know the settings, unless their process is a new one
 
     def check(self, network: nn.Module) -> None:
         """The nodes check."""
@@ -207,7 +208,10 @@ class RemoteTrainer:
             packets[node] = Packet(facts | {"session": session_name(settings)}, trees)
             sessions[node] = Packet(packets[node].facts | {"settings": settings}, trees)
             most[node] = most_bytes(form, len(mine))
-        return self.fleet.ask(packets, most, may_drop=may_drop, seconds=seconds, sessions=sessions)
+        first = {node: packet for node, packet in sessions.items() if node not in self._informed}
+        answers = self.fleet.ask(packets | first, most, may_drop=may_drop, seconds=seconds, sessions=sessions)
+        self._informed |= answers.keys()
+        return answers
 
     @cached_property
     def _start(self) -> list[float]:

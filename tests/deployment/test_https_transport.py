@@ -1,6 +1,7 @@
 """Packets over HTTPS: answers, nodes that die, come twice or too late, a server that was started again."""
 
 import os
+import socket
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from background import PATIENCE, InBackground, ServingThread, fetch, until
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_mailbox
+from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_protocol import WORK
 
 MOST = {"anna": 5_000_000, "ben": 5_000_000}
@@ -157,7 +159,7 @@ def test_answers_to_a_server_before_are_for_nobody(start_server, process):
 
 def test_a_node_ends_where_there_is_no_server_for_long():
     node = ServingThread(reverse, "127.0.0.1:9", None, name="anna", patience=0.05)
-    assert "127.0.0.1:9: cannot be reached for 0.05 s (Connection refused); start the server" in node.join()
+    assert "127.0.0.1:9: cannot be reached for 0.05 s (Connection refused); start it, or" in node.join()
     assert node.said == ["127.0.0.1:9 cannot be reached (Connection refused); trying again for 0.05 s"]
 
 
@@ -166,6 +168,31 @@ def test_a_node_does_not_send_more_than_is_taken(start_server):
     node = ServingThread(lambda packet: packet * 3, server.address, None, name="anna")
     assert call(server, {"anna": b"abc"}, seconds=0.3, most_bytes={"anna": 8}) == {}
     assert node.join() == f"--server {server.address} takes 8 bytes; an answer has 9"
+
+
+def test_a_large_answer_may_take_longer_than_a_pause_may():
+    """What has a limit is how long a connection stands still, not how long all of a body takes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**16)
+        server = InBackground(slow_reader, listener)
+        link = Link(f"127.0.0.1:{listener.getsockname()[1]}", None, "anna", 0.0, lambda line: None)
+        link._connection.timeout = 0.5
+        start = time.monotonic()
+        assert link._try("POST", "/v1/answers/1", b"x" * 12_000_000).status == 204
+        assert time.monotonic() - start > link._connection.timeout
+        link.close()
+        assert server.result() >= 12_000_000
+
+
+def slow_reader(listener):
+    """How many bytes came, of which a few are read at a time."""
+    connection, read = listener.accept()[0], 0
+    with connection:
+        while read < 12_000_000:
+            read += len(connection.recv(2**17))
+            time.sleep(0.01)
+        connection.sendall(b"HTTP/1.1 204 No Content\r\n\r\n")
+    return read
 
 
 def test_waiting_for_nodes_says_who_came(start_server):
