@@ -77,7 +77,7 @@ def test_a_run_in_the_place_of_another_waits_for_its_failure(tmp_path):
 
 
 def test_stars_stand_for_runs_without_a_record(tmp_path):
-    made = queue(tmp_path, {"table": "fedem-images", "run": "images_mnist/*", "scale": "smoke"})
+    made = queue(tmp_path, {"table": "fedem-images", "run": "images_mnist/*"})
     names = [entry.run for entry in made.waiting()]
     assert names == [f"images_mnist/{name}-1" for name in ("local", "fedavg", "fedavg_plus", "fedem")]
     made.running[made.waiting()[0]] = None, 0.0
