@@ -1,44 +1,66 @@
 """Measures on a GPU, stage by stage, what docs/results/gpu.md shows; goes on where it stopped, by the library alone.
 
-python scripts/gpu_day.py                          # all stages, 540 seconds at most; then again, until it says "all"
-python scripts/gpu_day.py speed graphs --seconds 300
+    python scripts/gpu_day.py --data.root DIR     # all stages, 540 seconds at most; then again, until all is there
+    python scripts/gpu_day.py speed graphs --seconds 300 --only "FedEM, *"
+
+Neither jsonargparse nor wandb is needed. Without a GPU it says so, and runs the stages at toy size on the CPU into
+runs/gpu/. DIR holds `cifar-10-batches-py`; without it the stage `paper` is left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 from gpu_stages.cells import Cells
 from gpu_stages.graphs import graphs
+from gpu_stages.page import page
+from gpu_stages.paper import Budget, paper
 from gpu_stages.parity import parity, tests
 from gpu_stages.speed import speed
 from gpu_stages.workload import Size
 
+from lit_fed.core.machine.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
 STAGES = {"tests": tests, "parity": parity, "speed": speed, "graphs": graphs}
 FULL, TOY = Size(80, 38400), Size(3, 24, (3, 16, 16), 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run stages."""
+    """Run stages, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="by default all")
-    parser.add_argument("--output", type=Path, default=ROOT / "docs/results/gpu.json")
-    parser.add_argument("--seconds", type=float, default=540)
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, "paper", []], help="by default all")
+    parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md")
+    parser.add_argument("--seconds", type=float, default=540, help="no cell begins later")
     parser.add_argument("--only", default="*", help="cells, by a pattern with stars")
+    parser.add_argument("--data.root", dest="root", type=Path, help="where CIFAR-10 lies")
+    parser.add_argument("--write", action="store_true", help="write the page from gpu.json, and measure nothing")
     chosen = parser.parse_args(arguments)
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    cells = Cells(chosen.output, chosen.seconds, chosen.only)
-    for name in chosen.stages or STAGES:
-        STAGES[name](cells, device, FULL if device.type == "cuda" else TOY)
+    found = torch.cuda.is_available()
+    output = chosen.output or ROOT / ("docs/results" if found or chosen.write else "runs/gpu")
+    if not chosen.write:
+        measure(chosen, output, found)
+    write_atomically(output / "gpu.md", page(json.loads((output / "gpu.json").read_text())))
+
+
+def measure(chosen: argparse.Namespace, output: Path, found: bool) -> None:
+    """Fill cells until the time is over."""
+    cells = Cells(output / "gpu.json", chosen.seconds, chosen.only)
+    name = torch.cuda.get_device_name() if found else "no GPU: toy sizes on the CPU, figures mean nothing"
+    print(name, flush=True)
+    cells.note("device", {"name": name, "torch": torch.__version__})
+    budget = Budget(200, 20, chosen.root, output / "paper") if found else Budget(2, 1, None, output / "paper")
+    stages = STAGES | ({"paper": partial(paper, budget=budget)} if chosen.root or not found else {})
+    for stage in [one for one in chosen.stages or stages if one in stages]:
+        stages[stage](cells, torch.device("cuda:0" if found else "cpu"), FULL if found else TOY)
 
 
 if __name__ == "__main__":

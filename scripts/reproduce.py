@@ -26,7 +26,7 @@ from reproduction.tables import SCALES, Scale, Table, grid, page, wrap
 
 from lit_fed.core.machine.files import write_atomically
 
-__all__ = ["index", "kept_of", "main", "write"]
+__all__ = ["folder_of_data", "index", "kept_of", "main", "write"]
 
 
 def kept_of(scale: Scale, output: Path) -> Kept:
@@ -60,11 +60,11 @@ def make(table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: P
             progress.advance(bar)
             print(f"{table.name}: {run.name} is done", flush=True)
 
-        make_missing(runs, kept, partial(_folder_of_data, scale=scale, root=root), jobs, done)
+        make_missing(runs, kept, partial(folder_of_data, scale=scale, root=root), jobs, done)
     return write(table, scale, seeds, output)
 
 
-def _folder_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
+def folder_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
     """Where a run reads its data; drawn data lie nowhere."""
     config = (ROOT / f"configs/experiment/{run.config}.yaml").read_text()
     if scale == "smoke" or "root:" not in config:

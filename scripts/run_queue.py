@@ -1,10 +1,11 @@
 """Keeps a machine busy with runs of the tables of reproduce.py: several processes at a time, most urgent first.
 
-    python scripts/run_queue.py PLAN --records DIR --data.root DIR [--slots 12] [--gpu_memory_gb 70]
+    python scripts/run_queue.py PLAN --records docs/results/runs --data.root DIR [--slots 3] [--gpu_memory_gb 70]
 
-PLAN is a JSON list of [table, run, place, GB on the device]; place is gpu or cpu, a run's name may end in *. It is read
-again every second, so that it can be changed under way. A run whose learning rate is being chosen in
-fedem-images-tuning waits for those runs; the best rate is then written where fedem_images.py reads it.
+PLAN is a JSON list of objects: `table`, `run`, a name that may hold stars, `place`, gpu or cpu, `gigabytes` that it
+may take of the device, `scale`, `seed`, and `instead_of`, another run without whose failure this one is not made. It is
+read again every second, so that it can be changed under way; what has a record is not made again. Processes are forked
+from one that has loaded everything. PYTORCH_NVML_BASED_CUDA_CHECK=1 keeps that one from touching the device.
 """
 
 from __future__ import annotations
@@ -12,24 +13,22 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import multiprocessing.process
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 
-__all__ = ["Entry", "main"]
+from reproduce import folder_of_data
+from reproduction.registry import TABLES
+from reproduction.runs import Kept, make
 
-SCALE = os.environ.get("RUN_QUEUE_SCALE", "reduced")
-TUNING = "fedem-images-tuning"
-RATES = ROOT / "scripts/reproduction/image_rates.json"
+__all__ = ["Entry", "Queue", "main"]
 
 
 class Entry(NamedTuple):
@@ -37,56 +36,20 @@ class Entry(NamedTuple):
 
     table: str
     run: str
-    place: str
-    gigabytes: float
-    scale: str = SCALE
+    place: str = "cpu"
+    gigabytes: float = 0.0
+    scale: str = "reduced"
     seed: int = 1
-    instead_of: str = ""  # a run of the plan: this one is made only if that one failed
+    instead_of: str = ""
 
 
 def entries(plan: Path, records: Path) -> Iterator[Entry]:
     """The plan with its stars written out, without what has a record."""
-    import importlib
-
-    import reproduction.fedem_images as images
-    from reproduction import registry, when_mixtures_help
-    from reproduction.runs import Kept
-
-    rates = json.loads(RATES.read_text())
-    if rates != images.RATES:
-        importlib.reload(images), importlib.reload(when_mixtures_help), importlib.reload(registry)
     for line in json.loads(plan.read_text()):
-        entry = Entry(*line)
-        runs = registry.TABLES[entry.table].runs(entry.scale, [entry.seed])
-        chosen = (one for one in runs if fnmatch(one.name, entry.run))
-        yield from (
-            entry._replace(run=one.name) for one in chosen if not Kept(records / entry.scale).path(one).is_file()
-        )
-
-
-def needed(entry: Entry) -> set[str]:
-    """Settings and methods whose rates a run takes."""
-    if entry.table == "when-mixtures-help":
-        return {f"images_cifar10/{one}" for one in ("local", "fedavg", "fedavg_plus", "fedem")}
-    return {entry.run.rpartition("-")[0]} if entry.table == "fedem-images" else set()
-
-
-def work(entry: Entry, records: Path, data: Path) -> None:
-    """Make one run in this process."""
-    from reproduce import _folder_of_data
-    from reproduction.registry import TABLES
-    from reproduction.runs import Kept, make
-
-    runs = TABLES[entry.table].runs(entry.scale, [entry.seed])
-    run = next(one for one in runs if one.name == entry.run)
-    extra = (
-        *_folder_of_data(run, entry.scale, data), "--trainer.accelerator", entry.place,
-        "--trainer.enable_checkpointing", "false", "--model.client_memory_gb", "64",
-    )  # fmt: skip
-    if entry.place == "gpu":
-        extra = (*extra, "--model.client_trainer", os.environ.get("RUN_QUEUE_TRAINER", "sequential"))
-        extra = (*extra, *os.environ.get("RUN_QUEUE_MORE", "").split())
-    Kept(records / entry.scale).write(run, make(run, extra))
+        entry = Entry(**line)
+        for run in TABLES[entry.table].runs(entry.scale, [entry.seed]):  # type: ignore[arg-type]
+            if fnmatch(run.name, entry.run) and Kept(records / entry.scale).find(run) is None:
+                yield entry._replace(run=run.name)
 
 
 def begin(entry: Entry, chosen: argparse.Namespace) -> None:
@@ -96,7 +59,15 @@ def begin(entry: Entry, chosen: argparse.Namespace) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    work(entry, chosen.records, chosen.root)
+    runs = TABLES[entry.table].runs(entry.scale, [entry.seed])  # type: ignore[arg-type]
+    run = next(one for one in runs if one.name == entry.run)
+    extra = (
+        *folder_of_data(run, entry.scale, chosen.root), "--trainer.accelerator", entry.place,  # type: ignore[arg-type]
+        "--trainer.enable_checkpointing", "false", "--model.client_memory_gb", "64",
+    )  # fmt: skip
+    if entry.place == "gpu":
+        extra = (*extra, "--model.client_trainer", chosen.client_trainer)
+    Kept(chosen.records / entry.scale).write(run, make(run, extra))
 
 
 def load() -> None:
@@ -108,17 +79,6 @@ def load() -> None:
     import lit_fed.cli  # noqa: F401
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what the plan asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", type=Path)
-    parser.add_argument("--records", type=Path, required=True)
-    parser.add_argument("--data.root", dest="root", type=Path, default=Path("data"))
-    parser.add_argument("--slots", type=int, default=12)
-    parser.add_argument("--gpu_memory_gb", type=float, default=70)
-    Queue(parser.parse_args(arguments)).run()
-
-
 class Queue:
     """Processes side by side.
 
@@ -128,44 +88,27 @@ class Queue:
 
     def __init__(self, chosen: argparse.Namespace) -> None:
         self.chosen = chosen
-        self.running: dict[Entry, tuple[multiprocessing.process.BaseProcess, float]] = {}
-        self.ended: dict[Entry, float] = {}
+        self.running: dict[Entry, tuple[BaseProcess, float]] = {}
+        self.ended: set[str] = set()
         self.failed: set[str] = set()
 
     def run(self) -> None:
-        """Start what fits until nothing is left."""
+        """Start what fits, until nothing is left."""
+        self.chosen.records.mkdir(parents=True, exist_ok=True)
         load()
-        while True:
-            waiting = self._waiting()
+        while waiting := self.waiting() or self.running:
             for entry in waiting:
-                if self._fits(entry):
+                if entry not in self.running and self._fits(entry):
                     self._start(entry)
-            if not self.running and not waiting:
-                self._log("all done")
-                return
             time.sleep(1)
             self._reap()
+        self._log("all done")
 
-    def _waiting(self) -> list[Entry]:
-        planned = list(entries(self.chosen.plan, self.chosen.records))
-        ended = {entry.run for entry in self.ended}
-        open_rates = {
-            entry.run.replace("_tuning", "").rpartition("_")[0]
-            for entry in planned
-            if entry.table == TUNING and entry.run not in ended
-        }
-        known = {entry.run for entry in (*self.ended, *self.running)}
-        new = [entry for entry in planned if entry.run not in known]
-        new = [entry for entry in new if not entry.instead_of or entry.instead_of in self.failed]
-        return [entry for entry in new if not open_rates & needed(entry)]
-
-    def _choose(self) -> None:
-        from reproduction.fedem_images import best_rates
-        from reproduction.runs import Kept
-
-        best = json.dumps(best_rates(Kept(self.chosen.records / SCALE), SCALE), indent=1) + "\n"
-        if best != RATES.read_text():
-            RATES.write_text(best)
+    def waiting(self) -> list[Entry]:
+        """What may begin, most urgent first."""
+        known = self.ended | {entry.run for entry in self.running}
+        planned = [entry for entry in entries(self.chosen.plan, self.chosen.records) if entry.run not in known]
+        return [entry for entry in planned if not entry.instead_of or entry.instead_of in self.failed]
 
     def _fits(self, entry: Entry) -> bool:
         taken = sum(one.gigabytes for one in self.running)
@@ -181,17 +124,26 @@ class Queue:
         for entry, (process, started) in list(self.running.items()):
             if process.exitcode is not None:
                 del self.running[entry]
-                self.ended[entry] = time.monotonic() - started
+                self.ended.add(entry.run)
                 if process.exitcode:
                     self.failed.add(entry.run)
-                if entry.table == TUNING:
-                    self._choose()
-                self._log(f"ended {entry.run} {process.exitcode} after {self.ended[entry]:.0f} s")
+                self._log(f"ended {entry.run} {process.exitcode} after {time.monotonic() - started:.0f} s")
 
     def _log(self, text: str) -> None:
-        self.chosen.records.mkdir(parents=True, exist_ok=True)
         with (self.chosen.records / "queue.log").open("a") as log:
             log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what the plan asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("--records", type=Path, required=True, help="where records and logs go")
+    parser.add_argument("--data.root", dest="root", type=Path, default=Path("data"), help="where the data sets lie")
+    parser.add_argument("--slots", type=int, default=3, help="processes at a time")
+    parser.add_argument("--gpu_memory_gb", type=float, default=70, help="what all together may take of the device")
+    parser.add_argument("--client_trainer", default="graphed", help="of runs on a GPU")
+    Queue(parser.parse_args(arguments)).run()
 
 
 if __name__ == "__main__":

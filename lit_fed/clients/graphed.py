@@ -104,9 +104,9 @@ class _GraphedSolver(LocalSolver):
             task = replace(task, memory=None)
 
             def step(arguments: Tree) -> Tree:
-                *most, penalty = arguments
+                models, optimizer, batch, lr, weight, penalty = arguments
                 whole = penalty if number is None or penalty is None else penalty._replace(weight=number)
-                return LocalSolver._advance(self, task, *most, whole, with_loss=True)
+                return LocalSolver._advance(self, task, models, optimizer, batch, lr, weight, whole, with_loss=True)
 
             self.recorded[key] = Recorded(step, arguments)
         return self.recorded[key](arguments)  # type: ignore[no-any-return]
@@ -116,7 +116,7 @@ def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:
     """A penalty whose leaves are tensors, and its weight where that is a plain number."""
     if penalty is None or isinstance(penalty.weight, Tensor):
         return penalty, None
-    return penalty._replace(weight=None), penalty.weight
+    return penalty._replace(weight=None), penalty.weight  # type: ignore[arg-type] # None is an empty tree
 
 
 def _padded(rows: Tree, width: int) -> Tree:

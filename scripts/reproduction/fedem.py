@@ -93,12 +93,19 @@ def table2_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "mean ± standard deviation over the seeds. What the paper calls pFedMe was made by an algorithm that is "
         "called prox_avg here (docs/paper_index.md); the column pFedMe is pFedMe."
     )
+    if scale == "reduced":
+        lines += ["", *wrap(LARGER)]
     for setting in fedem_settings(scale).values():
         lines += ["", f"## {setting.label}", "", *_against(setting, kept, seeds, TABLE2)]
         lines += _remark(setting, kept, seeds)
     return lines
 
 
+LARGER = (
+    "**CIFAR-10 and MNIST below are reduced runs.** With all of the paper's images, clients and rounds the order of "
+    "CIFAR-10 is another: [Real images at the paper's size](fedem-images.md). What decides: [When does a mixture "
+    "help?](when-mixtures-help.md)"
+)
 REMARKS = {
     "synthetic": (
         "Clustered FL splits here, as its paper has it, into at most eight clusters ({clustered_fl}); the code behind "

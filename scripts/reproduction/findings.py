@@ -8,9 +8,16 @@ from __future__ import annotations
 __all__ = ["FINDINGS"]
 
 FINDINGS = {
-    "fedem-images": ("To be read."),
-    "fedem-images-tuning": ("To be read."),
-    "when-mixtures-help": ("To be read."),
+    "fedem-images": (
+        "At the paper's size the paper's order holds on CIFAR-10, as far as it was run and with one seed: FedEM is 2.6 "
+        "points before FedAvg on average, 0.9 for the worst decile and 3.4 for clients that were never seen, and both "
+        "are far before Local. On MNIST's digits one model is enough, and FedEM is behind FedAvg."
+    ),
+    "when-mixtures-help": (
+        "Where clients contradict each other a mixture is far ahead of everything; where they hold different classes "
+        "it is some points ahead, given samples, rounds and everybody's part in them; where one model suits everybody "
+        "it loses."
+    ),
     "fedem-table2": (
         "On the synthetic data FedEM is as far ahead of the others as in the paper, but for Clustered FL, which is "
         "ahead of it. On the reduced real data it leads on Shakespeare, is above FedAvg and below local training on "
