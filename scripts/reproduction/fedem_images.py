@@ -195,8 +195,9 @@ def _rates(setting: Setting, kept: Kept) -> list[str]:
         "is trained with FedAvg's rate, and the rate here is that of its fine-tuning. A rate of 0.1 made FedAvg "
         "diverge, and one of 0.3 FedEM. FedEM is the better with 0.1 in 30 rounds, in which the rate falls early; in "
         "200 rounds it diverged with it in round 24, and so it has 0.03 above. FedAvg+ with 0.03 diverged in round "
-        "78, where FedAvg, whose training is the same, did not: on a GPU sums are not the same twice. prox_avg with "
-        "0.1 diverged in round 44. Momentum that is kept from round to round leaves little room."
+        "78, where FedAvg, whose training is the same, did not: perhaps because sums on a GPU are not the same twice, "
+        "which was not tested. prox_avg with 0.1 diverged in round 44. Momentum that is kept from round to round "
+        "leaves little room."
     )
     return [*wrap(text), "", *grid(["algorithm", "rate: accuracy"], rows)]
 
