@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from lit_fed.core.errors import notice
-from lit_fed.deployment.facts import Roster
+from lit_fed.deployment.roster import Roster
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
 

@@ -1,7 +1,5 @@
 """The app that Flower runs on the server: the command line's `fit`, whose clients are behind Flower's Grid."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import sys
@@ -12,10 +10,10 @@ from typing import Any
 import yaml
 
 from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.fleet import Missing
 from lit_fed.deployment.flower_records import flower
 from lit_fed.deployment.flower_transport import FlowerTransport
+from lit_fed.deployment.remote_clients import RemoteClients
 from lit_fed.deployment.transport import Transport
 
 __all__ = ["FlowerFederation", "run_fit", "server_app"]  # noqa: F822 - below

@@ -2,8 +2,8 @@
 
 Flower hands a message to a node once. If the node dies with it, an error comes when its heartbeats are overdue, or
 nothing at all, if it is back before anybody asks. So this transport looks often, sends again after an error and to
-nodes that have come anew since their message was sent, and waits for nothing without an end. A node may do the same
-work twice then, with the same result: states are kept under the version that the packet names.
+nodes that have come anew since their message was sent, and waits for nothing without an end. What a node does twice has
+the same result.
 """
 
 from __future__ import annotations

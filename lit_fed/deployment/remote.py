@@ -7,35 +7,25 @@ is the version under which its node keeps it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob
+from lit_fed.clients import PredictJob, TrainJob
 from lit_fed.clients.base import Failed, Trained, check_finite
 from lit_fed.core import tree
-from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError
-from lit_fed.core.types import ClientResult, Message, Population, ServingBlock, Split, Tree
+from lit_fed.core.types import Population, ServingBlock, Tree
 from lit_fed.deployment.facts import SPLITS
 from lit_fed.deployment.fleet import Fleet, LostNodesError
-from lit_fed.deployment.node import session_name
-from lit_fed.deployment.settings import marks_of_start
-from lit_fed.deployment.states import VersionStore
-from lit_fed.deployment.wire import Packet, WireError, in_form, most_bytes
+from lit_fed.deployment.forms import answer_form, in_form, versioned
+from lit_fed.deployment.questions import Questions
+from lit_fed.deployment.wire import Packet, WireError
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
 
 __all__ = ["RemoteTrainer"]
-
-
-class _Forms(NamedTuple):
-    """What an answer has to look like."""
-
-    message: Tree  # message and metrics of one client
-    state: Tree
 
 
 class RemoteTrainer:
@@ -57,8 +47,8 @@ class RemoteTrainer:
         populations: tuple[Population, Population | None],
         session: dict[str, Any],
     ) -> None:
-        self.fleet, self.rounds, self.populations, self.session = fleet, rounds, populations, session
-        self._informed: set[str] = set()  # nodes that know the settings, unless their process is a new one
+        self.rounds, self.populations, self.roster = rounds, populations, fleet.roster
+        self.questions = Questions(fleet, rounds, session)
 
     def check(self, network: nn.Module) -> None:
         """The nodes check."""
@@ -66,11 +56,11 @@ class RemoteTrainer:
     # ------------------------------------------------------------------ training
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase on the nodes of its clients; results come in the order of the block."""
-        form = self._form(job)
+        form = answer_form(job, self.rounds.server.initial_shared, self._device).message
         if job.block.is_ghost:
-            yield Trained(slice(0, 1), _as_rows(form, -1), None)
+            yield Trained(slice(0, 1), versioned(form, -1), None)
             return
-        ids, store, phase = job.block.phase.client_ids.tolist(), self._store, job.block.phase
+        ids, store, phase = job.block.phase.client_ids.tolist(), self.questions.store, job.block.phase
         version = store.next_version()
         present = [] if job.ctx.present is None else job.ctx.present.nonzero()[:, 0].tolist()
         common = {
@@ -83,18 +73,18 @@ class RemoteTrainer:
         }
         faults = self.rounds.faults
         deadline = None if faults is None or not job.drops_failures else faults.deadline
-        answers = self._ask(job.ctx, job.shared, ids, common, each, form.message, job.drops_failures, deadline)
+        answers = self.questions.ask(job.ctx, job.shared, ids, common, each, form, job.drops_failures, deadline)
         for row, client_id in enumerate(ids):
-            done = self._taken(job, client_id, row, version, form, answers.get(self.fleet.roster.node_of[client_id]))
+            done = self._taken(job, client_id, row, version, form, answers.get(self.roster.node_of[client_id]))
             if isinstance(done, Failed) and not job.forgives(done.error):
                 raise done.error
             yield done
 
     def _taken(
-        self, job: TrainJob, client_id: int, row: int, version: int, form: _Forms, answer: Packet | None
+        self, job: TrainJob, client_id: int, row: int, version: int, form: Tree, answer: Packet | None
     ) -> Trained | Failed:
         """What one client's node answered."""
-        rows, node = slice(row, row + 1), self.fleet.roster.node_of[client_id]
+        rows, node = slice(row, row + 1), self.roster.node_of[client_id]
         kind, stage, reason = "error", f"its node {node}", "did not answer in time"
         if answer is not None:
             failed = answer.facts.get("failed")
@@ -102,7 +92,7 @@ class RemoteTrainer:
             try:
                 if told is None:
                     leaves = [leaf.to(self._device) for leaf in answer.trees.get(str(client_id), [])]
-                    result = _as_rows(form._replace(message=in_form(leaves, form.message)), version)
+                    result = versioned(in_form(leaves, form), version)
                     check_finite(result, torch.tensor([client_id]), job.ctx)
                     return Trained(rows, tree.map_leaves(lambda leaf: leaf.to(self._device), result), None)
                 kind, stage, reason = (str(one)[:2000] for one in told)
@@ -112,28 +102,6 @@ class RemoteTrainer:
                 reason = f"sends what cannot be used: {error}"
         which = NotFiniteError if kind == "not finite" else ClientError
         return Failed(rows, which(client_id, stage, job.ctx.round_idx, reason))
-
-    def _form(self, job: TrainJob) -> _Forms:
-        """What an answer has to look like: that of a client with one sample that takes no step."""
-        facts, ctx = job.block.data, job.ctx
-        client_id = torch.tensor([0], device=self._device)
-        split = Split(
-            facts.x.new_zeros(1, *facts.x.shape[1:]), facts.y.new_zeros(1, *facts.y.shape[1:]), torch.tensor([0, 1])
-        )
-        state = tree.map_leaves(
-            lambda leaf: leaf.to(self._device).unsqueeze(0),
-            job.algorithm.state_init(ctx, self.rounds.server.initial_shared, split.client(0)),
-        )
-        block = job.block._replace(
-            phase=job.block.phase._replace(client_ids=client_id),
-            multiplicity=torch.zeros(1, dtype=torch.float64),
-            data=split,
-        )
-        ghost = TrainJob(job.algorithm, ctx, job.shared, block, state, None, job.batch_size)
-        done = next(iter(SequentialTrainer().train(ghost)))
-        assert isinstance(done, Trained)
-        message = tree.index((tuple(done.result.message), done.result.metrics), 0)
-        return _Forms(message, tree.index(done.result.state, 0))
 
     # ------------------------------------------------------------------ serving
     def predict(self, job: PredictJob) -> NoReturn:
@@ -162,79 +130,16 @@ class RemoteTrainer:
         width = 3 + (0 if chosen is None else len(chosen))
         form = torch.zeros(len(ids), width, dtype=torch.float64)
         each = {"versions": dict(zip(ids, versions, strict=True))}
-        answers = self._ask(ctx, shared, ids, common, each, form, may_drop=True, seconds=None)
+        answers = self.questions.ask(ctx, shared, ids, common, each, form, may_drop=True, seconds=None)
         rows = torch.zeros(len(ids), width, dtype=torch.float64)
         for node, answer in answers.items():
-            mine = [place for place, one in enumerate(ids) if self.fleet.roster.node_of[one] == node]
+            mine = [place for place, one in enumerate(ids) if self.roster.node_of[one] == node]
             try:
                 rows[mine] = in_form(answer.trees.get("rows", []), [form[: len(mine)]])[0]
             except WireError as error:
                 raise LostNodesError(f"node {node} sends measurements that cannot be used: {error}") from error
         yield block.rows, rows.to(self._device)
 
-    # ------------------------------------------------------------------ packets
-    def _ask(
-        self,
-        ctx: Context,
-        shared: Tree,
-        ids: list[int],
-        common: dict[str, Any],
-        each: dict[str, dict[int, Any]],
-        form: Tree,
-        may_drop: bool,
-        seconds: float | None,
-    ) -> dict[str, Packet]:
-        """Ask the nodes of some clients."""
-        rounds, store, roster = self.rounds, self._store, self.fleet.roster
-        needed = store.needed(ids)
-        common = common | {
-            "run": int(store.run), "round": rounds.server.rounds_done,
-            "horizon": rounds.schedule_rounds, "num_rounds": rounds.terms.num_rounds,
-        }  # fmt: skip
-        packets, sessions, most = {}, {}, {}
-        sent = {one: rounds.algorithm.sent(ctx, shared, one) for one in ids}
-        same = _is_same(list(sent.values()))
-        for node in dict.fromkeys(roster.node_of[one] for one in ids):
-            mine = [one for one in ids if roster.node_of[one] == node]
-            own = {key: [values[one] for one in mine] for key, values in each.items()}
-            stay = None if needed is None else {str(one): needed[one] for one in mine if one in needed}
-            facts = common | own | {"clients": mine, "needed": stay}
-            trees = (
-                {"shared": tree.leaves(sent[mine[0]])}
-                if same
-                else {f"shared/{one}": tree.leaves(sent[one]) for one in mine}
-            )
-            settings = self.session | {"ids": roster.ids[node], "start": self._start}
-            packets[node] = Packet(facts | {"session": session_name(settings)}, trees)
-            sessions[node] = Packet(packets[node].facts | {"settings": settings}, trees)
-            most[node] = most_bytes(form, len(mine))
-        first = {node: packet for node, packet in sessions.items() if node not in self._informed}
-        answers = self.fleet.ask(packets | first, most, may_drop=may_drop, seconds=seconds, sessions=sessions)
-        self._informed |= answers.keys()
-        return answers
-
-    @cached_property
-    def _start(self) -> list[float]:
-        return marks_of_start(self.rounds.algorithm, self.rounds.terms, self.rounds.server.initial_shared)
-
-    @property
-    def _store(self) -> VersionStore:
-        store = self.rounds.store
-        assert isinstance(store, VersionStore)
-        return store
-
     @property
     def _device(self) -> torch.device:
         return self.rounds.server.device
-
-
-def _as_rows(form: _Forms, version: int) -> ClientResult:
-    """A client's result with an axis of clients, and the version of its state in the state's place."""
-    message, metrics = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), form.message)
-    return ClientResult(Message(*message), {"versions": torch.tensor([version])}, metrics)
-
-
-def _is_same(sent: list[Tree]) -> bool:
-    """Whether all clients are sent the same tensors."""
-    first = [id(leaf) for leaf in tree.leaves(sent[0])]
-    return all([id(leaf) for leaf in tree.leaves(one)] == first for one in sent[1:])

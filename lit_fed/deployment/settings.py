@@ -7,7 +7,6 @@ may run any code. Nothing is parsed beyond JSON, so no text can hold a configura
 from __future__ import annotations
 
 import importlib
-import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -18,32 +17,23 @@ from torch import nn
 
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.session import ModelSettings
-from lit_fed.core import tree
 from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
-from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.targets import Target
-from lit_fed.core.types import Tree
-from lit_fed.data.data_sets.base import Normalisation
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
-__all__ = ["check_start", "facts_from_json", "facts_to_json", "marks_of_start", "settings_from_json"]
+__all__ = ["settings_from_json"]
 
 KINDS = (Algorithm, nn.Module, Loss, Privacy, SecureAggregation, Codec, Rule, Attack, Topology, Surrogate)
 """What a class of lit_fed that a server asks for derives from; no function is ever called, and no other class."""
 
 METRICS = "model.metrics"
 """Where texts name classes."""
-
-SAME_START = 1e-3
-"""By what share sizes may differ of numbers that two machines draw from one seed; other models differ by far more."""
 
 PLAIN = (str, int, float, bool, type(None))
 
@@ -142,53 +132,3 @@ def _takes_objects(hint: Any) -> bool:
     kinds = _alternatives(hint)
     texts = any(one in (str, Any) or "Literal" in str(one) or get_origin(one) is list for one in kinds)
     return not texts
-
-
-def marks_of_start(algorithm: Any, terms: Context, shared: Tree) -> list[float]:
-    """The mean size of the numbers in each part of what clients start from, frozen layers among them, for JSON.
-
-    Args:
-        algorithm: the algorithm.
-        terms: what every client knows.
-        shared: the initial shared state.
-    """
-    start = [*tree.leaves(algorithm.sent(terms, shared, terms.num_clients)), *terms.task.frozen.values()]
-    return [float(leaf.double().abs().mean()) for leaf in start if leaf.numel()]
-
-
-def check_start(wanted: Sequence[float], found: Sequence[float]) -> None:
-    """Refuse to train models that begin elsewhere than the server's: their first states would be others, unnoticed.
-
-    Raises:
-        ConfigError: if marks of one start are not those of the other.
-    """
-    alike = len(wanted) == len(found)
-    if not alike or not all(map(partial(math.isclose, rel_tol=SAME_START, abs_tol=1e-9), wanted, found)):
-        raise ConfigError(
-            "the models that clients start from are others here than at the server; install the same version of torch, "
-            "have the same files of a pretrained network on both, and leave out --init_from"
-        )
-
-
-def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
-    """Facts for JSON; true groups and attackers stay where they are, since nobody would know them."""
-    return facts._replace(groups=None, attackers=None, columns=None, class_names=None).plain()
-
-
-def facts_from_json(plain: Mapping[str, Any]) -> TrainingFacts:
-    """The inverse of `facts_to_json`.
-
-    Raises:
-        ConfigError: if they are something else.
-    """
-    try:
-        constants = plain["normalisation"]
-        shapes = {name: tuple(plain[name]) for name in ("input_shape", "label_shape")}
-        return TrainingFacts(
-            **dict(plain) | shapes | {
-                "target": Target.from_plain(*plain["target"]),
-                "normalisation": None if constants is None else Normalisation(*map(tuple, constants)),
-            }
-        )  # fmt: skip
-    except (TypeError, KeyError, ValueError) as error:
-        raise ConfigError(f"the server sends facts that make no sense here ({error}); install its version") from error

@@ -25,6 +25,7 @@ def client_statistics(
         `_unweighted`, the plain mean.
 
     Example:
+        >>> import torch
         >>> client_statistics(torch.tensor([0.5, 1.0]), torch.tensor([1, 3]), "accuracy")["accuracy"]
         0.875
     """

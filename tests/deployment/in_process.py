@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.remote_clients import RemoteClients
 
 CLIENTS = {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]}
 """Clients of each node; b9 takes no part in training."""

@@ -21,7 +21,7 @@ from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import infer_target
 from lit_fed.deployment.remote import RemoteTrainer
-from lit_fed.deployment.settings import facts_to_json
+from lit_fed.deployment.session_facts import facts_to_json
 from lit_fed.deployment.states import VersionStore
 from lit_fed.rounds import FederatedRounds
 

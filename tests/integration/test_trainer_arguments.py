@@ -18,7 +18,6 @@ SEEDS = "give a number from 0 to 4294967295"
         (["--trainer.devices", "1000000", "--trainer.strategy", "fed_ddp"], ["--trainer.devices is 1000000", "cores"]),
         (["--trainer.max_epochs", "-1"], ["--trainer.max_epochs is -1", "--trainer.max_time"]),
         (["--trainer.max_time", "00:00:00:00"], ["--trainer.max_time", "0 seconds"]),
-        (["--trainer.limit_test_batches", "1"], ["--trainer.limit_test_batches is 1", "--data.eval_clients"]),
         (
             ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc"],
             ["EarlyStopping.monitor is val/acc", "test/seen/accuracy"],

@@ -8,7 +8,6 @@ import os
 import sys
 
 import torch
-from prepared import build_parser_once, read_digits_once
 
 from lit_fed.cli import main
 
@@ -17,8 +16,9 @@ LOADED_WITH_LIT_FED = frozenset(sys.modules)
 
 for name in ("matplotlib.backends.backend_agg", "pandas"):
     importlib.import_module(name)
+prepared = importlib.import_module("prepared")  # which loads pictures, and with them pandas
 torch.set_num_threads(1)
-build_parser_once()
+prepared.build_parser_once()
 REFUSED = {
     **dict.fromkeys(("fit", "test", "predict", "personalize", "export"), "--model.solver.lr=-1"),
     "partition": "--data.seed=-1", "sweep": "-1", "compare": "-1",
@@ -27,7 +27,7 @@ for arguments in REFUSED.items():
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere), contextlib.suppress(SystemExit):
         main(list(arguments))
 # Behind the parser: which of two types a union tries first is that of its first use in a process.
-read_digits_once()
+prepared.read_digits_once()
 gc.collect()
 gc.freeze()
 atexit.register(gc.unfreeze)  # or libraries complain of what is left at the end of this process

@@ -1,0 +1,149 @@
+"""A training under way, as a node sees it: the clients' functions run on their samples, and their states stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed import serving
+from lit_fed.clients import TrainJob
+from lit_fed.clients.base import Failed
+from lit_fed.clients.session import ModelSettings, Session
+from lit_fed.core import tree
+from lit_fed.core.errors import ClientError, NotFiniteError
+from lit_fed.core.server import InMemoryServer
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Tree
+from lit_fed.deployment.forms import in_form
+from lit_fed.deployment.node_data import NodeData
+from lit_fed.deployment.session_facts import check_start, facts_from_json, marks_of_start
+from lit_fed.deployment.states import NodeStates
+from lit_fed.deployment.wire import Packet
+from lit_fed.metrics.selection import choose_metrics
+from lit_fed.rounds import FederatedRounds
+
+__all__ = ["NodeTraining"]
+
+
+class NodeTraining:
+    """A training under way, as this node sees it.
+
+    Args:
+        name: of its session.
+        sent: the session as the server sends it.
+        settings: of the training.
+        data: the clients of this node.
+        folder: for their states.
+    """
+
+    def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
+        self.name = name
+        facts = facts_from_json(sent["facts"])
+        session = Session.of(settings, facts)
+        check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
+        self.server = InMemoryServer(session.terms.task, session.shared, torch.device("cpu"))
+        self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
+        self.chosen = choose_metrics(settings.metrics, facts.target)
+        self.splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
+        everyone = {
+            sent["ids"][name]: self.splits[kind]["train"]
+            for kind, population in data.populations.items()
+            for name in population.names
+        }
+        self.states = NodeStates(folder, lambda one: self.rounds.initial_state(everyone[one], one), min(everyone))
+        self.rounds.store = self.states  # type: ignore[assignment] # the part of it that serving needs
+
+    def _prepare(self, packet: Packet) -> tuple[list[int], dict[int, Tree]]:
+        """Take over what the server says of the round; the clients, and what each of them is sent."""
+        facts, server = packet.facts, self.server
+        server.rounds_done = facts["round"]
+        self.rounds.schedule_rounds = facts["horizon"]
+        self.rounds.terms = self.rounds.terms._replace(num_rounds=facts["num_rounds"])
+        clients = [int(one) for one in facts["clients"]]
+        self.states.versions = dict(zip(clients, facts["versions"], strict=True))
+        if facts["needed"] is not None:
+            self.states.sweep({int(one): versions for one, versions in facts["needed"].items()})
+        ctx, algorithm = self.rounds.context(facts["phase"]), self.rounds.algorithm
+        sent: dict[int, Tree] = {}
+        for one in clients[:1] if "shared" in packet.trees else clients:
+            leaves = packet.trees["shared" if "shared" in packet.trees else f"shared/{one}"]
+            form = algorithm.sent(ctx, server.initial_shared, one)
+            sent[one] = algorithm.received(ctx, in_form(leaves, form, shapes=False), one)
+        if "shared" in packet.trees:  # in one tree, so that the clients may be trained together
+            sent = dict.fromkeys(clients, sent[clients[0]])
+        return clients, sent
+
+    def train(self, packet: Packet) -> Packet:
+        """The work of a phase: messages go back, states stay."""
+        facts, (clients, sent) = packet.facts, self._prepare(packet)
+        answers: dict[str, list[Tensor]] = {}
+        failures: dict[str, list[str]] = {}
+        for some in _alike(clients, sent):
+            for client_id, done in self._run(facts, some, sent[some[0]]):
+                if isinstance(done, ClientError):
+                    failures[str(client_id)] = _told(done)
+                else:
+                    answers[str(client_id)] = done
+        return Packet({"clients": clients, "failed": failures}, answers)
+
+    def _run(self, facts: dict[str, Any], clients: list[int], shared: Tree) -> list[tuple[int, Any]]:
+        """What some clients that are sent the same make of it: leaves of message and metrics, or an error."""
+        ids, terms = torch.tensor(clients), self.rounds.terms
+        multiplicity = dict(zip(facts["clients"], facts["multiplicity"], strict=True))
+        counts = torch.tensor([multiplicity[one] for one in clients], dtype=torch.float64)
+        present = torch.zeros(terms.num_clients, dtype=torch.bool)
+        present[torch.tensor(facts["present"], dtype=torch.int64)] = True
+        ctx = self.rounds.context(facts["phase"], present)._replace(drawn_weight=facts["drawn_weight"])
+        if facts["draws"] is not None:
+            ctx = ctx._replace(draws=torch.tensor(facts["draws"]))
+        block = ClientBlock(
+            Phase(facts["phase"], ids, LocalWork(**facts["work"])), counts, self.splits["seen"]["train"]
+        )
+        kept = self.states.gather(ids)
+        job = TrainJob(
+            self.rounds.algorithm, ctx, shared, block, kept["state"], kept.get("optimizer"), terms.batch_size,
+            drops_failures=True,
+        )  # fmt: skip
+        found: list[tuple[int, Any]] = []
+        for done in self.rounds.client_trainer.train(job):
+            rows = range(*done.rows.indices(len(clients)))
+            if isinstance(done, Failed):
+                found += [(clients[row], done.error) for row in rows]
+                continue
+            new = {"state": done.result.state, "optimizer": done.optimizers}
+            for place, row in enumerate(rows):
+                state = tree.index({name: new[name] for name in kept}, place)
+                self.states.write(clients[row], facts["version"], state)
+                answer = tree.index((tuple(done.result.message), done.result.metrics), place)
+                found.append((clients[row], tree.leaves(answer)))
+        return found
+
+    def measure(self, packet: Packet) -> Packet:
+        """Serve clients and measure them: sums go back, predictions and mixture weights stay."""
+        facts, (clients, sent) = packet.facts, self._prepare(packet)
+        splits, width = self.splits[facts["population"]], 3 + len(self.chosen)
+        rows = torch.zeros(len(clients), width, dtype=torch.float64)
+        places = {one: place for place, one in enumerate(clients)}
+        for some in _alike(clients, sent):
+            self.server.shared = sent[some[0]]
+            ids, where = torch.tensor(some), torch.tensor([places[one] for one in some])
+            block = ServingBlock(ids, where, splits[facts["split"]], splits["train"])
+            measured = serving.measure(self.rounds, block, seen=facts["population"] == "seen", chosen=self.chosen)
+            for positions, values in measured:
+                rows[positions] = torch.cat([values[:, :3], values[:, values.shape[1] - len(self.chosen) :]], dim=1)
+        return Packet({"clients": clients}, {"rows": [rows]})
+
+
+def _alike(clients: list[int], sent: dict[int, Tree]) -> list[list[int]]:
+    """Clients in their order, those together that are sent the same."""
+    if len({id(sent[one]) for one in clients}) == 1:
+        return [clients]
+    return [[one] for one in clients]
+
+
+def _told(error: ClientError) -> list[str]:
+    """What the server hears of a client that failed: our own words, and of other errors their kind alone."""
+    reason = error.reason if isinstance(error, NotFiniteError) else type(error.__cause__).__name__
+    return ["not finite" if isinstance(error, NotFiniteError) else "error", error.stage, reason]
