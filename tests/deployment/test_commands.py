@@ -39,15 +39,6 @@ def clients(tmp_path_factory):
     return root
 
 
-@pytest.fixture(autouse=True)
-def signals():
-    """A node ends at once on a signal: these tests leave none of its handlers to the tests behind them."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for one, handler in before.items():
-        signal.signal(one, handler)
-
-
 def command(name, *arguments):
     """Run a command here."""
     run_deployed(name, list(arguments), lambda: lit_fed.cli)
