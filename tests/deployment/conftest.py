@@ -1,8 +1,61 @@
-"""What all tests of real federations have in common."""
+"""Servers, nodes and certificates of tests, all in one process."""
 
 import signal
 
 import pytest
+from background import QUICK
+
+from lit_fed.deployment import https_connections, https_link, https_mailbox
+from lit_fed.deployment.certificates import make_certificates
+from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_server import HttpsServer
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch):
+    monkeypatch.setattr(https_link, "PAUSES", (0.02, 0.1))
+    monkeypatch.setattr(https_mailbox, "SECONDS_UNTIL_GONE", 0.2)
+    monkeypatch.setattr(https_connections, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory):
+    """Certificates of a server on this machine, of anna and of ben."""
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificates(["localhost", "127.0.0.1"], ["anna", "ben"], folder)
+    return folder
+
+
+@pytest.fixture
+def start_server():
+    """Starts servers, which are closed at the end; their lines are in `said`."""
+    started = []
+
+    def start(tls=None, listen="127.0.0.1:0", **options):
+        said = []
+        server = HttpsServer(listen, tls, **{"limits": QUICK, "say": said.append} | options)
+        server.said = said
+        started.append(server)
+        return server
+
+    yield start
+    for one in started:
+        one.close()
+
+
+@pytest.fixture
+def process():
+    """Makes processes of nodes on plain HTTP, each a connection, which `close` closes as the system does."""
+    made = []
+
+    def make(server, name="anna", tls=None):
+        link = Link(server.address, tls, None if tls else name, 0.0, lambda line: None)
+        made.append(link)
+        return link
+
+    yield make
+    for one in made:
+        one.close()
 
 
 @pytest.fixture(autouse=True)
