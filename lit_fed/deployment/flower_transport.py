@@ -2,8 +2,7 @@
 
 Flower hands a message to a node once. If the node dies with it, an error comes when its heartbeats are overdue, or
 nothing at all, if it is back before anybody asks. So this transport looks often, sends again after an error and to
-nodes that have come anew since their message was sent, and waits for nothing without an end. What a node does twice has
-the same result.
+nodes that came anew since, and never waits without an end. Work that is done twice has the same result.
 """
 
 from __future__ import annotations
