@@ -142,12 +142,19 @@ class Session(NamedTuple):
     choose: Callable[[torch.device], ClientTrainer]  # the client trainer for a device
 
     @classmethod
-    def of(cls, settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None = None) -> Session:
+    def of(
+        cls,
+        settings: ModelSettings,
+        facts: TrainingFacts,
+        device: torch.device,
+        start: Callable[[Task], Task] | None = None,
+    ) -> Session:
         """The session of a training.
 
         Args:
             settings: of the module.
             facts: sizes of the training.
+            device: where clients are run.
             start: makes the task one whose models start elsewhere; None: they are fresh, or those of a network that
                 was given as such.
 
@@ -162,7 +169,7 @@ class Session(NamedTuple):
             )
         choose = partial(_choose, settings, task.network)
         if settings.client_trainer != "auto":
-            choose(torch.device("cpu"))  # one that cannot train the network is refused now
+            choose(device)  # one that cannot train the network is refused now, or runs elsewhere alone
         if init_seeds is not None:
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
         algorithm = settings.wrapped

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -13,7 +11,7 @@ from lit_fed.core import tree
 from lit_fed.core.types import ClientResult, Message, Split, Tree
 from lit_fed.deployment.wire import WireError, type_name
 
-__all__ = ["AnswerForm", "answer_form", "in_form", "most_bytes", "versioned"]
+__all__ = ["answer_form", "in_form", "most_bytes", "versioned"]
 
 HEADER_BYTES = 65_536
 """Room for the header of an answer, beside what each leaf takes in it."""
@@ -47,15 +45,8 @@ def most_bytes(form: Tree, number: int) -> int:
     return HEADER_BYTES + number * (each + 256)
 
 
-class AnswerForm(NamedTuple):
-    """What an answer has to look like."""
-
-    message: Tree  # message and metrics of one client
-    state: Tree
-
-
-def answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> AnswerForm:
-    """What a job's answers have to look like: that of a client with one sample that takes no step.
+def answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> Tree:
+    """What message and metrics of a client have to look like: those of one with one sample that takes no step.
 
     Args:
         job: the clients; their split tells type and shape of a sample.
@@ -72,8 +63,7 @@ def answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> An
     ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None, job.batch_size)
     done = next(iter(SequentialTrainer().train(ghost)))
     assert isinstance(done, Trained)
-    message = tree.index((tuple(done.result.message), done.result.metrics), 0)
-    return AnswerForm(message, tree.index(done.result.state, 0))
+    return tree.index((tuple(done.result.message), done.result.metrics), 0)
 
 
 def versioned(message: Tree, version: int) -> ClientResult:

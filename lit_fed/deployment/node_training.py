@@ -41,9 +41,9 @@ class NodeTraining:
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
         self.name = name
         facts = facts_from_json(sent["facts"])
-        session = Session.of(settings, facts)
+        session = Session.of(settings, facts, device := torch.device("cpu"))
         check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
-        self.server = InMemoryServer(session.terms.task, session.shared, torch.device("cpu"))
+        self.server = InMemoryServer(session.terms.task, session.shared, device)
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         self.splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])

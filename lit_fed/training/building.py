@@ -87,7 +87,7 @@ def build_federation(
     Raises:
         ConfigError: if network, data, client trainer and algorithm do not go together.
     """
-    session = Session.of(settings, facts, None if warm is None else warm.into)
+    session = Session.of(settings, facts, module.device, None if warm is None else warm.into)
     task, shared = session.terms.task, session.shared
     server = ModuleServer(module, task, shared, source_of(settings.network, task.template_seed))
     return FederatedRounds(session.algorithm, session.terms, server, session.choose)

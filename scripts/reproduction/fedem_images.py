@@ -197,7 +197,7 @@ def _rates(setting: Setting, kept: Kept) -> list[str]:
         "200 rounds it diverged with it in round 24, and so it has 0.03 above. FedAvg+ with 0.03 diverged in round "
         "78, where FedAvg, whose training is the same, did not: perhaps because sums on a GPU are not the same twice, "
         "which was not tested. prox_avg with 0.1 diverged in round 44. Momentum that is kept from round to round "
-        "leaves little room."
+        "leaves little room. The rounds of divergence are those of the runs' messages, which are not kept."
     )
     return [*wrap(text), "", *grid(["algorithm", "rate: accuracy"], rows)]
 

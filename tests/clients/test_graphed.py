@@ -4,11 +4,14 @@ import pytest
 import torch
 from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds
 
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM, FedProx
 from lit_fed.clients import SequentialTrainer, choose_trainer
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.targets import Multiclass
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.models import MLP
 
 SIZES = [9, 5, 7, 3, 6, 12]
@@ -40,3 +43,14 @@ def test_padded_batches_give_the_same_models(algorithm):
 def test_it_needs_a_gpu():
     with pytest.raises(ConfigError, match="the device is cpu"):
         choose_trainer("graphed", mlp((3,), 2), torch.device("cpu"))
+
+
+def test_the_device_of_a_module_decides(monkeypatch):
+    """A fit on a GPU takes it: Lightning says where a module will be before it is there."""
+    facts = TrainingFacts((3,), "float32", (), Multiclass(3), 2, 8, 4, None, 4, 2, "samples", 0, 1, None)
+    with pytest.raises(ConfigError, match="the device is cpu"):
+        FederatedModule(FedAvg(), client_trainer="graphed").build_shared(facts)
+    monkeypatch.setattr(FederatedModule, "device", torch.device("cuda"))
+    module = FederatedModule(FedAvg(), client_trainer="graphed")
+    module.build_shared(facts)
+    assert module.federation.client_trainer.name == "graphed"

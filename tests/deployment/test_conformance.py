@@ -74,7 +74,7 @@ def sides(folders, states, settings, **changed) -> Sides:
     )._replace(**changed)  # fmt: skip
     made = []
     for _ in range(2):
-        session = Session.of(settings, facts)
+        session = Session.of(settings, facts, torch.device("cpu"))
         server = InMemoryServer(session.terms.task, session.shared, torch.device("cpu"))
         made.append(FederatedRounds(session.algorithm, session.terms, server, session.choose))
     simulated, remote = made

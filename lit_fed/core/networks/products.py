@@ -65,12 +65,14 @@ class _Dense(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The product, [B, K]."""
         ctx.save_for_backward(x, weight)
         return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Gradients of the inputs, the weight and the bias, of those that are asked for."""
         (x, weight), gradient = ctx.saved_tensors, gradients[0]
         of_x, of_weight, of_bias = ctx.needs_input_grad
         return (
