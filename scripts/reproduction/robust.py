@@ -74,7 +74,8 @@ PUBLISHED: dict[float, dict[str, tuple[float, ...]]] = {
 """Karimireddy et al. 2022, their own logs: flip, labels, mimic, IPM, ALIE, in the order of `ATTACKS`, by momentum."""
 
 NETWORK = ("--model.network", "reproduction.under_attack.AttackedCNN")
-SMALLER = ("--model.network.channels", "[16,32]", "--model.network.pool_first", "true")
+LIGHT = ("--trainer.enable_checkpointing", "false")  # the momentum of 25 clients is 120 MB a round
+ROUNDED = ("--trainer.precision", "bf16-mixed")
 DIVISION = (
     "--data.partition", "reproduction.under_attack.SortedPieces", "--data.partition.of_all_labels", "[1,3,14,20,22]",
     "--data.test_fraction", "0.142857",
@@ -91,7 +92,7 @@ def _momentum(beta: float) -> tuple[str, ...]:
 
 def mnist(scale: Scale) -> dict[float, Setting]:
     """The setting at each momentum."""
-    size = () if scale == "paper" else SMALLER
+    precision = () if scale == "paper" else ROUNDED
     found = {}
     for beta in PUBLISHED:
         methods = tuple(
@@ -100,7 +101,7 @@ def mnist(scale: Scale) -> dict[float, Setting]:
             for attack, of in attacks(beta).items()
         )
         methods += (Method("mean_none", "mean", ("--data.attackers", "0")),)
-        arguments = (*NETWORK, *size, *DIVISION, *_momentum(beta), *(TINY if scale == "smoke" else ()))
+        arguments = (*NETWORK, *LIGHT, *precision, *DIVISION, *_momentum(beta), *(TINY if scale == "smoke" else ()))
         name = f"robust_mnist_{beta:g}"
         found[beta] = Setting(name, f"β = {beta:g}", "mnist_under_attack", methods, arguments, draws_data=False)
     return {0.9: found[0.9]._replace(methods=(methods[1], methods[-2]))} if scale == "smoke" else found

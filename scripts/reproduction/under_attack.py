@@ -1,7 +1,6 @@
 """Network and division of the data of the published tables of attacks on MNIST."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from torch import Tensor, nn
@@ -14,34 +13,23 @@ __all__ = ["AttackedCNN", "SortedPieces"]
 
 
 class AttackedCNN(Network):
-    """Two 3×3 convolutions, pooling, a dense layer, and dropout before and behind it.
+    """Two 3×3 convolutions, pooling, a dense layer, and dropout before and behind it; no ReLU behind the second one.
 
     Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.
-    https://arxiv.org/abs/2006.09365, appendix on the experiments.
+    https://arxiv.org/abs/2006.09365, appendix on the experiments; where ReLU stands is that of PyTorch's own example
+    when the authors took it over. With ReLU behind the second convolution too most of a client's gradients are zeros,
+    and a median of them learns nothing: 1 instead of 59 % after 60 rounds of flipped signs.
 
     Args:
         input_shape: channels, height and width of one image.
         num_outputs: K.
-        channels: of each of the convolutions.
-        pool_first: pool behind the first convolution too, which leaves a fifteenth of the arithmetic.
     """
 
-    def __init__(
-        self,
-        input_shape: tuple[int, ...],
-        num_outputs: int,
-        channels: tuple[int, int] = (32, 64),
-        pool_first: bool = False,
-    ) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
         super().__init__()
-        size = (input_shape[1] - 2) // (2 if pool_first else 1) - 2
-        layers: list[nn.Module] = []
-        for number, (before, width) in enumerate(pairwise((input_shape[0], *channels))):
-            layers += [nn.Conv2d(before, width, 3), nn.ReLU()]
-            layers += [nn.MaxPool2d(2)] if number or pool_first else []
-        flat = channels[1] * (size // 2) ** 2
         self.layers = nn.Sequential(
-            *layers, nn.Dropout(0.25), nn.Flatten(), nn.Linear(flat, 128), nn.ReLU(), nn.Dropout(0.5),
+            nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
+            nn.Flatten(), nn.Linear(64 * ((input_shape[1] - 4) // 2) ** 2, 128), nn.ReLU(), nn.Dropout(0.5),
             nn.Linear(128, num_outputs),
         )  # fmt: skip
 
