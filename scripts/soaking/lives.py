@@ -158,7 +158,8 @@ class Life:
             found = outcome(self.path)
         except OSError as error:
             return [f"{error.filename} is missing"]
-        left = [str(one.relative_to(self.runs)) for one in self.runs.rglob("*.partial")]
+        # in the folder of a run that was killed before its first checkpoint nobody goes on, or puts things away
+        left = [str(one.relative_to(self.runs)) for one in self.path.rglob("*.partial")]
         return [*self.differences(found, whole), *(f"{one} is left" for one in left)]
 
     def differences(self, found: Outcome, whole: Outcome) -> list[str]:

@@ -17,7 +17,7 @@ from soaking.lives import Life
 
 __all__ = ["KINDS", "described"]
 
-WITHOUT_CHECKPOINT = "no checkpoint under"
+WITHOUT_CHECKPOINT = ("no checkpoint under", "is not there; --ckpt_path previous takes the one before it")
 
 
 # ---------------------------------------------------------------------- signals
@@ -129,7 +129,7 @@ def deleted_between(life: Life) -> None:
     life.rows_lost |= victim.name == "metrics.csv"
     if had_last:
         status, said = life.end(life.start("--ckpt_path", "last"), f"{name} is gone", (0, 2))
-        if status == 2 and not (in_clients or WITHOUT_CHECKPOINT in said):
+        if status == 2 and not (in_clients or any(one in said for one in WITHOUT_CHECKPOINT)):
             life.wrong.append(f"{name} is gone: {said}")
     if in_clients:
         victim.parent.mkdir(exist_ok=True)
