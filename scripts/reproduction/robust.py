@@ -47,20 +47,14 @@ def rules(beta: float) -> dict[str, Choice]:
     }
 
 
-def attacks(beta: float) -> dict[str, Choice]:
-    """The attacks; who flips signs or labels has no momentum in the authors' code, so that its change is shorter."""
-    short = f"{1 - beta:g}"
-    scaled = chosen("--model.attack", "ModelReplacement", boost=short) if beta else ()
-    return {
-        "flip": Choice("flip", chosen("--model.attack", "SignFlip", scale=short)),
-        "labels": Choice("labels", ("--data.poison", "LabelFlip", *scaled)),
-        "mimic": Choice("mimic", chosen("--model.attack", "Mimic")),
-        "ipm": Choice("IPM", chosen("--model.attack", "IPM", epsilon=0.1)),
-        "alie": Choice("ALIE", chosen("--model.attack", "ALIE")),
-    }
-
-
-RULES, ATTACKS = rules(0), attacks(0)
+RULES = rules(0)
+ATTACKS = {
+    "flip": Choice("flip", chosen("--model.attack", "SignFlip")),
+    "labels": Choice("labels", ("--data.poison", "LabelFlip")),
+    "mimic": Choice("mimic", chosen("--model.attack", "Mimic")),
+    "ipm": Choice("IPM", chosen("--model.attack", "IPM", epsilon=0.1)),
+    "alie": Choice("ALIE", chosen("--model.attack", "ALIE")),
+}
 PUBLISHED: dict[float, dict[str, tuple[float, ...]]] = {
     0.9: {
         "krum": (9.9, 1.0, 29.0, 10.0, 11.4), "median": (42.9, 50.6, 57.2, 36.2, 9.9),
@@ -86,10 +80,6 @@ TINY = (
 )  # fmt: skip
 
 
-def _momentum(beta: float) -> tuple[str, ...]:
-    return solver(momentum=beta, persist_optimizer=bool(beta))
-
-
 def mnist(scale: Scale) -> dict[float, Setting]:
     """The setting at each momentum."""
     precision = () if scale == "paper" else ROUNDED
@@ -98,10 +88,12 @@ def mnist(scale: Scale) -> dict[float, Setting]:
         methods = tuple(
             Method(f"{rule}_{attack}", by.label, (*by.arguments, *of.arguments))
             for rule, by in rules(beta).items()
-            for attack, of in attacks(beta).items()
+            for attack, of in ATTACKS.items()
         )
         methods += (Method("mean_none", "mean", ("--data.attackers", "0")),)
-        arguments = (*NETWORK, *LIGHT, *precision, *DIVISION, *_momentum(beta), *(TINY if scale == "smoke" else ()))
+        plain = solver(momentum=0.0, persist_optimizer=False)
+        momentum = (*algorithm("reproduction.under_attack.WorkerMomentum", beta=f"{beta:g}"), *plain)
+        arguments = (*NETWORK, *LIGHT, *precision, *DIVISION, *momentum, *(TINY if scale == "smoke" else ()))
         name = f"robust_mnist_{beta:g}"
         found[beta] = Setting(name, f"β = {beta:g}", "mnist_under_attack", methods, arguments, draws_data=False)
     return {0.9: found[0.9]._replace(methods=(methods[1], methods[-2]))} if scale == "smoke" else found
@@ -124,8 +116,8 @@ def mnist_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "all clients. In brackets the figure that Karimireddy et al. (2022) logged. 20 honest clients hold a piece "
         "each of the digits sorted by label, 5 attackers see all digits; every client takes one step on 32 digits a "
         "round, for 600 rounds, at learning rate 0.01 with momentum β of its own. RFA takes 8 passes, CClip clips at "
-        "τ = 10/(1 − β) times the learning rate, 3 times, from the last round's result. In the authors' code who flips "
-        "signs or labels has no momentum; here its change is taken times 1 − β."
+        "τ = 10/(1 − β) times the learning rate, 3 times, from the last round's result. Who flips signs or labels has "
+        "no momentum, as in the authors' code."
     )
     for beta, setting in mnist(scale).items():
         lines += ["", f"## Momentum {beta:g}", "", *_mnist_table(setting, beta, kept, seeds)]

@@ -1,15 +1,65 @@
-"""Network and division of the data of the published tables of attacks on MNIST."""
+"""Algorithm, network and division of the data of the published tables of attacks on MNIST."""
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
+from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
+from lit_fed.core.context import Context
+from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
+from lit_fed.core.types import ClientData, ClientResult, Message, ModelState
 from lit_fed.data import Partition
 from lit_fed.models.base import Network
 
-__all__ = ["AttackedCNN", "SortedPieces"]
+__all__ = ["AttackedCNN", "SortedPieces", "WorkerMomentum"]
+
+
+class MomentumRun(NamedTuple):
+    """A client's step."""
+
+    models: ModelState
+    optimizer: OptimizerState
+    loss: Tensor
+    steps: Tensor
+    momentum: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], MomentumRun]):
+    """Clients send the momentum of their changes, attackers what a round has changed.
+
+    Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.
+    https://arxiv.org/abs/2006.09365, Algorithm 2 with v ← βv + g in the place of m ← βm + (1 − β)g, as in the authors'
+    code, in which those who flip signs or labels have no momentum.
+
+    Args:
+        beta: β; 0: no momentum.
+    """
+
+    beta: float = 0.9
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> dict[str, Tensor]:
+        """No momentum yet."""
+        return {name: torch.zeros_like(leaf) for name, leaf in shared.models.parameters.items()}
+
+    def client_init(
+        self, ctx: Context, shared: GlobalModels, state: dict[str, Tensor], data: ClientData, losses: Any
+    ) -> MomentumRun:
+        """From the shared model."""
+        return MomentumRun(*local_run(ctx, shared.models), state)
+
+    def client_final(self, ctx: Context, shared: GlobalModels, work: MomentumRun, data: ClientData) -> ClientResult:
+        """The model that is sent is v ← βv + Δ away from the shared one."""
+        honest = 1.0 if ctx.attackers is None else 1.0 - ctx.attackers.to(data.client_id.device)[data.client_id].float()
+        old, new = shared.models.parameters, work.models.parameters
+        momentum = {name: self.beta * honest * v + (new[name] - old[name]) for name, v in work.momentum.items()}
+        sent = work.models._replace(parameters={name: leaf + momentum[name] for name, leaf in old.items()})
+        loss = {"loss": work.loss / work.steps.clamp(min=1)}
+        return ClientResult(Message(sent, ctx.client_weight(data)), momentum, loss)
 
 
 class AttackedCNN(Network):
