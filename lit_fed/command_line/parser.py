@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 import re
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
@@ -43,6 +44,12 @@ WORDS = (
     (re.compile(r"^Unexpected config:.*"), "--config: a configuration has sections, such as `model:` and `data:`"),
 )
 """jsonargparse's words, and what they mean on a command line."""
+
+OF_SECTION = re.compile(r"^(--[\w.]+): --(\w+):")
+"""How a message begins about an option of a section that may be left out."""
+
+REFUSED_OPTION = re.compile(r"^--([\w.]+):\s+Option '(\w+)' is not accepted")
+"""How one begins about an option that a class or a section does not have."""
 
 CLASS_OPTIONS = "`fit --model.algorithm.help NAME` and the like list the options of a class"
 
@@ -104,7 +111,9 @@ class FederatedParser(LightningArgumentParser):
         Raises:
             ConfigError: always.
         """
-        lines = explain_class(message) or [*_readable(message), *self._near_names(message)]
+        fields = self._near_fields(message)
+        known = [line for line in _readable(message) if not fields or CLASS_OPTIONS not in line]
+        lines = explain_class(message) or [*known, *(fields or self._near_names(message))]
         raise ConfigError("\n".join(lines)) from ex
 
     def _near_names(self, message: str) -> list[str]:
@@ -125,6 +134,18 @@ class FederatedParser(LightningArgumentParser):
             return [f"options stand behind a command, as in `fit {meant} …`"]
         near = _near_options(meant, known)
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
+
+    def _near_fields(self, message: str) -> list[str]:
+        """Names of a section's options close to one that it does not have; nothing for options of classes."""
+        found = REFUSED_OPTION.match(" ".join(_readable(message)))
+        if found is None:
+            return []
+        below = self._subcommands_action._name_parser_map.values() if self._subcommands_action else ()
+        actions = [one for parser in (self, *below) for one in parser._actions if one.dest == found[1]]
+        kinds = [kind for action in actions for kind in get_args(getattr(action, "_typehint", None))]
+        fields = [one.name for kind in kinds if dataclasses.is_dataclass(kind) for one in dataclasses.fields(kind)]
+        near = difflib.get_close_matches(found[2], fields, 1)
+        return [f"did you mean --{found[1]}.{one}?" for one in near]
 
     def instantiate(self, namespace: Namespace, *args: Any, **kwargs: Any) -> Namespace:
         """Make the objects. For one that may be null jsonargparse wraps what it refuses; the wrapping is taken off.
@@ -199,5 +220,5 @@ def _readable(message: str) -> list[str]:
     first, *rest = dict.fromkeys(kept)
     together = f"{first} {'; '.join(rest)}"
     if first.endswith(":") and len(together) <= 100:
-        return [together]
+        return [OF_SECTION.sub(r"\1.\2:", together)]
     return [first, *(f"  {line}" for line in rest[:10])]

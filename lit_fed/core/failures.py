@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from functools import lru_cache
 from pathlib import Path
 
@@ -11,7 +12,15 @@ import numpy as np
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
 
-__all__ = ["MarkovChain", "drops_out", "markov_chain", "per_client", "read_numbers", "work_times"]
+__all__ = [
+    "MarkovChain",
+    "digest_of_numbers",
+    "drops_out",
+    "markov_chain",
+    "per_client",
+    "read_numbers",
+    "work_times",
+]
 
 
 def drops_out(seed: int, round_idx: int, client_ids: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
@@ -95,17 +104,25 @@ def markov_chain(num_clients: int, comes: float, goes: float, seed: int) -> Mark
     return MarkovChain(num_clients, comes, goes, seed)
 
 
-@lru_cache(maxsize=8)
 def read_numbers(path: str, place: str) -> np.ndarray:
     """The numbers of a .npy file, or of a .csv file without a header; not to be written to.
 
     Args:
-        path: of the file.
+        path: of the file, which is read again once it has changed.
         place: the option that names it, for error messages.
 
     Raises:
         ConfigError: naming option and file, if it cannot be read.
     """
+    try:
+        about = Path(path).stat()
+    except (OSError, ValueError):
+        return _numbers_of(path, place, 0, 0)  # which says what is wrong
+    return _numbers_of(path, place, about.st_mtime_ns, about.st_size)
+
+
+@lru_cache(maxsize=8)
+def _numbers_of(path: str, place: str, changed: int, size: int) -> np.ndarray:
     try:
         if path.endswith(".npy"):
             return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -142,3 +159,11 @@ def per_client(given: float | list[float] | str, num_clients: int, place: str) -
     if isinstance(given, list) and len(numbers) != num_clients:
         raise ConfigError(f"{place} has {len(numbers)} numbers, and there are {num_clients} clients; give one for each")
     return np.broadcast_to(numbers, num_clients)
+
+
+def digest_of_numbers(path: str, place: str) -> str:
+    """What tells the numbers of a file from others, 32 hexadecimal digits; arguments as of `read_numbers`."""
+    numbers = np.ascontiguousarray(read_numbers(path, place), dtype=np.float64)
+    digest = hashlib.blake2b(str(numbers.shape).encode(), digest_size=16)
+    digest.update(numbers.tobytes())
+    return digest.hexdigest()

@@ -15,6 +15,7 @@ from lit_fed.rounds import FederatedRounds
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedule_rounds
 from lit_fed.training.resume import changes_on_resume, note_after_schedule
 from lit_fed.training.warm_start import WarmStart
+from lit_fed.wrappers.faults import faults_of
 
 __all__ = ["RunHistory"]
 
@@ -80,7 +81,8 @@ class RunHistory:
 
     def identity(self, federation: FederatedRounds) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, where no command line says more."""
-        criterion = federation.terms.task.criterion
+        criterion, faults = federation.terms.task.criterion, faults_of(federation.algorithm)
+        files = {} if faults is None else faults.files
         return {
             "algorithm": repr(federation.algorithm),
             "solver": repr(federation.terms.solver),
@@ -90,7 +92,7 @@ class RunHistory:
             "seed": federation.terms.seed,
             "loss": repr(None if criterion is None else criterion.loss),
             "data.augment": None if federation.terms.augmentation is None else federation.terms.augmentation.said,
-        }
+        } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in files.items()}
 
     def entry(self, federation: FederatedRounds, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
         """What a checkpoint keeps of the run beside its state, as plain types.

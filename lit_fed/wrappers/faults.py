@@ -24,7 +24,7 @@ from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.core.failures import drops_out, markov_chain, per_client, read_numbers, work_times
+from lit_fed.core.failures import digest_of_numbers, drops_out, markov_chain, per_client, read_numbers, work_times
 from lit_fed.core.types import Absences, Phase, Reduced, Tree
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.news import known
@@ -218,6 +218,13 @@ class Faults:
                     f"{PLACE}.trace {self.trace} has the shape {list(rows.shape)}, and there are {num_clients} "
                     "clients; give a row for each round and a column for each client"
                 )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the given files hold, as digests by option: a run that goes on needs the same numbers."""
+        given = {name: getattr(self, name) for name in ("dropout", "compute_mean", "trace")}
+        options = {f"{PLACE}.{name}": path for name, path in given.items() if isinstance(path, str)}
+        return {option: digest_of_numbers(path, option) for option, path in options.items()}
 
     # ------------------------------------------------------------------ who comes
     def available(self, seed: int, round_idx: int, num_clients: int) -> np.ndarray | None:

@@ -70,6 +70,7 @@ class Life:
         events: what happened, in words.
         wrong: what should not have happened.
         rows_lost: rows of metrics.csv were deleted from outside.
+        robbed: something was deleted while a process was at work, which may refuse to go on without it.
     """
 
     def __init__(self, arguments: list[str], out: Path, rounds: int, seconds: float, rng: random.Random) -> None:
@@ -79,7 +80,7 @@ class Life:
         self.runs, self.rounds, self.seconds, self.rng = out / "run", rounds, seconds, rng
         self.events: list[str] = []
         self.wrong: list[str] = []
-        self.rows_lost = False
+        self.rows_lost = self.robbed = False
 
     # ------------------------------------------------------------------ where it stands
     @property
@@ -140,7 +141,7 @@ class Life:
             return None, ""
         status = process.returncode
         self.events.append(f"{what}: status {status}, {self.rounds_logged()} rounds logged")
-        if status not in statuses or "Traceback" in err:
+        if status not in (*statuses, *([2] if self.robbed else [])) or "Traceback" in err:
             self.wrong.append(f"{what}: status {status}, {err.strip()[-1500:]}")
         elif status in (1, 2) and speaks and not err.strip().rpartition("\n")[2].startswith("lit_fed: "):
             self.wrong.append(f"{what}: status {status} without a message, {err.strip()[-500:]}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import inspect
 import json
 import resource
@@ -141,7 +142,7 @@ def deleted_meanwhile(life: Life) -> None:
     """A file or folder of the run, or all of it, is deleted while it runs."""
     process = life.begin()
     life.wait(process)
-    victim = _victim(life)
+    victim, life.robbed = _victim(life), True
     life.rows_lost |= victim in (life.path, life.path / "metrics.csv")
     shutil.rmtree(victim, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -152,12 +153,11 @@ def deleted_meanwhile(life: Life) -> None:
 # ---------------------------------------------------------------------- other processes
 def two_writers(life: Life) -> None:
     """A second process goes on with the run while the first is at work; the first is stopped until that was refused."""
-    before = _summaries(life)
     first = life.begin()
     life.wait(first)
     _send(first, signal.SIGSTOP)
     time.sleep(0.01)
-    at_work = first.poll() is None and _summaries(life) == before  # what a run writes last
+    at_work = first.poll() is None and _is_held(life.path / ".lock")
     if at_work and life.last is not None and life.last.is_relative_to(life.path):
         _, said = life.end(life.start("--ckpt_path", "last"), "a second writer", (2,))
         if "is at work in it since" not in said:
@@ -189,9 +189,16 @@ def _without_a_rank(life: Life, signum: signal.Signals) -> None:
     life.end(ranks[lost], f"rank {lost}", (0, 1, 2, -signal.SIGKILL), speaks=False)
 
 
-def _summaries(life: Life) -> dict[Path, int]:
-    """When each summary of the run was written."""
-    return {one: one.stat().st_mtime_ns for one in life.runs.glob("version_*/summary.json")}
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds a lock."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 KINDS: dict[str, Callable[[Life], None]] = {

@@ -46,6 +46,7 @@ CONFIGS = {
     "null_seed.yaml": "data:\n  seed: null\n",
     "nan.json": '{"model": {"solver": {"lr": NaN}}}',
     "patients.csv": "a,b,label\n1,2,0\n",
+    "trace.csv": "1,0\n0,1\n",
     "nets.py": "import torch\n\n\nclass Net(torch.nn.Module):\n    pass\n",
     "junk.ckpt": b"\x80\xa9" * 50,
     "empty.ckpt": "",

@@ -22,7 +22,7 @@ from federated_round import (
 )
 from running import ended, forked, of_ranks
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedDataModule, FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, GADMM, IFCA, DFedEM, FedAdam, FedAvg, FedEM, FedNova, MixtureADMM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
@@ -31,6 +31,7 @@ from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.core.failures import drops_out, work_times
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Phase, Reduced
+from lit_fed.data import Synthetic
 from lit_fed.wrappers.faults import Faults, Unreliable, drawn_weight
 from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.secure_sum import SecureSum
@@ -304,6 +305,25 @@ def test_weights_of_others_stay():
 
 
 # ---------------------------------------------------------------------- what is refused
+def fit_with_trace(out, rows, rounds, ckpt_path=None):
+    np.save(out / "trace.npy", np.array(rows))
+    module = FederatedModule(FedAvg(), faults=Faults(trace=str(out / "trace.npy")))
+    data = FederatedDataModule(Synthetic(num_clients=3, dimension=3, test_size=8))
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=rounds, default_root_dir=out, logger=False, enable_progress_bar=False
+    )
+    trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
+    return str(next(out.rglob("last.ckpt")))
+
+
+def test_a_run_goes_on_with_the_trace_that_it_began_with(tmp_path):
+    rows = [[1, 1, 0], [0, 1, 1]]
+    last = fit_with_trace(tmp_path, rows, 1)
+    with pytest.raises(ConfigError, match=r"model\.faults\.trace \(contents\) is \w{32}, in the checkpoint \w{32}"):
+        fit_with_trace(tmp_path, rows[::-1], 2, last)
+    fit_with_trace(tmp_path, rows, 2, last)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
