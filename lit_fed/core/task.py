@@ -17,6 +17,7 @@ from lit_fed.core import tree
 from lit_fed.core.losses import Criterion
 from lit_fed.core.machine.memory import check_network
 from lit_fed.core.networks.closed_form import ClosedForm
+from lit_fed.core.networks.forward_memory import Pass
 from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
 from lit_fed.core.networks.frozen import at_rest, frozen_leaves
 from lit_fed.core.networks.stacked_network import Forward, StackedNetwork, num_models_of
@@ -178,6 +179,9 @@ class Task(StackedNetwork):
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
         self.set_mode(training)
+        if self.goes_together(models) and not per_model:
+            yield from self._each_of_joint(known.pop() if known else self.joint_pass(models, batch.x), batch.y, share)
+            return
         begun = None if per_model or known else self._begun(self._laid_out(batch.x), training=training)
         for m in range(num_models_of(models)):
             y = batch.y[m] if per_model else batch.y  # soft labels come along as they are
@@ -189,6 +193,17 @@ class Task(StackedNetwork):
             with torch.enable_grad():
                 loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers
+
+    def _each_of_joint(
+        self, one: Pass, y: Tensor, share: Tensor
+    ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
+        """`each_gradient` from one pass of all models."""
+        with torch.enable_grad():
+            labels = self.target.for_models(y.unsqueeze(1), one.outputs)
+            losses = (self.trained_on.losses(one.outputs, labels) * share).sum(0)
+        gradient, losses = _gradient(losses.sum(), one.parameters), losses.detach()
+        for m in range(len(losses)):
+            yield losses[m], {name: leaf[m] for name, leaf in gradient.items()}, tree.index(one.buffers, m)
 
     def full_gradient(
         self, models: ModelState, data: ClientData, rows_per_pass: int = 1024, *, training: bool = True

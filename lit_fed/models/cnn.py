@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
-from lit_fed.models.base import Network, check_dropout, check_sizes
-from lit_fed.models.convolutions import pooled_convolutions
+from lit_fed.models.base import check_dropout, check_sizes
+from lit_fed.models.convolutions import ConvolutionalNetwork, pooled_convolutions
 
 __all__ = ["CNN2", "FedEMCNN", "LeafCNN"]
 
 
-class LeafCNN(Network):
+class LeafCNN(ConvolutionalNetwork):
     """LEAF's network for handwritten characters: two 5×5 convolutions (32 and 64 channels), each pooled, then dense.
 
     Caldas et al. "LEAF: A Benchmark for Federated Settings". 2018. https://arxiv.org/abs/1812.01097; the FedEM paper
@@ -26,7 +26,7 @@ class LeafCNN(Network):
     def __init__(
         self, input_shape: tuple[int, ...], num_outputs: int, hidden_size: int = 128, dropout: float = 0.5
     ) -> None:
-        super().__init__()
+        super().__init__(input_shape, num_outputs)
         check_sizes(hidden_size=hidden_size)
         check_dropout(dropout)
         self.features, num_features = pooled_convolutions("LeafCNN", input_shape, (32, 64), kernel_size=5, padding=2)
@@ -36,12 +36,8 @@ class LeafCNN(Network):
             nn.Linear(hidden_size, num_outputs),
         )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] of images [B, C, H, W]."""
-        return self.classifier(self.features(x))  # type: ignore[no-any-return]
 
-
-class FedEMCNN(Network):
+class FedEMCNN(ConvolutionalNetwork):
     """FedEM's network for handwritten characters: LEAF's convolutions without padding, then a wide dense layer.
 
     Marfoq et al. "Federated Multi-Task Learning under a Mixture of Distributions". 2021.
@@ -55,7 +51,7 @@ class FedEMCNN(Network):
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, hidden_size: int = 2048) -> None:
-        super().__init__()
+        super().__init__(input_shape, num_outputs)
         check_sizes(hidden_size=hidden_size)
         self.features, num_features = pooled_convolutions("FedEMCNN", input_shape, (32, 64), kernel_size=5)
         self.classifier = nn.Sequential(
@@ -64,12 +60,8 @@ class FedEMCNN(Network):
             nn.Linear(hidden_size, num_outputs),
         )  # fmt: skip
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] of images [B, C, H, W]."""
-        return self.classifier(self.features(x))  # type: ignore[no-any-return]
 
-
-class CNN2(Network):
+class CNN2(ConvolutionalNetwork):
     """FedeRiCo's network for CIFAR-10: three 3×3 convolutions of 128 channels, each pooled, and one dense layer.
 
     Sui et al. "Find Your Friends: Personalized Federated Learning with the Right Collaborators". 2022.
@@ -82,10 +74,6 @@ class CNN2(Network):
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
+        super().__init__(input_shape, num_outputs)
         self.features, num_features = pooled_convolutions("CNN2", input_shape, (128, 128, 128), kernel_size=3)
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] of images [B, C, H, W]."""
-        return self.classifier(self.features(x))  # type: ignore[no-any-return]

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
-from lit_fed.models.base import image_shape
+from lit_fed.models.base import Network, image_shape
 
-__all__ = ["pooled_convolutions"]
+__all__ = ["ConvolutionalNetwork", "pooled_convolutions"]
+
+
+class ConvolutionalNetwork(Network):
+    """Convolutions, then dense layers.
+
+    Attributes:
+        features: the convolutions, each pooled.
+        classifier: the dense layers.
+    """
+
+    features: nn.Sequential
+    classifier: nn.Sequential
+
+    @abstractmethod
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of images [B, C, H, W]."""
+        return self.classifier(self.features(x))  # type: ignore[no-any-return]
+
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """The layers one after another, with the names of their parameters; none of a class that does more to x."""
+        if type(self).forward is not ConvolutionalNetwork.forward:
+            return []
+        parts = {"features": self.features, "classifier": self.classifier}
+        return [(f"{part}.{name}", layer) for part, whole in parts.items() for name, layer in whole.named_children()]
 
 
 def pooled_convolutions(

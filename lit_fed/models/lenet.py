@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 
-from lit_fed.models.base import Network
-from lit_fed.models.convolutions import pooled_convolutions
+from lit_fed.models.convolutions import ConvolutionalNetwork, pooled_convolutions
 
 __all__ = ["LeNet5"]
 
 
-class LeNet5(Network):
+class LeNet5(ConvolutionalNetwork):
     """LeNet-5 with ReLU and max pooling: two 5×5 convolutions (6 and 16 channels), dense layers of 120 and 84 units.
 
     LeCun et al. "Gradient-Based Learning Applied to Document Recognition". Proceedings of the IEEE 1998, whose
@@ -24,7 +23,7 @@ class LeNet5(Network):
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
+        super().__init__(input_shape, num_outputs)
         self.features, num_features = pooled_convolutions("LeNet5", input_shape, (6, 16), kernel_size=5)
         self.classifier = nn.Sequential(
             nn.Flatten(),
@@ -32,7 +31,3 @@ class LeNet5(Network):
             nn.Linear(120, 84), nn.ReLU(),
             nn.Linear(84, num_outputs),
         )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs [B, K] of images [B, C, H, W]."""
-        return self.classifier(self.features(x))  # type: ignore[no-any-return]

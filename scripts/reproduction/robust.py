@@ -47,11 +47,14 @@ def rules(beta: float) -> dict[str, Choice]:
     }
 
 
+SEVENS = 17
+"""A client that holds sevens alone: whom the authors' attackers mimic with their first seed."""
+
 RULES = rules(0)
 ATTACKS = {
     "flip": Choice("flip", chosen("--model.attack", "SignFlip")),
     "labels": Choice("labels", ("--data.poison", "LabelFlip")),
-    "mimic": Choice("mimic", chosen("--model.attack", "Mimic")),
+    "mimic": Choice("mimic", chosen("--model.attack", "Mimic", client=SEVENS)),
     "ipm": Choice("IPM", chosen("--model.attack", "IPM", epsilon=0.1)),
     "alie": Choice("ALIE", chosen("--model.attack", "ALIE")),
 }

@@ -17,12 +17,13 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
-from lit_fed.core.aggregation import CenteredClipping
-from lit_fed.core.attacks import Gaussian
+from lit_fed.core.aggregation import CenteredClipping, GeometricMedian
+from lit_fed.core.attacks import ALIE, Gaussian
 from lit_fed.core.codecs import QSGD, TopK
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.poison import LabelFlip
 from lit_fed.pictures import run as pictures
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.example_privacy import ExamplePrivacy
@@ -153,6 +154,10 @@ WRAPPED = {
     "robust rule": {
         "model": {"robust_aggregation": CenteredClipping(0.1, 2, bucket_size=2), "attack": Gaussian()},
         "data": {"attackers": 2},
+    },
+    "attack on what honest clients send": {
+        "model": {"robust_aggregation": GeometricMedian(), "attack": ALIE(0.5)},
+        "data": {"attackers": 1, "poison": LabelFlip()},
     },
     "faults": {"model": {"faults": ABSENT}},
 }

@@ -12,10 +12,10 @@ __all__ = ["ForwardMemory", "Pass"]
 
 
 class Pass(NamedTuple):
-    """A forward pass of one model with its graph."""
+    """A forward pass of one model with its graph; or of M together, with an axis of models everywhere."""
 
-    parameters: dict[str, Tensor]  # leaves of the graph
-    outputs: Tensor  # [B, K] or [B, L, K]
+    parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] of M models
+    outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] of M models
     buffers: dict[str, Tensor]  # after the pass
 
 

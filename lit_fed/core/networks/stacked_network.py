@@ -1,7 +1,7 @@
 """A network as pure functions of stacked models: fresh models, outputs, and passes that a gradient is taken of.
 
-Every function takes M models at once (leaves [M, ...]) and returns one entry per model, so that one model is M = 1 and
-takes the very same arithmetic.
+Every function takes M models at once (leaves [M, ...]) and returns one entry per model, so that one model is M = 1. It
+takes the very same arithmetic, but where the channels of several models are taken together (`grouped`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
 from lit_fed.core.networks.fresh import fresh_network, initial_seeds
 from lit_fed.core.networks.frozen import train_mode
+from lit_fed.core.networks.grouped import Layers, grouped_layers, grouped_outputs
 from lit_fed.core.networks.layers import drops_units, normalises_batches
 from lit_fed.core.networks.products import fast_products
 from lit_fed.core.networks.start import Start
@@ -176,6 +177,8 @@ class StackedNetwork:
             return self._wide(forward(models).transpose(0, 1))
         if self.memory is not None and x is self.memory.x:
             return self._remembered(self.memory, models)
+        if self.goes_together(models):
+            return self._wide(grouped_outputs(self.grouped, models.parameters, self._laid_out(x)))
         call, x = self._begun(self._laid_out(x))
         each = [self._forward(tree.index(models, m), x, call) for m in range(num_models_of(models))]
         return self._wide(torch.stack(each, dim=1))
@@ -183,9 +186,30 @@ class StackedNetwork:
     def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
         """Outputs of a pass that a gradient can be taken of later."""
         self.set_mode(True)  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
+        if self.goes_together(models):
+            one = self.joint_pass(models, memory.x)
+            memory.models, memory.passes = models, [one]
+            return one.outputs.detach()
         call, x = self._begun(self._laid_out(memory.x), training=True)
         memory.models, memory.passes = models, [self._pass(models, m, x, call) for m in range(num_models_of(models))]
         return torch.stack([one.outputs.detach() for one in memory.passes], dim=1)
+
+    @cached_property
+    def grouped(self) -> Layers:
+        """The layers of a network whose models take one pass, see `grouped_layers`; none of any other."""
+        return () if self.frozen or self.model_axis == "vmap" else grouped_layers(self.network)
+
+    def goes_together(self, models: ModelState) -> bool:
+        """Whether models that read the same samples take one pass: several of small networks, on a CPU."""
+        leaf = next(iter(models.parameters.values()))
+        return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
+
+    def joint_pass(self, models: ModelState, x: Tensor) -> Pass:
+        """Forward pass of all models on the same samples [B, ...]: outputs [B, M, K], and leaves [M, ...]."""
+        parameters = {name: leaf.detach().requires_grad_() for name, leaf in models.parameters.items()}
+        with torch.enable_grad():
+            outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
+        return Pass(parameters, outputs, models.buffers)
 
     def _pass(self, models: ModelState, m: int, x: Tensor, call: Forward) -> Pass:
         """Forward pass of model m with a graph, in the mode that the network is in, of what is left to compute."""
