@@ -53,8 +53,10 @@ def interrupted(life: Life) -> None:
 def _signalled(life: Life, signum: signal.Signals, status: int) -> None:
     process = life.begin()
     life.wait(process)
+    at_work = _is_held(life.path / ".lock")
     _send(process, signum)
-    life.end(process, signum.name, (0, status))
+    # a program that is still loading, and has touched nothing, ends as the signal has it
+    life.end(process, signum.name, (0, status) if at_work else (0, status, -signum))
 
 
 def stopped(life: Life) -> None:
