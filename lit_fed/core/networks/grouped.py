@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-__all__ = ["Chain", "Layers", "grouped_layers", "grouped_outputs"]
+__all__ = ["LayerByLayer", "Layers", "grouped_layers", "grouped_outputs"]
 
 WIDEST = 16
 """Channels of a convolution up to which groups are faster than one model after another."""
@@ -27,7 +27,7 @@ Layers = Sequence[tuple[str, nn.Module]]
 
 
 @runtime_checkable
-class Chain(Protocol):
+class LayerByLayer(Protocol):
     """A network that is one layer after another."""
 
     def layers(self) -> Layers:
@@ -36,7 +36,7 @@ class Chain(Protocol):
 
 def grouped_layers(network: nn.Module) -> Layers:
     """The layers of a network whose models are better taken together; none of any other network."""
-    layers = network.layers() if isinstance(network, Chain) else ()
+    layers = network.layers() if isinstance(network, LayerByLayer) else ()
     hooked = any(one._forward_hooks or one._forward_pre_hooks for one in network.modules())
     plain = not hooked and all(type(layer) in KINDS for _, layer in layers)
     convolutions = [layer for _, layer in layers if isinstance(layer, nn.Conv2d)]
