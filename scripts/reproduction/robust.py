@@ -42,7 +42,7 @@ def rules(beta: float) -> dict[str, Choice]:
         "mean": Choice("mean"),
         "krum": Choice("Krum", chosen(RULE, "Krum")),
         "median": Choice("median", chosen(RULE, "Median")),
-        "rfa": Choice("RFA", chosen(RULE, "GeometricMedian", iterations=8, smoothing=0.1 * LR)),
+        "rfa": Choice("RFA", chosen(RULE, "GeometricMedian", iterations=8, smoothing=0.1 * LR, start="zero")),
         "cclip": Choice("CClip", chosen(RULE, "CenteredClipping", clip_norm=bound, iterations=3)),
     }
 
@@ -118,9 +118,9 @@ def mnist_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "Test accuracy of the shared model in percent, the mean of the last five evaluations, on the test digits of "
         "all clients. In brackets the figure that Karimireddy et al. (2022) logged. 20 honest clients hold a piece "
         "each of the digits sorted by label, 5 attackers see all digits; every client takes one step on 32 digits a "
-        "round, for 600 rounds, at learning rate 0.01 with momentum β of its own. RFA takes 8 passes, CClip clips at "
-        "τ = 10/(1 − β) times the learning rate, 3 times, from the last round's result. Who flips signs or labels has "
-        "no momentum, as in the authors' code."
+        "round, for 600 rounds, at learning rate 0.01 with momentum β of its own. RFA takes 8 passes from zero, CClip "
+        "clips at τ = 10/(1 − β) times the learning rate, 3 times, from the last round's result. Who flips signs or "
+        "labels has no momentum, as in the authors' code."
     )
     for beta, setting in mnist(scale).items():
         lines += ["", f"## Momentum {beta:g}", "", *_mnist_table(setting, beta, kept, seeds)]

@@ -66,6 +66,8 @@ LITERAL = [
     (GeometricMedian(iterations=1), {}, (2.1729064647, 0.4146996040, 0.7636855525)),
     (GeometricMedian(), {}, (1.2363036049, 1.6942020466, 0.1523024750)),
     (GeometricMedian(iterations=400), {}, (1.0893869738, 1.9019419592, 0.0584518948)),
+    (GeometricMedian(iterations=1, start="zero"), {}, (1.4943147288, 1.3266499909, 0.3179076003)),
+    (GeometricMedian(start="zero"), {}, (1.1554438351, 1.8268358090, 0.0912885426)),
     (GeometricMedian(), {"weights": SAMPLES}, (4.0192160961, -2.1044398853, 1.9868108692)),
     (GeometricMedian(2000), {"weights": SAMPLES}, (1.2030156304, 1.7669663189, 0.1154254145)),
     (Bulyan(1), {}, (1.1, 1.9, 0.1)),
