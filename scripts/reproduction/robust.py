@@ -70,6 +70,9 @@ PUBLISHED: dict[float, dict[str, tuple[float, ...]]] = {
 }  # fmt: skip
 """Karimireddy et al. 2022, their own logs: flip, labels, mimic, IPM, ALIE, in the order of `ATTACKS`, by momentum."""
 
+DIVERGED = {(0.9, "krum_flip"): 36}
+"""Runs that ended with NaN, which leave no record, and in which round."""
+
 NETWORK = ("--model.network", "reproduction.under_attack.AttackedCNN")
 LIGHT = ("--trainer.enable_checkpointing", "false")  # the momentum of 25 clients is 120 MB a round
 ROUNDED = ("--trainer.precision", "bf16-mixed")
@@ -135,7 +138,9 @@ def _mnist_table(setting: Setting, beta: float, kept: Kept, seeds: Sequence[int]
             found = [last_five(one) for one in kept.all(setting.runs(seeds, [f"{rule}_{attack}"]))]
             published = PUBLISHED[beta].get(rule)
             beside = f" ({published[number]:.1f})" if published else ""
-            cells.append(f"{statistics.mean(found):.1f}{beside}" if found else f"not run{beside}")
+            ended = DIVERGED.get((beta, f"{rule}_{attack}"))
+            missing = "not run" if ended is None else f"NaN in round {ended}"
+            cells.append(f"{statistics.mean(found):.1f}{beside}" if found else f"{missing}{beside}")
         rows.append([choice.label, *cells])
     lines = grid(["rule", *(one.label for one in ATTACKS.values())], rows)
     plain = [last_five(one) for one in kept.all(setting.runs(seeds, ["mean_none"]))]
@@ -265,9 +270,11 @@ def mixed_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) ->
 
 
 MNIST_REDUCED = (
-    "The network: 16 and 32 channels instead of 32 and 64, and pooling behind the first convolution too, which leaves "
-    "a fifteenth of the arithmetic; one seed. `--scale paper` takes the published network. Attackers hold a "
-    "twenty-fifth of the digits each instead of all of them, so a piece of an honest client is a twenty-fifth too."
+    "bf16-mixed instead of float32, which moved no accuracy of the first 20 rounds by more than a tenth of a point; "
+    "one seed instead of three; of momentum 0 few runs. Attackers hold a twenty-fifth of the digits each instead of a "
+    "twentieth beside the honest clients' own, so a piece of an honest client is a twenty-fifth too. Attackers who "
+    "mimic copy a client that holds sevens alone, as the authors' do with their first seed; with their second it is "
+    "one with eights."
 )
 MIXED_REDUCED = (
     "There is no paper; 100 clients instead of the 300 of the synthetic data. The bound of NormBound and "
