@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import secrets
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import torch.distributed as dist
@@ -44,10 +47,7 @@ def join(
     if rank or hosted:
         with _connect(address, rank, patience):
             pass  # torch writes to the terminal while nobody answers
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        *address, is_master=rank == 0 and not hosted, wait_for_workers=False, multi_tenant=True,
-        timeout=timedelta(seconds=patience),
-    )  # fmt: skip
+    store, where = _in_time(partial(_store, rank, address, patience, hosted=hosted), rank, patience)
     if rank == 0:
         roll = RollCall(0, timeout, {})
         try:
@@ -56,11 +56,33 @@ def join(
             roll.close()
             raise
         return roll
-    port, secret = json.loads(store.get(WHERE))
+    port, secret = json.loads(where)
     connection = _connect((address[0], port), rank, patience)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(_introduction(secret, rank))
     return RollCall(rank, timeout, {0: connection})
+
+
+def _store(rank: int, address: tuple[str, int], patience: float, *, hosted: bool) -> tuple[Any, bytes]:
+    """Torch's store, and what stands under `WHERE` there; rank zero has yet to write it."""
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        *address, is_master=rank == 0 and not hosted, wait_for_workers=False, multi_tenant=True,
+        timeout=timedelta(seconds=patience),
+    )  # fmt: skip
+    return store, b"" if rank == 0 else store.get(WHERE)
+
+
+def _in_time(work: Callable[[], tuple[Any, bytes]], rank: int, patience: float) -> tuple[Any, bytes]:
+    """What the work gives; torch's own timeout does not count where somebody listens and never answers.
+
+    Raises:
+        LostRanksError: if that takes too long: rank zero was stopped on its way.
+    """
+    with ThreadPool(1) as pool:  # its thread is a daemon, and does not keep the process alive
+        try:
+            return pool.apply_async(work).get(patience)
+        except (multiprocessing.TimeoutError, dist.DistStoreError) as error:
+            raise LostRanksError("absent", [0], patience, speaks=rank <= 1) from error
 
 
 def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.socket:
