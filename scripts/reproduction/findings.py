@@ -16,7 +16,7 @@ FINDINGS = {
     "when-mixtures-help": (
         "Where clients contradict each other a mixture is far ahead of everything; where they hold different classes "
         "it is some points ahead, given samples, rounds and everybody's part in them; where one model suits everybody "
-        "it loses. On data of which all is known FedEM leads by 12 to 26 points from thirty samples of a client on if "
+        "it loses. On data of which all is known FedEM leads by 6 to 24 points from thirty samples of a client on if "
         "each follows one of three rules, by 2 to 13 if clients mix them, and needs three hundred samples where "
         "clients are much alike."
     ),
