@@ -31,7 +31,7 @@ class ConvolutionalNetwork(Network):
         """Outputs [B, K] of images [B, C, H, W]."""
         return self.classifier(self.features(x))  # type: ignore[no-any-return]
 
-    def layers(self) -> list[tuple[str, nn.Module]]:
+    def layers_in_order(self) -> list[tuple[str, nn.Module]]:
         """The layers one after another, with the names of their parameters; none of a class that does more to x."""
         if type(self).forward is not ConvolutionalNetwork.forward:
             return []

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import torch.distributed as dist
@@ -47,7 +46,8 @@ def join(
     if rank or hosted:
         with _connect(address, rank, patience):
             pass  # torch writes to the terminal while nobody answers
-    store, where = _in_time(partial(_store, rank, address, patience, hosted=hosted), rank, patience)
+    meet = partial(_store, rank, address, patience, hosted=hosted)
+    store, where = _in_time(meet, rank, patience) if rank else meet()
     if rank == 0:
         roll = RollCall(0, timeout, {})
         try:
@@ -78,11 +78,23 @@ def _in_time(work: Callable[[], tuple[Any, bytes]], rank: int, patience: float) 
     Raises:
         LostRanksError: if that takes too long: rank zero was stopped on its way.
     """
-    with ThreadPool(1) as pool:  # its thread is a daemon, and does not keep the process alive
+    found: list[tuple[Any, bytes]] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
         try:
-            return pool.apply_async(work).get(patience)
-        except (multiprocessing.TimeoutError, dist.DistStoreError) as error:
-            raise LostRanksError("absent", [0], patience, speaks=rank <= 1) from error
+            found.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="joining", daemon=True)
+    thread.start()
+    thread.join(patience)
+    if failed and not isinstance(failed[0], dist.DistStoreError):
+        raise failed[0]
+    if not found:
+        raise LostRanksError("absent", [0], patience, speaks=rank <= 1)
+    return found[0]
 
 
 def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.socket:

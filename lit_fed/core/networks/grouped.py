@@ -30,13 +30,13 @@ Layers = Sequence[tuple[str, nn.Module]]
 class LayerByLayer(Protocol):
     """A network that is one layer after another."""
 
-    def layers(self) -> Layers:
+    def layers_in_order(self) -> Layers:
         """The layers; none where they are not all that is done to inputs."""
 
 
 def grouped_layers(network: nn.Module) -> Layers:
     """The layers of a network whose models are better taken together; none of any other network."""
-    layers = network.layers() if isinstance(network, LayerByLayer) else ()
+    layers = network.layers_in_order() if isinstance(network, LayerByLayer) else ()
     hooked = any(one._forward_hooks or one._forward_pre_hooks for one in network.modules())
     plain = not hooked and all(type(layer) in KINDS for _, layer in layers)
     convolutions = [layer for _, layer in layers if isinstance(layer, nn.Conv2d)]
