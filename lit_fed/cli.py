@@ -43,7 +43,7 @@ from lit_fed.training.module import FederatedModule
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, writer_of, writing
-from lit_fed.training.stopping import CutShort, Terminated, ends_between_runs
+from lit_fed.training.stopping import CutShort, Terminated
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
@@ -277,8 +277,7 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run a command; the message of what cuts it short says how to go on."""
         try:
-            name = self.config[subcommand].name if subcommand == "fit" else None
-            with ends_between_runs(self.trainer), writing(self.trainer.loggers, name):
+            with writing(self.trainer.loggers, self.config[subcommand].name if subcommand == "fit" else None):
                 super()._run_subcommand(subcommand)
         except KeyboardInterrupt as error:
             raise CutShort(f"interrupted{self._how_to_go_on()}", 130) from error

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +16,7 @@ from lit_fed.core.reduce import all_reduce
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["CutShort", "StopRequests", "Terminated", "end_with_parent", "ends_between_runs"]
+__all__ = ["CutShort", "StopRequests", "Terminated", "end_with_parent"]
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """How often a rank looks whether its parent lives."""
@@ -52,23 +49,16 @@ class StopRequests(_SignalConnector):
 
     Attributes:
         agreed: whether all ranks know that the run is to end.
-        listens: whether a fit, a test or another run of the trainer is under way.
     """
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
-        self.agreed = self.listens = self._requested = False
+        self.agreed = self._requested = False
 
     def register_signal_handlers(self) -> None:
         """Begin without a request."""
         self.agreed = self._requested = False
         super().register_signal_handlers()
-        self.listens = True
-
-    def teardown(self) -> None:
-        """Put the handlers back that were there before the run."""
-        self.listens = False
-        super().teardown()
 
     def _sigterm_notifier_fn(self, signum: Any, _: Any) -> None:
         if self.trainer.state.fn != "fit":
@@ -88,29 +78,6 @@ class StopRequests(_SignalConnector):
         """
         if self._requested or self.agreed:
             raise Terminated
-
-
-@contextmanager
-def ends_between_runs(trainer: Trainer) -> Iterator[None]:
-    """Around all that a command does: a SIGTERM between a fit and its test, say, ends it in order too.
-
-    Args:
-        trainer: with `StopRequests`, which answer while one of its runs is under way.
-    """
-    requests: Any = trainer._signal_connector
-
-    def answer(signum: int, frame: object) -> None:
-        if not requests.listens:
-            raise Terminated
-
-    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if mine:
-        signal.signal(signal.SIGTERM, answer)
-    try:
-        yield
-    finally:
-        if mine:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def end_with_parent() -> None:

@@ -1,17 +1,12 @@
 """Ranks that die, stop or are asked to end: all of them end, one says which is missing, and the run goes on exactly."""
 
 import contextlib
-import os
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
-from running import SMALL, ended, folder, forked, history, numbers, of_ranks, run, start
-
-from lit_fed.core.machine import joining
-from lit_fed.core.machine.roll_call import LostRanksError
+from running import SMALL, folder, history, numbers, of_ranks, run, start
 
 TIMEOUT = 2
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", str(TIMEOUT)]
@@ -117,18 +112,3 @@ def processes_of(session):
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(path.parent.name)
     return found
-
-
-def join_where_nobody_answers(out):
-    joining.SECONDS_TO_START = 1.0
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        try:
-            joining.join(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
-        except LostRanksError as lost:
-            out.write_text(str(lost))
-        os._exit(0)  # a thread of torch still waits for an answer
-
-
-def test_a_rank_zero_that_was_stopped_while_it_started_is_not_waited_for_without_end(tmp_path):
-    assert ended(forked(join_where_nobody_answers, tmp_path / "said"), 60) == 0
-    assert (tmp_path / "said").read_text().startswith("rank 0 did not start within 1 seconds: stopped, killed, or slow")
