@@ -6,7 +6,7 @@ from federated_round import MULTICLASS, distance, make_task, same_bits
 from torch import nn
 
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks import grouped
+from lit_fed.core.networks import grouped, stacked_network
 from lit_fed.core.networks.forward_memory import ForwardMemory
 from lit_fed.core.types import Batch
 from lit_fed.models import LeafCNN, LeNet5, Linear
@@ -28,8 +28,7 @@ def batch(dtype=torch.float64, samples=5):
 def passes(monkeypatch):
     """How often models were taken together."""
     seen, outputs = [], grouped.grouped_outputs
-    for place in ("lit_fed.core.networks.stacked_network.grouped_outputs",):
-        monkeypatch.setattr(place, lambda *given: seen.append(0) or outputs(*given))
+    monkeypatch.setattr(stacked_network, "grouped_outputs", lambda *given: seen.append(0) or outputs(*given))
     return seen
 
 
