@@ -43,7 +43,7 @@ from lit_fed.training.module import FederatedModule
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, writer_of, writing
-from lit_fed.training.stopping import CutShort, Terminated
+from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
@@ -344,6 +344,8 @@ def main(args: ArgsType = None) -> None:
         _stop(f"lit_fed: {error}", 2)  # the same on every rank
     except CutShort as stop:
         _stop(f"lit_fed: {stop.message}", int(str(stop.code)), speaks=stop.speaks)
+    except Terminated as stop:
+        _stop("lit_fed: terminated", int(str(stop.code)))
     except (ClientError, WriteError) as error:
         sys.stderr.write(f"lit_fed: {error}\n")  # known only to the rank that ran the client, or could not write
         raise SystemExit(2 if isinstance(error, ClientError) else 1) from None
@@ -373,7 +375,8 @@ def _run(args: ArgsType) -> None:
     elif given[:1] == ["flower-app"]:
         write_flower_app(given[1:], ArgumentsCLI)
     else:
-        FederatedCLI(args)
+        with ends_in_order():
+            FederatedCLI(args)
 
 
 def _stop(message: str, status: int, *, speaks: bool | None = None) -> NoReturn:

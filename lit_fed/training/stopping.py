@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
@@ -16,7 +19,7 @@ from lit_fed.core.reduce import all_reduce
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-__all__ = ["CutShort", "StopRequests", "Terminated", "end_with_parent"]
+__all__ = ["CutShort", "StopRequests", "Terminated", "end_with_parent", "ends_in_order"]
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """How often a rank looks whether its parent lives."""
@@ -49,7 +52,10 @@ class StopRequests(_SignalConnector):
 
     Attributes:
         agreed: whether all ranks know that the run is to end.
+        answering: whether a fit, a test or another run of a trainer is under way in this process.
     """
+
+    answering: ClassVar[bool] = False
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
@@ -59,6 +65,12 @@ class StopRequests(_SignalConnector):
         """Begin without a request."""
         self.agreed = self._requested = False
         super().register_signal_handlers()
+        StopRequests.answering = True
+
+    def teardown(self) -> None:
+        """Put the handlers back that were there before the run."""
+        StopRequests.answering = False
+        super().teardown()
 
     def _sigterm_notifier_fn(self, signum: Any, _: Any) -> None:
         if self.trainer.state.fn != "fit":
@@ -78,6 +90,28 @@ class StopRequests(_SignalConnector):
         """
         if self._requested or self.agreed:
             raise Terminated
+
+
+@contextmanager
+def ends_in_order() -> Iterator[None]:
+    """Around all that a command does: a SIGTERM before a fit, or between a fit and its test, ends it in order too.
+
+    Raises:
+        Terminated: wherever the program is, unless a trainer is at work, whose `StopRequests` answer.
+    """
+
+    def answer(signum: int, frame: object) -> None:
+        if not StopRequests.answering:
+            raise Terminated
+
+    mine = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if mine:
+        signal.signal(signal.SIGTERM, answer)
+    try:
+        yield
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def end_with_parent() -> None:

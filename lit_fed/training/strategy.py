@@ -135,6 +135,8 @@ class FederatedStrategy(DDPStrategy):
             take_up(roll)
             with exchange(), self._ending_if_stuck():
                 super().setup_distributed()
+            if dist.get_backend() == "gloo":  # of NCCL's, Lightning takes care
+                atexit.register(_leave_group)
             return
         super().setup_distributed()
 
@@ -213,6 +215,15 @@ class FederatedStrategy(DDPStrategy):
         """A tensor of all ranks."""
         with exchange():
             return super().all_gather(tensor, group, sync_grads)
+
+
+def _leave_group() -> None:
+    """End gloo's threads before Python ends.
+
+    One that still holds the tensors of the last exchange would ask for an interpreter that is gone, and torch aborts.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _end_first_rank() -> None:

@@ -1,12 +1,22 @@
 """Ranks that die, stop or are asked to end: all of them end, one says which is missing, and the run goes on exactly."""
 
+import atexit
 import contextlib
+import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
-from running import SMALL, folder, history, numbers, of_ranks, run, start
+import torch
+import torch.distributed as dist
+from running import SMALL, ended, folder, forked, history, numbers, of_ranks, run, start
+
+from lit_fed import FederatedTrainer
+from lit_fed.core.machine import joining
+from lit_fed.core.machine.roll_call import LostRanksError
+from lit_fed.core.reduce import all_reduce
 
 TIMEOUT = 2
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", str(TIMEOUT)]
@@ -112,3 +122,35 @@ def processes_of(session):
             if int(fields[3]) == session and fields[0] != "Z":
                 found.append(path.parent.name)
     return found
+
+
+def join_where_nobody_answers(out):
+    joining.SECONDS_TO_START = 1.0
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        try:
+            joining.join(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
+        except LostRanksError as lost:
+            out.write_text(str(lost))
+        os._exit(0)  # a thread of torch still waits for an answer
+
+
+def test_a_rank_zero_that_was_stopped_while_it_started_is_not_waited_for_without_end(tmp_path):
+    assert ended(forked(join_where_nobody_answers, tmp_path / "said"), 60) == 0
+    assert (tmp_path / "said").read_text().startswith("rank 0 did not start within 1 seconds: stopped, killed, or slow")
+
+
+def end_as_a_rank(out):
+    trainer = FederatedTrainer(accelerator="cpu", devices=2, strategy="fed_ddp", logger=False)
+    trainer.strategy.setup_environment()
+    all_reduce(torch.ones(()))
+    before = dist.is_initialized()
+    atexit._run_exitfuncs()
+    out.write_text(f"{before} {dist.is_initialized()}")
+
+
+def test_torchs_threads_end_before_python(tmp_path):
+    """One that still lets go of what was exchanged last would take the process down: "terminate called without ..."."""
+    places = [tmp_path / "0", tmp_path / "1"]
+    ranks = [forked(end_as_a_rank, out, **one) for out, one in zip(places, of_ranks(2), strict=True)]
+    assert [ended(one, 60) for one in ranks] == [0, 0]
+    assert [out.read_text() for out in places] == ["True False"] * 2

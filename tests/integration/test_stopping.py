@@ -14,7 +14,7 @@ import torch
 from interruptions import file_size_limit
 from running import SMALL, folder, history, numbers, run
 
-from lit_fed.cli import main
+from lit_fed.cli import FederatedCLI, main
 from lit_fed.training import stopping
 
 TINY = [
@@ -92,6 +92,19 @@ def test_an_interrupt_of_another_command_has_no_advice(capsys, tmp_path):
         main(["test", *TINY, *sent("test", "SIGINT")])
     assert stopped.value.code == 130
     assert capsys.readouterr().err.splitlines()[-1] == "lit_fed: interrupted"
+
+
+def test_a_sigterm_between_a_fit_and_its_test_ends_it_in_order(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(FederatedCLI, "after_fit", lambda cli: os.kill(os.getpid(), signal.SIGTERM))
+    assert ended(capsys, tmp_path) == (143, f"lit_fed: terminated; {LAST}\n")
+    assert rounds_in(folder(tmp_path, "FedEM")) == 3
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_sigterm_before_a_fit_ends_it_in_order(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(FederatedCLI, "instantiate_classes", lambda cli: os.kill(os.getpid(), signal.SIGTERM))
+    assert ended(capsys, tmp_path) == (143, "lit_fed: terminated\n")
+    assert not (tmp_path / "FedEM").exists()
 
 
 def test_sigterm_to_one_rank_ends_both_behind_the_round(tmp_path):

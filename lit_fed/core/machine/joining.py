@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -44,10 +46,8 @@ def join(
     if rank or hosted:
         with _connect(address, rank, patience):
             pass  # torch writes to the terminal while nobody answers
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        *address, is_master=rank == 0 and not hosted, wait_for_workers=False, multi_tenant=True,
-        timeout=timedelta(seconds=patience),
-    )  # fmt: skip
+    meet = partial(_store, rank, address, patience, hosted=hosted)
+    store, where = _in_time(meet, rank, patience) if rank else meet()
     if rank == 0:
         roll = RollCall(0, timeout, {})
         try:
@@ -56,11 +56,45 @@ def join(
             roll.close()
             raise
         return roll
-    port, secret = json.loads(store.get(WHERE))
+    port, secret = json.loads(where)
     connection = _connect((address[0], port), rank, patience)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(_introduction(secret, rank))
     return RollCall(rank, timeout, {0: connection})
+
+
+def _store(rank: int, address: tuple[str, int], patience: float, *, hosted: bool) -> tuple[Any, bytes]:
+    """Torch's store, and what stands under `WHERE` there; rank zero has yet to write it."""
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        *address, is_master=rank == 0 and not hosted, wait_for_workers=False, multi_tenant=True,
+        timeout=timedelta(seconds=patience),
+    )  # fmt: skip
+    return store, b"" if rank == 0 else store.get(WHERE)
+
+
+def _in_time(work: Callable[[], tuple[Any, bytes]], rank: int, patience: float) -> tuple[Any, bytes]:
+    """What the work gives; torch's own timeout does not count where somebody listens and never answers.
+
+    Raises:
+        LostRanksError: if that takes too long: rank zero was stopped on its way.
+    """
+    found: list[tuple[Any, bytes]] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="joining", daemon=True)
+    thread.start()
+    thread.join(patience)
+    if failed and not isinstance(failed[0], dist.DistStoreError):
+        raise failed[0]
+    if not found:
+        raise LostRanksError("absent", [0], patience, speaks=rank <= 1)
+    return found[0]
 
 
 def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.socket:
