@@ -76,7 +76,8 @@ def fit(entry: Entry, value: float, *, val_fraction: float = 0.0, unseen_fractio
 
     seed_everything(SEED, verbose=False)
     clock = Clock()
-    module = FederatedModule(entry.algorithm(value), entry.solver(value), init_seeds=INIT_SEEDS)
+    algorithm = entry.algorithm(value)
+    module = FederatedModule(algorithm, entry.solver(value), init_seeds=INIT_SEEDS[: algorithm.num_models])
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
         callbacks = [clock, RunReport(pictures=False)]
         trainer = FederatedTrainer(
@@ -244,7 +245,7 @@ def command(entry: Entry, value: float) -> str:
     for group, options in groups.items():
         for name, one in options.items():
             parts += [f"--model.{group}.{name}", str(one).lower() if isinstance(one, bool) else str(one)]
-    seeds = json.dumps(INIT_SEEDS)
+    seeds = json.dumps(INIT_SEEDS[: entry.algorithm(value).num_models])
     parts += ["--model.init_seeds", f'"{seeds}"']
     return " ".join(["python -m lit_fed fit --config configs/experiment/synthetic_fedavg.yaml", *parts])
 

@@ -17,6 +17,7 @@ from reproduction.registry import TABLES
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.cli import FederatedCLI
+from lit_fed.core.demands import check_init_seeds
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 
@@ -222,7 +223,9 @@ def test_commands_make_the_runs_of_the_page(entry, parser):
     module = parser.instantiate(parser.parse_args(arguments)).model
     assert module.algorithm == entry.algorithm(0.1)
     assert module.settings.solver == entry.solver(0.1)
-    assert module.settings.init_seeds == list(synthetic_entries.INIT_SEEDS)
+    seeds, num_models = module.settings.init_seeds, module.algorithm.num_models
+    assert seeds == synthetic_entries.INIT_SEEDS[:num_models]
+    check_init_seeds(tuple(seeds), num_models, synthetic_results.NUM_CLIENTS)
 
 
 # ---------------------------------------------------------------------- around any algorithm
