@@ -11,8 +11,8 @@ FINDINGS = {
     "fedem-images": (
         "At the paper's size the paper's order holds on CIFAR-10, as far as it was run and with one seed: with LeNet5 "
         "FedEM is 6.4 points before FedAvg on average and 8.9 for clients that were never seen (6.1 and 8.6 in the "
-        "paper, with MobileNet-v2), level for the worst decile; with FedEM's CNN 2.6, 3.4 and 0.9, and Local far behind "
-        "both. On MNIST's digits one model is enough, and FedEM is behind FedAvg."
+        "paper, with MobileNet-v2), level for the worst decile; with FedEM's CNN 2.6, 3.4 and 0.9, and Local far "
+        "behind both. On MNIST's digits one model is enough, and FedEM is behind FedAvg."
     ),
     "when-mixtures-help": (
         "Where clients contradict each other a mixture is far ahead of everything; where they hold different classes "
