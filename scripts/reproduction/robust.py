@@ -96,17 +96,17 @@ def mnist(scale: Scale) -> dict[float, Setting]:
     """The setting at each momentum."""
     precision = () if scale == "paper" else ROUNDED
     found = {}
-
-    def exact(name: str) -> tuple[str, ...]:
-        return EXACT if precision and (beta == 0 or name in IN_FLOAT32) else ()
-
     for beta in PUBLISHED:
-        methods = tuple(
-            Method(f"{rule}_{attack}", by.label, (*by.arguments, *of.arguments, *exact(f"{rule}_{attack}")))
+        cells = {
+            f"{rule}_{attack}": (by.label, (*by.arguments, *of.arguments))
             for rule, by in rules(beta).items()
             for attack, of in ATTACKS.items()
+        }
+        cells["mean_none"] = ("mean", ("--data.attackers", "0"))
+        methods = tuple(
+            Method(name, label, (*given, *EXACT) if precision and (beta == 0 or name in IN_FLOAT32) else given)
+            for name, (label, given) in cells.items()
         )
-        methods += (Method("mean_none", "mean", ("--data.attackers", "0", *exact("mean_none"))),)
         plain = solver(momentum=0.0, persist_optimizer=False)
         momentum = (*algorithm("reproduction.under_attack.WorkerMomentum", beta=f"{beta:g}"), *plain)
         arguments = (*NETWORK, *LIGHT, *precision, *DIVISION, *momentum, *(TINY if scale == "smoke" else ()))
