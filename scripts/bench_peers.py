@@ -56,7 +56,7 @@ PEERS = {
 
 WHAT = """\
 CPU seconds on one thread, all in one sitting; ratios below 1 say that lit_fed takes less. `lean` is a loop of forty
-lines of PyTorch. A whole process loads its packages, too, which for lit_fed's library means all of Lightning."""
+lines of PyTorch. A whole process loads its packages, too; lit_fed's is its command line, with checkpoints and logs."""
 """What stands above the tables."""
 
 NOT_MEASURED = {

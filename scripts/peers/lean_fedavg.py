@@ -9,9 +9,9 @@ from torch import nn
 file, workload, rounds, lr, batch_size = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:6])
 torch.set_num_threads(1)
 torch.manual_seed(0)
-data = np.load(file)
-x, y = torch.from_numpy(data["x"]), torch.from_numpy(data["y"])
-clients = list(zip(x.split(data["sizes"].tolist()), y.split(data["sizes"].tolist()), strict=True))
+with np.load(file) as data:
+    x, y, sizes = torch.from_numpy(data["x"]), torch.from_numpy(data["y"]), data["sizes"].tolist()
+clients = list(zip(x.split(sizes), y.split(sizes), strict=True))
 linear = workload == "logistic"
 model = nn.Linear(x.shape[1], 10) if linear else nn.Sequential(
     nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),

@@ -1,37 +1,28 @@
-"""FedAvg by lit_fed's library API, with its trainer and its folder of a run."""
+"""FedAvg by lit_fed's command line, with its folder of a run, its checkpoints and its log."""
 
 import sys
 
 import numpy as np
-import torch
-from torch import nn
 
-from lit_fed import FedAvg, FederatedDataModule, FederatedModule, FederatedTrainer, LocalSolver
+from lit_fed.command_line.light_start import light_start
 
-file, workload, rounds, lr, batch_size = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:6])
-torch.set_num_threads(1)
-data = np.load(file)
-ends = data["sizes"].cumsum()[:-1]
-clients = dict(enumerate(zip(np.split(data["x"], ends), np.split(data["y"], ends), strict=True)))
+file, workload, rounds, lr, batch_size = sys.argv[1:6]
+with light_start():  # as every command does
+    from lit_fed.cli import FederatedCLI
 
+command = FederatedCLI([
+    "fit", "--data.dataset", "lit_fed_workload.Held", "--data.dataset.file", file, "--data.batch_size",
+    str(int(float(batch_size))), "--data.test_fraction", "0", "--model.network", f"lit_fed_workload.{workload}",
+    "--model.algorithm", "FedAvg", "--model.solver.lr", lr, "--model.solver.local_epochs", "1",
+    "--model.solver.schedule", "constant", "--trainer.max_epochs", str(int(float(rounds))),
+    "--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "0",
+    "--trainer.enable_progress_bar", "false",
+])  # fmt: skip
 
-def network(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
-    """The network of the workload."""
-    if workload == "logistic":
-        return nn.Linear(input_shape[0], num_outputs)
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(512, 78), nn.ReLU(), nn.Linear(78, num_outputs),
-    )  # fmt: skip
+import torch  # noqa: E402 - light_start comes first
+from torch import nn  # noqa: E402
 
-
-module = FederatedModule(FedAvg(), LocalSolver(lr=lr, local_epochs=1, schedule="constant"), network=network)
-held = FederatedDataModule.from_clients(
-    {str(name): client for name, client in clients.items()}, batch_size=int(batch_size), test_fraction=0.0
-)
-trainer = FederatedTrainer(accelerator="cpu", max_epochs=int(rounds), limit_val_batches=0, enable_progress_bar=False)
-trainer.fit(module, datamodule=held)
-models = module.shared.models
-with torch.no_grad():
-    outputs = module.federation.terms.task.outputs(models, torch.from_numpy(data["x"]))
+with torch.no_grad(), np.load(file) as data:
+    module = command.model
+    outputs = module.federation.terms.task.outputs(module.shared.models, torch.from_numpy(data["x"]))
     print(float(nn.functional.cross_entropy(outputs[:, 0], torch.from_numpy(data["y"]))))
