@@ -1,7 +1,7 @@
 """Bulyan: changes that Krum takes one after another, and of these what lies close to the median at each number.
 
 El Mhamdi, Guerraoui, Rouault. "The Hidden Vulnerability of Distributed Learning in Byzantium". ICML 2018.
-https://arxiv.org/abs/1802.07927, Section 4.
+https://arxiv.org/abs/1802.07927, Bulyan over Krum.
 
 Symbols:
     n, f -> rows, num_attackers

@@ -1,7 +1,7 @@
 """CenteredClipping: the mean of what clients differ by from the last result, of which nobody's may be long.
 
 Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
-https://arxiv.org/abs/2012.10333, Algorithm 2.
+https://arxiv.org/abs/2012.10333, "centered clipping".
 
 Symbols:
     v   -> last          where it starts: its result of the round before

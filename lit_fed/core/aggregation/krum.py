@@ -1,7 +1,7 @@
 """Krum: the change, or some changes, with the closest neighbours.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer. "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
-NeurIPS 2017. https://arxiv.org/abs/1703.02757, Section 4, and Section 6 for several (Multi-Krum).
+NeurIPS 2017. https://arxiv.org/abs/1703.02757, "Krum", and "Multi-Krum" for several.
 
 Symbols:
     n, f -> rows, num_attackers

@@ -1,7 +1,7 @@
 """NormBound: no client moves the average by more than a bound.
 
 Sun, Kairouz, Suresh, McMahan. "Can You Really Backdoor Federated Learning?". 2019. https://arxiv.org/abs/1911.07963,
-Section 3 ("norm thresholding").
+"norm thresholding".
 
 Symbols:
     M -> clip_norm    largest norm of a change, C below

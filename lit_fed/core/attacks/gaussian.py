@@ -1,7 +1,7 @@
 """Gaussian: attackers send noise.
 
 Blanchard, El Mhamdi, Guerraoui, Stainer. "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent".
-NeurIPS 2017. https://papers.nips.cc/paper/6617, Section 5 ("Gaussian Byzantine").
+NeurIPS 2017. https://papers.nips.cc/paper/6617, "Gaussian Byzantine" of its experiments.
 
 Deviations:
     The noise takes the place of a change of the models, not of a gradient; the paper's deviation is 200.

@@ -1,7 +1,7 @@
 """IPM, inner product manipulation: attackers send the opposite of what honest clients send on average.
 
 Xie, Koyejo, Gupta. "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation". UAI 2020.
-https://arxiv.org/abs/1903.03936, Section 4.
+https://arxiv.org/abs/1903.03936.
 
 Deviations:
     It acts on changes of models, not on gradients.

@@ -1,7 +1,7 @@
 """Mimic: attackers send what one honest client sends, so that it counts too much where clients differ.
 
 Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.
-https://arxiv.org/abs/2006.09365, Section 3.2.
+https://arxiv.org/abs/2006.09365, "mimic".
 
 Deviations:
     The simple variant: the client that is copied is given, and the same in all rounds. The paper's attackers take the

@@ -1,7 +1,7 @@
 """SignFlip: attackers send the opposite of what they learnt.
 
 Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
-https://arxiv.org/abs/2012.10333, Section 6 ("bit-flipping").
+https://arxiv.org/abs/2012.10333, "bit-flipping" of its experiments.
 
 Deviations:
     The authors' attackers flip the gradient of a step; ours flip what a round's local work has changed.

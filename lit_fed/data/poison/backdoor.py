@@ -1,7 +1,8 @@
 """Backdoor: attackers teach the model that a mark in a picture means a class of their choice.
 
 Gu, Dolan-Gavitt, Garg. "BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply Chain". 2017.
-https://arxiv.org/abs/1708.06733, Section 4.1 (a bright pattern in the lower right corner, all classes to one).
+https://arxiv.org/abs/1708.06733, a bright pattern in the lower right corner of digits, all
+classes to one.
 
 Deviations:
     The mark touches the edges of the picture; that of the paper is a pixel away from them.

@@ -1,7 +1,7 @@
 """LabelFlip: attackers train on wrong labels.
 
 Fang, Cao, Jia, Gong. "Local Model Poisoning Attacks to Byzantine-Robust Federated Learning". USENIX Security 2020.
-https://arxiv.org/abs/1911.11815, Section 4.1 ("label flipping attack").
+https://arxiv.org/abs/1911.11815, "label flipping attack" of its experiments.
 """
 
 from dataclasses import dataclass
