@@ -93,8 +93,10 @@ def run(peer: str, python: Path, workload: str, file: Path, rounds: int) -> tupl
     """CPU seconds of a process, and the loss at its end."""
     one = WORKLOADS[workload]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    environment = os.environ | threads | {"PYTHONPATH": str(ROOT) if PEERS[peer] is None else ""}
+    environment = os.environ | threads | {"PYTHONPATH": str(ROOT if PEERS[peer] is None else PROGRAMS)}
     environment |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
+    environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    environment["WORKLOAD"] = f"{file}|{workload}|{one.lr}|{one.batch_size}"
     given = [str(file), workload, str(rounds), str(one.lr), str(one.batch_size)]
     with tempfile.TemporaryDirectory() as place:
         before = os.times()

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
 
-file, workload, lr, batch_size = os.environ["WORKLOAD"].split("|")
+file, workload, lr, batch_size = os.environ["WORKLOAD"].split("|")  # actors have no arguments
 torch.set_num_threads(1)
 torch.manual_seed(0)
 with np.load(file) as data:

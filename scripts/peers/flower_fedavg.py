@@ -2,13 +2,7 @@
 
 # mypy: ignore-errors
 
-import os
 import sys
-from pathlib import Path
-
-file, workload, rounds, lr, batch_size = sys.argv[1:6]
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
-os.environ |= {"WORKLOAD": f"{file}|{workload}|{lr}|{batch_size}", "PYTHONPATH": str(Path(__file__).parent)}
 
 import torch
 from flower_clients import app, clients, network, x, y
@@ -18,6 +12,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
 
+rounds = int(sys.argv[3])
 server_app = ServerApp()
 
 
@@ -28,7 +23,7 @@ def serve(grid: Grid, context: Context) -> None:
     strategy = FedAvg(
         fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=everybody, min_available_nodes=everybody
     )
-    result = strategy.start(grid, ArrayRecord(network.state_dict()), num_rounds=int(rounds))
+    result = strategy.start(grid, ArrayRecord(network.state_dict()), num_rounds=rounds)
     network.load_state_dict(result.arrays.to_torch_state_dict())
 
 

@@ -8,6 +8,9 @@ from lit_fed.command_line.light_start import light_start
 
 file, workload, rounds, lr, batch_size = sys.argv[1:6]
 with light_start():  # as every command does
+    import torch
+    from torch import nn
+
     from lit_fed.cli import FederatedCLI
 
 command = FederatedCLI([
@@ -18,9 +21,6 @@ command = FederatedCLI([
     "--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "0",
     "--trainer.enable_progress_bar", "false",
 ])  # fmt: skip
-
-import torch  # noqa: E402 - light_start comes first
-from torch import nn  # noqa: E402
 
 with torch.no_grad(), np.load(file) as data:
     module = command.model
