@@ -3,9 +3,10 @@
     python scripts/reproduce.py --list
     python scripts/reproduce.py fedem-table2 [--data.root DIR] [--seeds 1 2 3] [--scale reduced] [--jobs 2]
 
-What has a record under docs/results/runs/SCALE/ is not run again. Then docs/results/TABLE.md is written from the
-records, and its picture beside it. `smoke` is a run through with a few drawn samples, its page goes to runs/smoke/;
-`reduced` fits a laptop and says what it reduced; `paper` is the paper's setting. DIR holds what docs/data.md describes.
+What has a record under docs/results/runs/SCALE/ is not run again; a run that was cut short goes on. Then
+docs/results/TABLE.md is written from the records, and its picture beside it. `smoke` is a run through with a few drawn
+samples, its page goes to runs/smoke/; `reduced` fits a laptop and says what it reduced; `paper` is the paper's setting.
+DIR holds what docs/data.md describes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def write(table: Table, scale: Scale, seeds: Sequence[int], output: Path) -> Pat
     return path
 
 
-def make(table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: Path, jobs: int) -> Path:
+def make(
+    table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: Path, jobs: int, unfinished: Path | None
+) -> Path:
     """Run what is missing, then write the page."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -60,7 +63,7 @@ def make(table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: P
             progress.advance(bar)
             print(f"{table.name}: {run.name} is done", flush=True)
 
-        make_missing(runs, kept, partial(folder_of_data, scale=scale, root=root), jobs, done)
+        make_missing(runs, kept, partial(folder_of_data, scale=scale, root=root), jobs, done, unfinished)
     return write(table, scale, seeds, output)
 
 
@@ -128,6 +131,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--output", type=Path, help="folder of pages and records; by default docs/results, or runs/smoke"
     )
+    parser.add_argument(
+        "--unfinished",
+        type=Path,
+        default=ROOT / "runs/unfinished",
+        help="where runs lie until they have a record; what was cut short goes on there",
+    )
     parser.add_argument("--write", action="store_true", help="write the pages from what is there, and run nothing")
     chosen = parser.parse_args(arguments)
     if chosen.list or not chosen.table:
@@ -140,7 +149,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.write:
             path = write(table, chosen.scale, seeds, output)
         else:
-            path = make(table, chosen.scale, seeds, output, chosen.root, chosen.jobs)
+            unfinished = None if chosen.scale == "smoke" else chosen.unfinished
+            path = make(table, chosen.scale, seeds, output, chosen.root, chosen.jobs, unfinished)
         print(f"{name}: {path}", flush=True)
 
 

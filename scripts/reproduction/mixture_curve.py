@@ -29,6 +29,14 @@ class MixtureCurve(Callback):
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured so far, for a run that is cut short."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with it."""
+        self.rows = list(state_dict["rows"])
+
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure, unless Lightning only tries out whether it can."""
         module = federated(pl_module)

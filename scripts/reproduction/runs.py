@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,7 +83,12 @@ def command_line(run: Run) -> str:
 
 
 def make_missing(
-    runs: Sequence[Run], kept: Kept, extra: Callable[[Run], Sequence[str]], jobs: int, done: Callable[[Run], None]
+    runs: Sequence[Run],
+    kept: Kept,
+    extra: Callable[[Run], Sequence[str]],
+    jobs: int,
+    done: Callable[[Run], None],
+    unfinished: Path | None = None,
 ) -> None:
     """Make what has no record, each run in one process with one thread.
 
@@ -93,11 +100,12 @@ def make_missing(
         extra: arguments that are the machine's affair, such as where the data lie.
         jobs: processes at a time; 1 runs here.
         done: told of every run that was made.
+        unfinished: where runs lie that have no record yet, see `make`.
     """
     from lit_fed.core.errors import ClientError, ConfigError
 
     missing = [run for run in dict.fromkeys(runs) if kept.find(run) is None]
-    for run, result in _results(missing, extra, jobs):
+    for run, result in _results(missing, extra, jobs, unfinished):
         try:
             kept.write(run, result())
         except (ClientError, ConfigError) as error:
@@ -107,15 +115,15 @@ def make_missing(
 
 
 def _results(
-    runs: Sequence[Run], extra: Callable[[Run], Sequence[str]], jobs: int
+    runs: Sequence[Run], extra: Callable[[Run], Sequence[str]], jobs: int, unfinished: Path | None
 ) -> Iterator[tuple[Run, Callable[[], Record]]]:
     """Each run with what gives its record or raises its error."""
     if jobs == 1:
-        yield from ((run, partial(make, run, extra(run))) for run in runs)
+        yield from ((run, partial(make, run, extra(run), unfinished)) for run in runs)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=_one_thread) as pool:
-        futures = {pool.submit(make, run, extra(run)): run for run in runs}
+        futures = {pool.submit(make, run, extra(run), unfinished): run for run in runs}
         for future in as_completed(futures):
             yield futures[future], future.result
 
@@ -124,8 +132,15 @@ def _one_thread() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def make(run: Run, extra: Sequence[str]) -> Record:
-    """Fit, test and measure; the run's folder is thrown away."""
+def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Record:
+    """Fit, test and measure; in the end the run's folder is thrown away.
+
+    Args:
+        run: what is run.
+        extra: arguments that are the machine's affair.
+        unfinished: where the folder lies meanwhile, so that a run that was cut short goes on after its last
+            checkpoint when it is made again; None: nowhere, it begins anew.
+    """
     import torch
 
     from lit_fed.cli import FederatedCLI
@@ -135,9 +150,11 @@ def make(run: Run, extra: Sequence[str]) -> Record:
 
     torch.set_num_threads(1)
     keep_notices_out()
-    with tempfile.TemporaryDirectory() as out, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+    with _folder(run, unfinished) as out, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         config = str(ROOT / f"configs/experiment/{run.config}.yaml")
-        given = ["fit", "--config", config, *run.arguments, *extra, *QUIET, "--trainer.default_root_dir", out]
+        given = ["fit", "--config", config, *run.arguments, *extra, *QUIET, "--trainer.default_root_dir", str(out)]
+        if any(out.rglob("checkpoints/last.ckpt")):
+            given += ["--ckpt_path", "last"]
         cli = FederatedCLI(given) if run.fit else DataCLI(given)
         folder = Path(cli.trainer.log_dir or out)
         record: Record = {"config": run.config, "arguments": list(run.arguments), "summary": {}, "curve": {}}
@@ -148,6 +165,20 @@ def make(run: Run, extra: Sequence[str]) -> Record:
             if cli.datamodule.evaluation_split == "val":
                 record["validation_curve"] = _curve(*history, "val")
         return record | {name: MEASURES[name](cli, folder) for name in run.measures}
+
+
+@contextmanager
+def _folder(run: Run, unfinished: Path | None) -> Iterator[Path]:
+    """A folder of a run, which stays if the run does not end."""
+    if unfinished is None:
+        with tempfile.TemporaryDirectory() as thrown_away:
+            yield Path(thrown_away)
+        return
+    settings = zlib.crc32(repr((run.config, run.arguments)).encode())  # with others it is another run
+    folder = unfinished.absolute() / f"{run.name}-{settings:08x}"
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def _curve(path: Path, num_rounds: int, split: str = "test") -> dict[str, list[float]]:

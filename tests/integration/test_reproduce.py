@@ -1,10 +1,13 @@
 """Every table and figure runs through at the smallest scale, goes on where it stopped, and is what its records give."""
 
+import json
+
 import pytest
 import reproduce
+from lightning.pytorch import Callback
 from reproduction import runs
 from reproduction.registry import TABLES
-from reproduction.runs import Kept, Run, make_missing
+from reproduction.runs import Kept, Run, make, make_missing
 from reproduction.settings import LABELS, REDUCED
 from reproduction.tables import mean, order
 from running import fork_what_is_spawned
@@ -64,11 +67,11 @@ def one_run_of_each_setting(monkeypatch):
     """
     make = runs.make
 
-    def copied(run, extra):
+    def copied(run, extra, unfinished):
         first, alone = setting(run) not in MADE, "Local" in run.arguments
         if first:
             talks = run._replace(arguments=(*setting(run)[-1], "--model.algorithm", "FedAvg"))
-            MADE[setting(run)] = make(talks if alone else run, extra)
+            MADE[setting(run)] = make(talks if alone else run, extra, unfinished)
         if alone or not first:
             Instantiated(["fit", "--config", str(runs.ROOT / f"configs/experiment/{run.config}.yaml"), *run.arguments])
         return MADE[setting(run)] | {"config": run.config, "arguments": list(run.arguments)}
@@ -173,6 +176,33 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "digits/refused-1 is not run: num_clients = 0" in said
     assert "digits/diverges-1 is not run: client" in said
+
+
+class Cut(Callback):
+    """Ends a run in its third round."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            raise RuntimeError("cut short")
+
+
+def test_a_run_that_was_cut_short_goes_on(tmp_path):
+    """Its record is that of a run that nothing cut short, and its folder is gone."""
+    watched = ("--trainer.callbacks+=reproduction.mixture_curve.MixtureCurve", "--model.algorithm", "FedEM")
+    rounds = ("--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "1")
+    run = Run("digits/fedem-1", "quickstart", (*watched, *rounds), ("mixture_curve",))
+    whole, kept = make(run, ()), Kept(tmp_path / "records")
+    with pytest.raises(RuntimeError, match="cut short"):
+        make_missing([run], kept, lambda run: (f"--trainer.callbacks+={__name__}.Cut",), 1, print, tmp_path / "runs")
+    assert list(tmp_path.rglob("last.ckpt"))
+    make_missing([run], kept, lambda run: (), 1, print, tmp_path / "runs")
+    found = kept.find(run)
+    for one in (whole, found):
+        for machine in ("seconds", "round_seconds"):
+            one["summary"].pop(machine, None)
+    assert found == json.loads(json.dumps(whole))
+    assert len(found["mixture_curve"]) == 4
+    assert not list((tmp_path / "runs").rglob("*.*"))
 
 
 def test_order_names_the_pairs_that_stand_the_other_way_round():
