@@ -32,10 +32,15 @@ def main() -> None:
     else:
         run = _command_line().main
 
-    if heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        if heard:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
+    except KeyboardInterrupt:  # in one of the moments in which no command answers it
+        if os.environ.get("LIT_FED_DEBUG") == "1":
+            raise
+        sys.stderr.write("lit_fed: interrupted\n")
+        raise SystemExit(130) from None
     finally:
         if heard:
             signal.signal(signal.SIGINT, _leave)

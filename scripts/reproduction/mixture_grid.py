@@ -13,7 +13,7 @@ from reproduction.runs import Kept, Record, Run
 from reproduction.settings import LABELS, algorithm, brief, solver
 from reproduction.tables import Method, Scale, Setting, cell, grid, wrap
 
-__all__ = ["DIFFERENCES", "grid_lines", "grid_picture", "grid_runs"]
+__all__ = ["COMMON", "DIFFERENCES", "SAMPLES", "TINY", "grid_lines", "grid_picture", "grid_runs"]
 
 SAMPLES = (30, 100, 300, 1000)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from reproduction.fedem_images import CIFAR10, RATES, at, image_settings, smoke_of
 from reproduction.mixture_grid import grid_lines, grid_picture, grid_runs
+from reproduction.mixture_number import number_lines, number_runs, start_lines, start_runs
 from reproduction.runs import Kept, Run
 from reproduction.settings import LABELS, fedem_settings
 from reproduction.tables import Scale, Setting, Table, cell, grid, mean, wrap
@@ -29,7 +30,7 @@ def permuted(scale: Scale) -> Setting:
 
 def when_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """The runs of this page's own; the others are those of other pages."""
-    return [*permuted(scale).runs(seeds), *grid_runs(scale, seeds)]
+    return [*permuted(scale).runs(seeds), *grid_runs(scale, seeds), *number_runs(scale, seeds), *start_runs(scale)]
 
 
 def situations(scale: Scale) -> list[tuple[str, str, str, str, Setting, tuple[int, ...]]]:
@@ -67,8 +68,8 @@ ADVICE = (
     "**Clients hold different classes, a few hundred samples each, and all take part for a hundred rounds and more**: "
     "FedEM is ahead of FedAvg, by three points with a wide network and by six with a small one, and by more on clients "
     "that it never saw, which take one E-step. The mixture overfits less than one model of the same size "
-    "does. Compare with FedAvg+, which is cheaper by the number of components and level with FedEM after 30 rounds; "
-    "200 rounds of it were not run.",
+    "does. Compare with FedAvg+, which is cheaper by the number of components, needs steps of each client before it is "
+    "served, and was level with FedEM with the small network: 63.6 against 62.7, on unseen clients 65.9 against 65.4.",
     "**Clients hold different classes of one simple task and some dozens of samples**: FedAvg, then FedAvg+. "
     "Components part for good within some dozens of rounds, each client ends with one of them, and what this one "
     "learnt from is a part of a pool that was small already; the worst clients lose most.",
@@ -114,7 +115,7 @@ def when_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
             "The last two rows, where FedEM is above FedAvg and Local above both, have few rounds and few clients: no "
             "common model had time."
         ),
-        "", *grid_lines(kept, scale, seeds),
+        "", *grid_lines(kept, scale, seeds), "", *number_lines(kept, scale, seeds), "", *start_lines(kept, scale),
     ]  # fmt: skip
 
 

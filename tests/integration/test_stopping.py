@@ -1,5 +1,6 @@
 """What ends a run from outside: signals, a full disk, the death of another process; and how it goes on."""
 
+import gc
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import torch
 from interruptions import file_size_limit
 from running import SMALL, folder, history, numbers, run
 
+import lit_fed.__main__
 from lit_fed.cli import FederatedCLI, main
 from lit_fed.training import stopping
 
@@ -153,6 +155,30 @@ def test_ctrl_c_while_libraries_load_and_unload_says_nothing(tmp_path):
 
 
 # ------------------------------------------------------------------ a full disk
+@pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
+def test_ctrl_c_before_a_command_has_begun_is_answered(debug, capsys, monkeypatch):
+    """In the microseconds between the programs that answer it while libraries load and while a command runs."""
+
+    def interrupted():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("lit_fed.cli.keep_notices_out", interrupted)
+    monkeypatch.setattr(sys, "argv", ["lit_fed", "fit"])
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # for the process of a command, not for that of all tests
+    if debug:
+        monkeypatch.setenv("LIT_FED_DEBUG", "1")
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt if debug else SystemExit) as stop:
+            lit_fed.__main__.main()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if not debug:
+        assert stop.value.code == 130
+        assert capsys.readouterr().err == "lit_fed: interrupted\n"
+
+
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_good_one(capsys, tmp_path, whole):
     ended(capsys, tmp_path, *sent("client", "SIGTERM"))
     path = folder(tmp_path, "FedEM") / "checkpoints/last.ckpt"
