@@ -10,6 +10,7 @@ import numpy as np
 
 from reproduction.attacked_components import poisoned_components
 from reproduction.client_accuracies import client_accuracies
+from reproduction.e_steps import unseen_by_e_steps
 from reproduction.mixture_curve import mixture_curve
 from reproduction.mixtures import accuracy_by_share, mixture_entropy, recovery
 from reproduction.sine_lines import sine_lines
@@ -71,4 +72,5 @@ MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "poisoned_components": poisoned_components,
     "recovery": recovery,
     "sine_lines": sine_lines,
+    "unseen_by_e_steps": unseen_by_e_steps,
 }

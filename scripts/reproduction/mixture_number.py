@@ -1,25 +1,29 @@
-"""How many components a mixture needs where the number of rules is known, and how much hangs on where it starts."""
+"""How many components and E-steps a mixture needs where the rules are known, and how much hangs on where it starts."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 
+from reproduction.e_steps import STEPS
 from reproduction.mixture_grid import COMMON, DIFFERENCES, SAMPLES, TINY
 from reproduction.runs import Kept, Run
 from reproduction.settings import LABELS, algorithm, solver
 from reproduction.tables import Method, Scale, Setting, cell, grid, mean, wrap
 
-__all__ = ["number_lines", "number_runs", "start_lines", "start_runs"]
+__all__ = ["number_lines", "number_runs", "start_lines", "start_runs", "step_lines"]
 
 RULES = 3
 """How many the clients of the synthetic data mix."""
 
 COMPONENTS = (1, 2, 3, 4, 6, 10)
 RATE = "0.316228"
+STEPPED, STEPPED_WITH = (3, 10), (100, 1000)
+"""Numbers of components, and samples of a client, in the table of E-steps."""
+
 STARTS = (1, 2, 3, 4, 5)
 STARTED = {"fedavg": (algorithm("FedAvg"), "0.1"), "fedem": (algorithm("FedEM", num_components=RULES), RATE)}
-STARTED_WITH = (100, 1000)
+STARTED_WITH = (300,)
 """Samples of a client in the runs from several starts."""
 
 
@@ -39,9 +43,13 @@ def _cells(prefix: str, methods: Sequence[Method], scale: Scale, samples: Sequen
 # ---------------------------------------------------------------------- number of components
 def _numbered(scale: Scale) -> dict[tuple[str, int], Setting]:
     methods = [
-        Method(f"fedem_{M}", f"M = {M}", (*algorithm("FedEM", num_components=M), *solver(lr=RATE))) for M in COMPONENTS
-    ]
-    return _cells("when_number", methods[1:2] if scale == "smoke" else methods, scale, SAMPLES, ())
+        Method(
+            f"fedem_{M}", f"M = {M}", (*algorithm("FedEM", num_components=M), *solver(lr=RATE)),
+            ("unseen_by_e_steps",) if M in STEPPED else (),
+        )
+        for M in COMPONENTS
+    ]  # fmt: skip
+    return _cells("when_number", methods[2:3] if scale == "smoke" else methods, scale, SAMPLES, ())
 
 
 def number_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
@@ -73,6 +81,27 @@ def number_lines(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "one component is FedAvg at this rate."
     )
     return ["## How many components", "", *wrap(text), "", *grid(["clients", "M", *map(str, numbers)], rows)]
+
+
+def step_lines(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
+    """A table of unseen clients' accuracies by number of E-steps."""
+    rows = []
+    for (_, number), setting in _numbered(scale).items():
+        for components in STEPPED if scale == "smoke" or number in STEPPED_WITH else ():
+            found = kept.all(setting.runs(seeds, [f"fedem_{components}"]))
+            if found:
+                steps = [statistics.mean(100 * one["unseen_by_e_steps"][str(step)] for one in found) for step in STEPS]
+                texts = [*(f"{value:.2f}" for value in steps), f"{mean(found):.2f}"]
+                rows.append([setting.label, str(number), str(components), *texts])
+    if not rows:
+        return []
+    text = (
+        "Test accuracy of unseen clients in percent, by how many E-steps they take from equal weights before they are "
+        "served (`--model.algorithm.em_steps`; the paper takes one), and that of seen clients, whose weights are of "
+        "the last rounds. The samples pass the network once, however many steps there are."
+    )
+    head = ["clients", "samples", "M", *map(str, STEPS), "seen clients"]
+    return ["## How many E-steps before a client is served", "", *wrap(text), "", *grid(head, rows)]
 
 
 # ---------------------------------------------------------------------- initial values

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from reproduction.fedem_images import CIFAR10, RATES, at, image_settings, smoke_of
 from reproduction.mixture_grid import grid_lines, grid_picture, grid_runs
-from reproduction.mixture_number import number_lines, number_runs, start_lines, start_runs
+from reproduction.mixture_number import number_lines, number_runs, start_lines, start_runs, step_lines
 from reproduction.runs import Kept, Run
 from reproduction.settings import LABELS, fedem_settings
 from reproduction.tables import Scale, Setting, Table, cell, grid, mean, wrap
@@ -115,7 +115,8 @@ def when_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
             "The last two rows, where FedEM is above FedAvg and Local above both, have few rounds and few clients: no "
             "common model had time."
         ),
-        "", *grid_lines(kept, scale, seeds), "", *number_lines(kept, scale, seeds), "", *start_lines(kept, scale),
+        "", *grid_lines(kept, scale, seeds), "", *number_lines(kept, scale, seeds), "",
+        *step_lines(kept, scale, seeds), "", *start_lines(kept, scale),
     ]  # fmt: skip
 
 
