@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import venv
 from pathlib import Path
@@ -63,6 +64,7 @@ lines of PyTorch. A whole process loads its packages, too; lit_fed's is its comm
 """What stands above the tables."""
 
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def write_data(workload: Workload, file: Path) -> None:
@@ -99,17 +101,20 @@ def run(peer: str, python: Path, workload: str, file: Path, rounds: int) -> tupl
     environment["WORKLOAD"] = f"{file}|{workload}|{one.lr}|{one.batch_size}"
     given = [str(file), workload, str(rounds), str(one.lr), str(one.batch_size)]
     with tempfile.TemporaryDirectory() as place:
-        before = os.times()
+        before, watch = os.times(), Watch()
+        watch.start()
         done = subprocess.run(
             [python, str(PROGRAMS / f"{peer}_fedavg.py"), *given],
             env=environment, cwd=place, capture_output=True, text=True, check=False,
         )  # fmt: skip
-        _wait_for_orphans()
-        after = os.times()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()  # for processes whose parents have ended
+        after, watched = os.times(), watch.total()
     if done.returncode:
         raise RuntimeError(f"{peer}: {done.stderr[-2000:]}")
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return used, float(done.stdout.split()[-1])
+    return max(used, watched), float(done.stdout.split()[-1])  # each may miss some
 
 
 def adopt_orphans() -> None:
@@ -119,11 +124,42 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _wait_for_orphans() -> None:
-    """Their seconds count when they are waited for."""
-    with contextlib.suppress(ChildProcessError):
-        while True:
-            os.wait()
+class Watch(threading.Thread):
+    """Looks at the seconds of all processes below this one, now and then: those of some are never handed on.
+
+    A process that is ended by one that does not wait for it takes its seconds with it, as Ray's actors do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.seconds: dict[tuple[int, str], float] = {}  # of each process, by its number and when it began
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until told to end."""
+        while not self.ended.wait(SECONDS_BETWEEN_LOOKS):
+            self.look()
+
+    def look(self) -> None:
+        """Take down what every process below this one has used so far."""
+        parents, found = {}, {}
+        for place in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = place.read_text().rpartition(")")[2].split()  # from the third field of proc(5) on
+                number = int(place.parent.name)
+                parents[number] = int(fields[1])
+                used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                found[number] = (number, fields[19]), used
+        below = {os.getpid()}
+        while more := {number for number, parent in parents.items() if parent in below} - below:
+            below |= more
+        self.seconds |= dict(found[number] for number in below - {os.getpid()})
+
+    def total(self) -> float:
+        """End, and sum up."""
+        self.ended.set()
+        self.join()
+        return sum(self.seconds.values())
 
 
 def measured(workload: str, pythons: dict[str, Path], turns: int) -> dict[str, float]:
