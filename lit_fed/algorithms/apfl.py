@@ -68,6 +68,8 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
             by the global model.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     alpha: float = 0.5
     alpha_update: Literal["fixed", "first_step", "every_step"] = "first_step"
     alpha_lr: float | None = None

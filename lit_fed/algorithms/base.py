@@ -125,6 +125,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
     refuses_deployment: ClassVar[str] = ""
     """Why clients may not be machines of their own; empty where they may, given a server."""
 
+    serving_settings: ClassVar[tuple[str, ...]] = ()
+    """Fields that decide alone how clients are served, so that a checkpoint may be served with other values."""
+
     conformance_exempt: ClassVar[dict[str, str]] = {}
     """Conformance checks that the algorithm cannot satisfy by its nature, with the reason."""
 

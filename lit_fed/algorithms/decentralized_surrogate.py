@@ -70,6 +70,8 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
         common_start: let all clients start from the same models; else each from models of its own.
     """
 
+    serving_settings = ("unseen_steps",)
+
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen
     topology: Topology = ErdosRenyi()  # noqa: RUF009 - frozen
     mixing: MixingRule = "fmmc"

@@ -73,6 +73,8 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
             the likelihood of the whole text.
     """
 
+    serving_settings = ("em_steps",)
+
     num_components: int = 3
     topology: Topology = ErdosRenyi()  # noqa: RUF009 - frozen
     mixing: MixingRule = "fmmc"

@@ -57,6 +57,8 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     prox_weight: float = 1.0
     personal_lr: float | None = None
     personal_steps: int = 1

@@ -44,6 +44,8 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     fills_in_absent_clients: ClassVar[bool] = False  # they always count with the global model
 

@@ -35,6 +35,8 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
         fine_tune_lr: learning rate of the tuning; null takes the solver's `adapt_lr`, by default its initial one.
     """
 
+    serving_settings = ("fine_tune_epochs", "fine_tune_lr")
+
     fine_tune_epochs: int = 1
     fine_tune_lr: float | None = None
 

@@ -73,7 +73,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
 
     Args:
         num_components: M.
-        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one.
+        em_steps: E-steps of a client before it is served, if it was not in training; the paper takes one. Where clients
+            contradict each other ten bring it level with clients of the training: docs/results/when-mixtures-help.md.
         refresh_mixture_at_eval: let a client of the training take one more E-step before it is served, since its
             weights were fitted to the models of its last round.
         shuffle_per_component: give each component its own order of batches, as the official code does.
@@ -83,6 +84,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
             the likelihood of the whole text.
     """
 
+    serving_settings = ("em_steps", "refresh_mixture_at_eval")
     fits_without_noise = "the mixture weights"
     heeds_mixture_noise = True
 

@@ -58,6 +58,8 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     private_layers: int = 1
     unseen_epochs: int = 1
 

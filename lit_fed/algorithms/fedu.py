@@ -65,6 +65,8 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     laplacian_weight: float = 0.01
     topology: Topology = Complete()  # noqa: RUF009 - frozen
     exchange: Literal["server", "decentralized"] = "server"

@@ -61,6 +61,8 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     alpha: float = 0.5
     beta: float = 0.5
     unseen_epochs: int = 1

@@ -74,6 +74,8 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
     """
 
+    serving_settings = ("unseen_epochs",)
+
     penalty_weight: float = 0.1
     redraw_every: int = 0
     redrawn_duals: Literal["warm", "reset"] = "warm"

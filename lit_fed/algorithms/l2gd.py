@@ -55,6 +55,8 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     communication_probability: float = 0.1
     prox_weight: float = 1.0
     flips_per_round: int = 1

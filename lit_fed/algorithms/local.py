@@ -34,6 +34,7 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
     sends = "nothing"
     fills_in_absent_clients: ClassVar[bool] = False  # nothing is averaged
 

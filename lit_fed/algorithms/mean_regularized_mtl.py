@@ -61,6 +61,7 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
     keeps_running_sum = True
     default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     fills_in_absent_clients: ClassVar[bool] = False  # the mean is always that of all columns

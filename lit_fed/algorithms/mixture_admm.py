@@ -82,6 +82,8 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training (`inexact`).
     """
 
+    serving_settings = ("unseen_epochs",)
+
     prox_weight: float = 1.0
     form: Literal["alternating_prox", "jacobi", "copies", "gauss_seidel"] = "alternating_prox"
     penalty_weight: float | None = None

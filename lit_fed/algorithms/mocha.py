@@ -97,6 +97,8 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     regularisation: float = 0.01
     rounds_per_relation: int = 10
     loss: MarginLoss = "hinge"

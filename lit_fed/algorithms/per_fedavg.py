@@ -53,6 +53,8 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
         adapt_steps: gradient steps on its training samples before a client is served.
     """
 
+    serving_settings = ("adapt_steps",)
+
     variant: Literal["exact", "first_order", "hessian_free"] = "exact"
     inner_lr: float = 0.01
     difference: float = 0.001

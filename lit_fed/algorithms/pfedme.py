@@ -67,6 +67,8 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
         unseen_epochs: passes over its training samples before a client is served that was not in training.
     """
 
+    serving_settings = ("unseen_epochs",)
+
     prox_weight: float = 15.0
     inner_steps: int = 5
     inner_lr: float = 0.05

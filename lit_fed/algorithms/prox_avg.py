@@ -59,6 +59,8 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
         unseen_epochs: passes over its training samples before a client is served that was not in training (`sgd`).
     """
 
+    serving_settings = ("unseen_epochs",)
+
     prox_weight: float = 1.0
     local_solve: Literal["sgd", "exact"] = "sgd"
     unseen_epochs: int = 1

@@ -59,6 +59,8 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
             belongs to the models of its last round.
     """
 
+    serving_settings = ("unseen_steps", "refresh_at_eval")
+
     surrogate: Surrogate = MixtureSurrogate()  # noqa: RUF009 - frozen
     unseen_steps: int = 1
     refresh_at_eval: bool = False

@@ -30,6 +30,7 @@ __all__ = [
     "compare_arguments",
     "compare_identities",
     "load_checkpoint",
+    "not_about_serving",
     "refuse_differences",
     "refuse_other_run",
     "schedule_rounds",
@@ -183,6 +184,11 @@ class Difference(NamedTuple):
         """Whether a fit may be told to go on with the new value."""
         return self.setting.removeprefix("model.") in CHANGEABLE
 
+    def decides_serving(self, algorithm: Any) -> bool:
+        """Whether it decides how clients of this algorithm are served, and nothing else."""
+        owner, _, name = self.setting.removeprefix("model.").replace(".inner", "").rpartition(".")
+        return name in {"algorithm": algorithm.serving_settings, "solver": ("adapt_lr",)}.get(owner, ())
+
     def __str__(self) -> str:
         """A line for a message."""
         return f"{self.setting} is {self.now}, in the checkpoint {self.before}"
@@ -220,12 +226,19 @@ def refuse_other_run(
         compare_identities(stored["identity"], identity, settings),
     )
     given, inside = ([one for one in each if not _is_the_same_end(one, stored)] for each in found)
+    if not goes_on:
+        given, inside = (not_about_serving(each, settings["algorithm"]) for each in (given, inside))
     refused = [one for one in given + inside if not one.may_change]
     if goes_on and with_changes:
         refuse_differences(refused)
     else:
         refuse_differences(given or inside, may_change=goes_on and not refused)
     return given or inside
+
+
+def not_about_serving(differences: list[Difference], algorithm: Any) -> list[Difference]:
+    """Differences that a checkpoint may not have from a command which serves clients from it."""
+    return [one for one in differences if not one.decides_serving(algorithm)]
 
 
 def schedule_rounds(stored: dict[str, Any]) -> int:

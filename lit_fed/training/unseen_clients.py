@@ -10,6 +10,7 @@ from lit_fed.training.checkpoint import (
     CHECKPOINT_KEY,
     compare_arguments,
     compare_identities,
+    not_about_serving,
     refuse_differences,
     schedule_rounds,
 )
@@ -41,9 +42,9 @@ def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, An
     settings = {"algorithm": module.algorithm, "solver": module.settings.solver}
     own = {name: repr(one) for name, one in settings.items()}
     kept = {name: stored["identity"][name] for name in own}
-    refuse_differences(
-        compare_arguments(stored["arguments"], module.history.arguments) or compare_identities(kept, own, settings)
-    )
+    found = compare_arguments(stored["arguments"], module.history.arguments), compare_identities(kept, own, settings)
+    given, inside = (not_about_serving(each, module.algorithm) for each in found)
+    refuse_differences(given or inside)
     facts = TrainingFacts.from_plain(stored["serving"])
     module.history.warm_start = WarmStart.found_in(stored)
     module.build_shared(facts)

@@ -212,6 +212,25 @@ def pictures(size=90):
     return (rng.integers(0, 200, size=(size, 2, 3, 3)) + 25 * y[:, None, None, None]).astype(np.uint8), y
 
 
+def test_a_checkpoint_is_served_with_other_e_steps(tmp_path, clients, last, capsys):
+    """As a run is whose E-steps they were from the start; other settings of the algorithm are those of the training."""
+    more = ("--model.algorithm.em_steps", "9")
+    whole = fit(tmp_path / "whole", "FedEM", "--model.client_trainer", "sequential", *more)
+    served = personalize(last, clients, tmp_path / "served", *more)
+    assert served.equals(personalize(whole, clients, tmp_path / "another", *more))
+    assert not served.equals(personalize(last, clients, tmp_path / "once"))
+    given = [*SMALL, "--trainer.max_epochs", "2", "--model.algorithm", "FedEM", "--ckpt_path", str(last)]
+    given += ["--trainer.default_root_dir", str(tmp_path / "tested"), *more]
+    main(["test", *given])
+    with pytest.raises(SystemExit):
+        main(["fit", *given])
+    with pytest.raises(SystemExit):
+        main(["test", *given, "--model.algorithm.num_components", "2"])
+    said = capsys.readouterr().err
+    assert "model.algorithm.em_steps is 9, in the checkpoint 1" in said
+    assert "model.algorithm.num_components is 2, in the checkpoint 3. Give the same" in said
+
+
 def test_inputs_are_normalised_as_in_the_training(tmp_path):
     data = ["--data.dataset", "test_personalize.Pixels", "--data.num_clients", "3", "--trainer.max_epochs", "1"]
     main(["fit", *CPU, *data, "--trainer.default_root_dir", str(tmp_path / "runs"), "--model.algorithm", "Local"])
