@@ -21,9 +21,9 @@ FINDINGS = {
         "it is some points ahead of one model, given samples, rounds and everybody's part in them, and level with one "
         "model that each client fine-tunes; where one model suits everybody it loses. On data of which all is known "
         "FedEM leads by 6 to 24 points from thirty samples of a client on if each follows one of three rules, by 2 to "
-        "13 if clients mix them, and needs three hundred samples where clients are much alike. There a client that comes "
-        "later needs ten E-steps, not the paper's one: they are worth 6 to 21 points, and nothing where clients are "
-        "alike."
+        "13 if clients mix them, and needs three hundred samples where clients are much alike. A client that comes "
+        "later needs ten E-steps in place of the paper's one, which are worth 6 to 21 points where clients contradict "
+        "each other."
     ),
     "fedem-table2": (
         "On the synthetic data FedEM is as far ahead of the others as in the paper, but for Clustered FL, which is "
