@@ -280,13 +280,12 @@ def mixed_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) ->
 
 
 MNIST_REDUCED = (
-    "bf16-mixed instead of float32 but for the mean and for RFA under flipped signs and labels, which moved no accuracy "
-    "of the first 20 rounds by more than a tenth of a point; one seed instead of three; momentum 0 is not run. RFA that "
-    "starts from the mean, in runs that are not kept, came to the same under flipped signs and labels. Attackers hold a "
-    "twenty-fifth of the digits each instead of a "
-    "twentieth beside the honest clients' own, so a piece of an honest client is a twenty-fifth too. Attackers who "
-    "mimic copy a client that holds sevens alone, as the authors' do with their first seed; with their second it is "
-    "one with eights."
+    "bf16-mixed, which moved no accuracy of the first 20 rounds by more than a tenth of a point, in the place of "
+    "float32, but for the mean and for RFA under flipped signs and labels; one seed instead of three; momentum 0 is "
+    "not run. RFA that starts from the mean, in runs that are not kept, came to the same under flipped signs and "
+    "labels. Attackers hold a twenty-fifth of the digits each instead of a twentieth beside the honest clients' own, "
+    "so a piece of an honest client is a twenty-fifth too. Attackers who mimic copy a client that holds sevens alone, "
+    "as the authors' do with their first seed; with their second it is one with eights."
 )
 MIXED_REDUCED = (
     "There is no paper; 100 clients instead of the 300 of the synthetic data. The bound of NormBound and "
