@@ -70,7 +70,7 @@ def test_recovery_knows_no_order_and_no_length(tmp_path):
 
 
 def test_a_refused_run_leaves_the_others_alone(tmp_path, monkeypatch, capsys):
-    def make(run, extra):
+    def make(run, extra, unfinished):
         if run.name.startswith("absent"):
             raise ConfigError("no such folder")
         return {"config": run.config, "arguments": list(run.arguments), "summary": {}, "curve": {}}

@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import runpy
 import signal
 import stat
 import subprocess
@@ -15,7 +16,6 @@ import torch
 from interruptions import file_size_limit
 from running import SMALL, folder, history, numbers, run
 
-import lit_fed.__main__
 from lit_fed.cli import FederatedCLI, main
 from lit_fed.training import stopping
 
@@ -171,7 +171,7 @@ def test_ctrl_c_before_a_command_has_begun_is_answered(debug, capsys, monkeypatc
     before = signal.getsignal(signal.SIGINT)
     try:
         with pytest.raises(KeyboardInterrupt if debug else SystemExit) as stop:
-            lit_fed.__main__.main()
+            runpy.run_module("lit_fed", run_name="__main__")
     finally:
         signal.signal(signal.SIGINT, before)
     if not debug:
