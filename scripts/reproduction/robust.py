@@ -70,9 +70,6 @@ PUBLISHED: dict[float, dict[str, tuple[float, ...]]] = {
 }  # fmt: skip
 """Karimireddy et al. 2022, their own logs: flip, labels, mimic, IPM, ALIE, in the order of `ATTACKS`, by momentum."""
 
-DIVERGED = {(0.9, "krum_flip"): 36}
-"""Runs that ended with NaN, which leave no record, and in which round."""
-
 NETWORK = ("--model.network", "reproduction.under_attack.AttackedCNN")
 LIGHT = ("--trainer.enable_checkpointing", "false")  # the momentum of 25 clients is 120 MB a round
 ROUNDED = ("--trainer.precision", "bf16-mixed")
@@ -145,11 +142,12 @@ def _mnist_table(setting: Setting, beta: float, kept: Kept, seeds: Sequence[int]
     for rule, choice in RULES.items():
         cells = []
         for number, attack in enumerate(ATTACKS):
-            found = [last_five(one) for one in kept.all(setting.runs(seeds, [f"{rule}_{attack}"]))]
+            runs = setting.runs(seeds, [f"{rule}_{attack}"])
+            found = [last_five(one) for one in kept.all(runs)]
             published = PUBLISHED[beta].get(rule)
             beside = f" ({published[number]:.1f})" if published else ""
-            ended = DIVERGED.get((beta, f"{rule}_{attack}"))
-            missing = "not run" if ended is None else f"NaN in round {ended}"
+            ended = [f"NaN in round {at}" for at in map(kept.diverged, runs) if at is not None]
+            missing = " / ".join(ended) or "not run"
             cells.append(f"{statistics.mean(found):.1f}{beside}" if found else f"{missing}{beside}")
         rows.append([choice.label, *cells])
     lines = grid(["rule", *(one.label for one in ATTACKS.values())], rows)

@@ -55,15 +55,25 @@ class Kept:
         return self.folder / f"{run.name}.json"
 
     def find(self, run: Run) -> Record | None:
-        """The record of a run, if there is one."""
+        """The record of a run that came to its end, if there is one."""
+        record = self._of_these_settings(run)
+        done = record is not None and "diverged" not in record and set(run.measures) <= record.keys()
+        return record if done else None
+
+    def diverged(self, run: Run) -> int | None:
+        """In which round, from 0, a run ended with NaN or infinity; None: it did not, or was not made."""
+        record = self._of_these_settings(run)
+        return None if record is None else record.get("diverged")
+
+    def _of_these_settings(self, run: Run) -> Record | None:
         if not self.path(run).is_file():
             return None
         record: Record = json.loads(self.path(run).read_text())
         same = record["config"] == run.config and record["arguments"] == list(run.arguments)
-        return record if same and set(run.measures) <= record.keys() else None
+        return record if same else None
 
     def all(self, runs: Iterable[Run]) -> list[Record]:
-        """The records of those runs that have one."""
+        """The records of those runs that came to their end."""
         return [record for record in map(self.find, runs) if record is not None]
 
     def write(self, run: Run, record: Record) -> None:
@@ -92,24 +102,29 @@ def make_missing(
 ) -> None:
     """Make what has no record, each run in one process with one thread.
 
-    A run that is refused, say since its data are not there, or diverges leaves the others alone: it has no record.
+    A run that is refused, say since its data are not there, leaves the others alone: it has no record. Of one that
+    diverges the round is kept, and it is not made again.
 
     Args:
         runs: the runs of a table.
         kept: where records go, each as soon as its run is done.
         extra: arguments that are the machine's affair, such as where the data lie.
         jobs: processes at a time; 1 runs here.
-        done: told of every run that was made.
+        done: told of every run that came to its end.
         unfinished: where runs lie that have no record yet, see `make`.
     """
     from lit_fed.core.errors import ClientError, ConfigError
 
-    missing = [run for run in dict.fromkeys(runs) if kept.find(run) is None]
+    missing = [run for run in dict.fromkeys(runs) if kept.find(run) is None and kept.diverged(run) is None]
     for run, result in _results(missing, extra, jobs, unfinished):
         try:
-            kept.write(run, result())
+            record = result()
         except (ClientError, ConfigError) as error:
             print(f"{run.name} is not run: {error}", file=sys.stderr, flush=True)
+            continue
+        kept.write(run, record)
+        if "diverged" in record:
+            print(f"{run.name} diverged: {record['reason']}", file=sys.stderr, flush=True)
         else:
             done(run)
 
@@ -135,6 +150,9 @@ def _one_thread() -> None:
 def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Record:
     """Fit, test and measure; in the end the run's folder is thrown away.
 
+    What a client returns may hold NaN or infinity, which ends the run: then the record holds the round under
+    `diverged` and the message under `reason`, and no figures.
+
     Args:
         run: what is run.
         extra: arguments that are the machine's affair.
@@ -144,6 +162,7 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
     import torch
 
     from lit_fed.cli import FederatedCLI
+    from lit_fed.core.errors import NotFiniteError
     from lit_fed.training.notices import keep_notices_out
     from reproduction.data_only import DataCLI
     from reproduction.measures import MEASURES
@@ -155,9 +174,13 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
         given = ["fit", "--config", config, *run.arguments, *extra, *QUIET, "--trainer.default_root_dir", str(out)]
         if any(out.rglob("checkpoints/last.ckpt")):
             given += ["--ckpt_path", "last"]
-        cli = FederatedCLI(given) if run.fit else DataCLI(given)
+        record: Record = {"config": run.config, "arguments": list(run.arguments)}
+        try:
+            cli = FederatedCLI(given) if run.fit else DataCLI(given)
+        except NotFiniteError as error:
+            return record | {"diverged": error.round_idx, "reason": str(error)}
         folder = Path(cli.trainer.log_dir or out)
-        record: Record = {"config": run.config, "arguments": list(run.arguments), "summary": {}, "curve": {}}
+        record |= {"summary": {}, "curve": {}}
         if run.fit:
             record["summary"] = json.loads((folder / "summary.json").read_text())
             history = folder / "metrics.csv", record["summary"]["rounds"]

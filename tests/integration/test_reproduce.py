@@ -9,7 +9,7 @@ from reproduction import runs
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make, make_missing
 from reproduction.settings import LABELS, REDUCED
-from reproduction.tables import mean, order
+from reproduction.tables import Table, mean, order, page
 from running import fork_what_is_spawned
 
 from lit_fed.cli import FederatedCLI
@@ -84,11 +84,11 @@ def one_run_of_each_setting(monkeypatch):
 def test_smoke(name, output, monkeypatch):
     table, place = TABLES[name], output / f"{name}.md"
     reproduce.main([name, "--scale", "smoke", "--output", str(output)])
-    page = place.read_text()
+    text = place.read_text()
     listed = table.runs("smoke", (1,))
     assert listed
     assert len(Kept(output / "runs/smoke").all(listed)) == len(listed)
-    assert "## Not run" not in page
+    assert "## Not run" not in text
     assert place.with_suffix(".png").is_file() == (table.picture is not None)
 
     def refuse(*given):
@@ -96,7 +96,7 @@ def test_smoke(name, output, monkeypatch):
 
     monkeypatch.setattr("reproduction.runs.make", refuse)
     reproduce.main([name, "--scale", "smoke", "--output", str(output)])
-    assert place.read_text() == page
+    assert place.read_text() == text
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -125,7 +125,7 @@ def test_recipe_names_what_it_reaches(setting):
 def test_every_record_is_of_a_run():
     kept = reproduce.kept_of("reduced", RESULTS)
     runs = [run for table in TABLES.values() for run in table.runs("reduced", table.seeds)]
-    current = {kept.path(run) for run in runs if kept.find(run) is not None}
+    current = {kept.path(run) for run in runs if kept.find(run) is not None or kept.diverged(run) is not None}
     assert set(kept.folder.rglob("*.json")) == current
 
 
@@ -173,9 +173,23 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path, capsys):
     make_missing(runs, kept, lambda run: (), 1, told.append)
     assert told == runs[2:]
     assert kept.all(runs) == [kept.find(runs[2])]
+    assert list(map(kept.diverged, runs)) == [None, 0, None]
     said = capsys.readouterr().err
     assert "digits/refused-1 is not run: num_clients = 0" in said
-    assert "digits/diverges-1 is not run: client" in said
+    assert "digits/diverges-1 diverged: client" in said
+
+
+def test_a_run_that_diverged_is_told_and_not_made_again(tmp_path, monkeypatch):
+    run = Run("digits/diverges-1", "quickstart", ("--model.solver.lr", "1e30"))
+    kept = Kept(tmp_path)
+    kept.write(run, {"config": run.config, "arguments": list(run.arguments), "diverged": 36, "reason": "client 3"})
+    monkeypatch.setattr(runs, "make", None)
+    make_missing([run], kept, lambda run: (), 1, print)
+    table = Table("digits", "Digits", "A source", "none", lambda *given: [run], lambda *given: ["a body"], None, {}, "")
+    text = " ".join(page(table, kept, "paper", (1,)).split())
+    assert "0 of 1 runs were made. `digits/diverges-1` ended with NaN in round 36." in text
+    assert "## Not run" not in text
+    assert "--model.solver.lr 1e30" in text
 
 
 class Cut(Callback):
