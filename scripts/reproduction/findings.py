@@ -102,9 +102,9 @@ FINDINGS = {
         "own three seeds lie up to 25 points apart; RFA is 11 above under IPM. The plain mean holds under four of "
         "these attacks, at 96.7 to 97.4; under mimic it was not run. Without momentum centred clipping is within "
         "1.7 points under all five attacks, and the median within 1.9 under flipped signs and mimic; under labels it "
-        "is 9 below, where the authors' three seeds are at 31, 26 and 49, and under IPM 11, where theirs are at 54, 47 "
-        "and 50. The median learns at all only because the "
-        "published network has no ReLU behind its second convolution."
+        "is 9 below, where the authors' three seeds are at 31, 26 and 49, and under IPM 11, where theirs are at 53, 47 "
+        "and 51. The median learns at all only because the published network has no ReLU behind its second "
+        "convolution."
     ),
     "robust-mixtures": (
         "A mixture puts attackers who flip labels into quarantine: they gather in one component (83 % of their "
