@@ -57,7 +57,7 @@ def make(
     kept, runs = kept_of(scale, output), list(dict.fromkeys(table.runs(scale, seeds)))
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
-        bar = progress.add_task(table.name, total=len(runs), completed=len(kept.all(runs)))
+        bar = progress.add_task(table.name, total=len(runs), completed=len(runs) - len(kept.missing(runs)))
 
         def done(run: Run) -> None:
             progress.advance(bar)

@@ -162,8 +162,8 @@ def _mnist_table(setting: Setting, beta: float, kept: Kept, scale: Scale, seeds:
             published = PUBLISHED[beta].get(rule)
             beside = f" ({published[number]:.1f})" if published else ""
             ended = [f"NaN in round {at}" for at in map(kept.diverged, runs) if at is not None]
-            missing = " / ".join(ended) or "not run"
-            cells.append(f"{statistics.mean(found):.1f}{beside}" if found else f"{missing}{beside}")
+            reached = [f"{statistics.mean(found):.1f}"] if found else []
+            cells.append((" / ".join([*reached, *ended]) or "not run") + beside)
             if len(found) > len(seeds):
                 below.append(f"{choice.label} under {of.label}, by seed: {', '.join(f'{one:.1f}' for one in found)}.")
         rows.append([choice.label, *cells])

@@ -76,6 +76,10 @@ class Kept:
         """The records of those runs that came to their end."""
         return [record for record in map(self.find, runs) if record is not None]
 
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
+        """Those runs that neither came to their end nor diverged, each once."""
+        return [run for run in dict.fromkeys(runs) if self.find(run) is None and self.diverged(run) is None]
+
     def write(self, run: Run, record: Record) -> None:
         """Keep a record: written beside its place and moved there."""
         from lit_fed.core.machine.files import write_atomically
@@ -115,8 +119,7 @@ def make_missing(
     """
     from lit_fed.core.errors import ClientError, ConfigError
 
-    missing = [run for run in dict.fromkeys(runs) if kept.find(run) is None and kept.diverged(run) is None]
-    for run, result in _results(missing, extra, jobs, unfinished):
+    for run, result in _results(kept.missing(runs), extra, jobs, unfinished):
         try:
             record = result()
         except (ClientError, ConfigError) as error:
@@ -178,6 +181,8 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
         try:
             cli = FederatedCLI(given) if run.fit else DataCLI(given)
         except NotFiniteError as error:
+            if error.round_idx is None:
+                raise
             return record | {"diverged": error.round_idx, "reason": str(error)}
         folder = Path(cli.trainer.log_dir or out)
         record |= {"summary": {}, "curve": {}}

@@ -163,7 +163,7 @@ def wrap(text: str, bullet: bool = False) -> list[str]:
 def page(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int]) -> str:
     """The page of a table from what is kept."""
     runs = list(dict.fromkeys(table.runs(scale, seeds)))
-    made = [run for run in runs if kept.find(run) is not None]
+    made, missing = kept.all(runs), kept.missing(runs)
     diverged = [run for run in runs if kept.diverged(run) is not None]
     folder = f"docs/results/runs/{scale}"
     lines = [f"# {table.title}", ""]
@@ -182,8 +182,7 @@ def page(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int]) -> str:
     )
     if scale == "reduced" and table.reduced:
         lines += ["", *wrap(f"**What is reduced.** {table.reduced}")]
-    lines += ["", *_not_made([run for run in runs if run not in made + diverged])]
-    lines += _commands([run for run in runs if run in made + diverged], kept)
+    lines += ["", *_not_made(missing), *_commands([run for run in runs if run not in missing], kept)]
     return "\n".join(lines).rstrip() + "\n"
 
 
