@@ -7,6 +7,7 @@ from torch.func import functional_call
 from lit_fed.core import tree
 from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.models import Linear, Network
+from lit_fed.models.linear import SHORT
 
 
 @pytest.mark.parametrize("input_shape", [(6,), (2, 3), (1, 2, 3)])
@@ -28,14 +29,15 @@ def test_it_has_a_closed_form():
     assert isinstance(Linear((2,), 1), ClosedForm)
 
 
-@pytest.mark.parametrize("num_outputs", [1, 4])
+@pytest.mark.parametrize("num_samples", [5, SHORT + 1])
+@pytest.mark.parametrize("num_outputs", [1, 2, 4])  # three models: 3, 6 or 12 columns
 @pytest.mark.parametrize("per_model", [False, True])
-def test_stacked_models_give_what_each_gives(num_outputs, per_model):
+def test_stacked_models_give_what_each_gives(num_samples, num_outputs, per_model):
     networks, parameters = stacked(3, num_outputs)
-    x = torch.randn(*([3] if per_model else []), 5, 2, 3, dtype=torch.float64)
+    x = torch.randn(*([3] if per_model else []), num_samples, 2, 3, dtype=torch.float64)
     outputs = networks[0].stacked_outputs(parameters, x, per_model)
-    assert outputs.shape == (5, 3, num_outputs)
-    residual = torch.randn(5, 3, num_outputs, dtype=torch.float64)
+    assert outputs.shape == (num_samples, 3, num_outputs)
+    residual = torch.randn(num_samples, 3, num_outputs, dtype=torch.float64)
     gradient = networks[0].stacked_gradient(x, residual, per_model)
     for m, network in enumerate(networks):
         own_x = x[m] if per_model else x
