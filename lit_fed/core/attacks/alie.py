@@ -10,6 +10,7 @@ Symbols:
 Deviations:
     Mean and deviation are those of honest clients, whom attackers know; in the paper attackers estimate them from their
     own samples. The deviation is the unbiased one (the official code: divided by the number of clients, and z = 1.5).
+    The side of the mean is that of changes of the model, of which the official code has the opposite, gradients.
     Rounds whose cohort happens to hold too many attackers, or too few clients, take the nearest s of a finite z.
 """
 
@@ -32,14 +33,17 @@ class ALIE(Attack):
     """Attackers send the mean of the honest changes less z deviations, each number for itself.
 
     Args:
-        z: deviations; null: as many as go unnoticed with so many clients and attackers.
+        z: deviations; null: as many as go unnoticed with so many clients and attackers. Negative ones lie on the other
+            side of the mean: who attacks gradients, the opposite of changes, so goes the other way.
     """
 
     z: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
-        check_settings(self, {"z": (self.z is None or self.z > 0, "a number > 0, or leave it out")}, "--model.attack")
+        check_settings(
+            self, {"z": (self.z is None or self.z != 0, "a number other than 0, or leave it out")}, "--model.attack"
+        )
 
     def check(self, num_messages: int, num_attackers: int) -> None:
         """Refuse numbers for which z is infinite."""

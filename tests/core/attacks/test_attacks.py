@@ -34,6 +34,7 @@ def close(found, wanted):
         (IPM(10.0), [-10, -20, 0], [-2.1428571429, -4.2857142857, 0]),
         (ALIE(), [0.9599423058, 1.9599423058, -0.0400576942], None),
         (ALIE(1.5), [0.7628291755, 1.7628291755, -0.2371708245], None),
+        (ALIE(-1.5), [1.2371708245, 2.2371708245, 0.2371708245], None),
         (Mimic(), [1, 2, 0], None),
         (Mimic(3), [1.1, 2.1, 0.2], None),
     ],
@@ -174,7 +175,7 @@ class TestEveryAttack:
     [
         (Gaussian, {"std": 0.0}, "--model.attack.std is 0.0"),
         (Gaussian, {"std": float("inf")}, "--model.attack.std is inf"),
-        (ALIE, {"z": -1.0}, "--model.attack.z is -1.0"),
+        (ALIE, {"z": 0.0}, "--model.attack.z is 0.0"),
         (IPM, {"epsilon": 0.0}, "--model.attack.epsilon is 0.0"),
         (Mimic, {"client": -1}, "--model.attack.client is -1"),
         (Invalid, {"value": "zero"}, "--model.attack.value is zero"),
