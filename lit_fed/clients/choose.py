@@ -13,7 +13,7 @@ from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.networks.closed_form import ClosedForm
+from lit_fed.core.networks.affine_map import affine_map
 from lit_fed.core.networks.layers import normalises_batches
 
 __all__ = ["MemoryFormat", "choose_trainer"]
@@ -79,4 +79,4 @@ def _automatic(network: nn.Module, device: torch.device) -> str:
         return "sequential"
     dense = not any(isinstance(layer, nn.modules.conv._ConvNd) for layer in network.modules())
     small = dense and sum(leaf.numel() for leaf in network.parameters()) <= SMALL_MODEL
-    return "vectorized" if device.type == "cuda" or isinstance(network, ClosedForm) or small else "sequential"
+    return "vectorized" if device.type == "cuda" or affine_map(network) or small else "sequential"

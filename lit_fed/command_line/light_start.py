@@ -2,7 +2,8 @@
 
 Lightning names `torchmetrics.Metric`, whose package loads every metric there is, with torchvision, SciPy and
 transformers behind them, and `torch._dynamo.OptimizedModule`, whose package is PyTorch's compiler. Both take longer
-than Lightning itself. A program that imports lit_fed gets these packages as they are; a command has its own process.
+than Lightning itself. Behind a counter of operations, which no summary of lit_fed needs, waits Triton. A program that
+imports lit_fed gets these packages as they are; a command has its own process.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 __all__ = ["light_start"]
 
 METRICS, COMPILER, LIGHTNING = "torchmetrics", "torch._dynamo", "lightning"
+COUNTER = "torch.utils.flop_counter"
 
 BASES = {"Metric": "torchmetrics.metric", "MetricCollection": "torchmetrics.collections"}
 """What Lightning takes from torchmetrics, and where it is defined."""
@@ -118,17 +120,26 @@ def _as_it_is(function: Any, *_: Any, **__: Any) -> Any:
     return function
 
 
+def _counter(*arguments: Any, **options: Any) -> Any:
+    """A counter of operations, whose module is loaded for it."""
+    return importlib.import_module(COUNTER).FlopCounterMode(*arguments, **options)
+
+
 def _compiler_later(torch: Any) -> None:
-    """Load Lightning while the compiler is absent, which then waits for the first who imports it."""
-    in_its_place: Any = ModuleType(COMPILER)
-    in_its_place.OptimizedModule, in_its_place.disable = _OptimizedModule, _as_it_is
-    sys.modules[COMPILER] = in_its_place
+    """Load Lightning while compiler and counter are absent, which then wait for the first who imports them."""
+    compiler: Any = ModuleType(COMPILER)
+    compiler.OptimizedModule, compiler.disable = _OptimizedModule, _as_it_is
+    counter: Any = ModuleType(COUNTER)
+    counter.FlopCounterMode = _counter
+    absent = {COMPILER: compiler} | ({COUNTER: counter} if COUNTER not in sys.modules else {})
+    sys.modules.update(absent)
     try:
         importlib.import_module("lightning.pytorch")
-    except (ImportError, AttributeError):  # a version that needs more of the compiler loads as it always did
+    except (ImportError, AttributeError):  # a version that needs more of them loads as it always did
         _forget(LIGHTNING)
     finally:
-        del sys.modules[COMPILER]
+        for name in absent:
+            del sys.modules[name]
     torch._dynamo = _LaterCompiler(COMPILER)
 
 

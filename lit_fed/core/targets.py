@@ -171,9 +171,11 @@ class Multiclass(Target):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Cross-entropies."""
+        log_prob = torch.log_softmax(outputs, -1)
         if y.is_floating_point():
-            return -(y * torch.log_softmax(outputs, -1)).sum(-1)
-        return F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").view(y.shape)
+            return -(y * log_prob).sum(-1)
+        # the numbers of F.cross_entropy, which under vmap is taken to pieces by code that loads SymPy: a second
+        return -log_prob.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The probabilities, less y as probabilities."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from torch.func import grad, grad_and_value, vmap
 from lit_fed.core import tree
 from lit_fed.core.losses import Criterion
 from lit_fed.core.machine.memory import check_network
-from lit_fed.core.networks.closed_form import ClosedForm
+from lit_fed.core.networks.affine_map import AffineMap
 from lit_fed.core.networks.forward_memory import Pass
 from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
 from lit_fed.core.networks.frozen import at_rest, frozen_leaves
@@ -64,6 +64,11 @@ class Task(StackedNetwork):
             build, network, frozen_leaves(network), at_rest(network), template_seed=first, target=target,
             **fields,  # type: ignore[arg-type]
         )  # fmt: skip
+
+    @cached_property
+    def closed_form(self) -> AffineMap | None:
+        """None for labels with positions: the map then reads the last axis of its inputs alone."""
+        return None if self.target.positions else super().closed_form
 
     # ------------------------------------------------------------------ losses and predictions
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -149,7 +154,7 @@ class Task(StackedNetwork):
             each = self.each_gradient(models, batch, weight, training=training)
             return tree.stack(list(each))  # type: ignore[no-any-return]
         share = self._share(models, batch, weight)
-        if self.closed_form is not None and not self.target.positions:
+        if self.closed_form is not None:
             outputs, y, gradient = self._closed_form(self.closed_form, models, batch, share)
             return (self.trained_on.losses(outputs, y) * share).sum(0), gradient, models.buffers
         self.set_mode(training)
@@ -159,7 +164,7 @@ class Task(StackedNetwork):
         self, models: ModelState, batch: Batch, weight: Tensor | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Gradient and buffers of `value_and_grad`, without the loss where that is work of its own."""
-        if self.closed_form is not None and not self.target.positions:
+        if self.closed_form is not None:
             share = self._share(models, batch, weight)
             return self._closed_form(self.closed_form, models, batch, share)[2], models.buffers
         return self.value_and_grad(models, batch, weight)[1:]
@@ -167,7 +172,7 @@ class Task(StackedNetwork):
     @property
     def one_by_one(self) -> bool:
         """The models take separate passes, so that `each_gradient` costs no more than `value_and_grad`."""
-        return self.model_axis == "loop" and (self.closed_form is None or self.target.positions)
+        return self.model_axis == "loop" and self.closed_form is None
 
     def each_gradient(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
@@ -264,14 +269,14 @@ class Task(StackedNetwork):
         return share.expand(-1, num_models_of(models))
 
     def _closed_form(
-        self, network: ClosedForm, models: ModelState, batch: Batch, share: Tensor
+        self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Outputs [B, M, K], their labels, and the gradient, which needs the residual alone."""
         per_model = batch.index.ndim == 2
-        outputs = self._wide(network.stacked_outputs(self._stacked(models), batch.x, per_model))
+        outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
         y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
         residual = self.trained_on.residual(outputs, y) * share.unsqueeze(-1)
-        gradient = network.stacked_gradient(batch.x, residual, per_model)
+        gradient = affine.gradient(batch.x, residual, per_model)
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
     def objective(

@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.networks.closed_form import ClosedForm
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState
@@ -40,6 +39,14 @@ class Plain(Network):
 
     def forward(self, x):
         return self.linear(x.flatten(1))
+
+
+def pytorchs(input_shape, num_outputs):
+    return nn.Linear(input_shape[0], num_outputs)
+
+
+def flattened(input_shape, num_outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_outputs))
 
 
 class Normalised(Network):
@@ -93,7 +100,7 @@ CASES = [
     *(
         pytest.param(target, network, id=f"{name}-{network.__name__}")
         for name, target in TARGETS.items()
-        for network in (Linear, MLP)
+        for network in (Linear, MLP, pytorchs, flattened)
     ),
     pytest.param(POSITIONS, Tagger, id="positions-Tagger"),
 ]
@@ -181,8 +188,8 @@ def test_nothing_but_padding_gives_zero_gradients(network):
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 def test_the_closed_form_is_taken_and_equals_autograd(target):
     closed, plain = make_task(target), make_task(target, network=Plain)
-    assert isinstance(closed.network, ClosedForm)
-    assert not isinstance(plain.network, ClosedForm)
+    assert closed.closed_form is not None
+    assert plain.closed_form is None
     models, batch, weight = closed.init(3, 0), make_batch(target), torch.rand(6, 3, dtype=torch.float64)
     for axis in ("loop", "vmap"):
         other = replace(plain, model_axis=axis)

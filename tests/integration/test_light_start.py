@@ -16,7 +16,7 @@ ROUND_WITHOUT = {
 """What a program that runs rounds by itself, as a node of a federation does, has no use for."""
 
 FIT_WITHOUT = ROUND_WITHOUT - {"lightning", "torchmetrics", "matplotlib"} | {
-    "torchmetrics.classification", "transformers", "wandb", "onnx", "tensorboard", "torch._inductor",
+    "torchmetrics.classification", "transformers", "wandb", "onnx", "tensorboard", "torch._inductor", "triton", "sympy",
 }  # fmt: skip
 """What a fit has no use for before its first round is over; the base of torchmetrics loads matplotlib."""
 
@@ -42,6 +42,9 @@ def first_round(module):
     found["compiled"] = [_unwrap_compiled(one)[0] is network for one in (network, torch.compile(network))]
     found["same compiler"] = torch._dynamo is sys.modules["torch._dynamo"]
     found["metric"] = issubclass(torchmetrics.MeanMetric, torchmetrics.Metric)
+    from lightning.fabric.utilities.throughput import measure_flops
+    from lightning.pytorch.utilities.model_summary.model_summary import FlopCounterMode
+    found["counter"] = measure_flops(network, lambda: network(torch.ones(1, 1))), type(FlopCounterMode()).__module__
     print(json.dumps(found), flush=True)
     os._exit(0)
 
@@ -58,10 +61,12 @@ main()
 """
 
 
-def test_rooms_and_first_round_load_no_more_than_they_need(tmp_path):
+@pytest.mark.parametrize("network", ["Linear", "MLP"])
+def test_rooms_and_first_round_load_no_more_than_they_need(network, tmp_path):
     """And what is not loaded is there for those who ask: compiled networks are known, and metrics whole."""
     program = PROGRAM.replace("FIT_WITHOUT", repr(FIT_WITHOUT)).replace("ROUND_WITHOUT", repr(ROUND_WITHOUT))
     arguments = ["fit", "--config", "configs/experiment/quickstart.yaml", "--trainer.default_root_dir", str(tmp_path)]
+    arguments += ["--model.network", network]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=environment, timeout=120,
@@ -69,7 +74,14 @@ def test_rooms_and_first_round_load_no_more_than_they_need(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found == {"rooms": [], "fit": [], "compiled": [True, True], "same compiler": True, "metric": True}
+    assert found == {
+        "rooms": [],
+        "fit": [],
+        "compiled": [True, True],
+        "same compiler": True,
+        "metric": True,
+        "counter": [2, "torch.utils.flop_counter"],
+    }
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 
 from lit_fed.core import tree
 from lit_fed.core.machine.memory import check_models
-from lit_fed.core.networks.closed_form import ClosedForm
+from lit_fed.core.networks.affine_map import AffineMap, affine_map
 from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
 from lit_fed.core.networks.fresh import fresh_network, initial_seeds
 from lit_fed.core.networks.frozen import train_mode
@@ -162,14 +162,14 @@ class StackedNetwork:
 
     # ------------------------------------------------------------------ forward
     @cached_property
-    def closed_form(self) -> ClosedForm | None:
-        """The network, where it has outputs and gradients of its own for all models at once."""
-        return self.network if isinstance(self.network, ClosedForm) else None
+    def closed_form(self) -> AffineMap | None:
+        """What the network is, where outputs and gradients of all models are products of matrices."""
+        return affine_map(self.network)
 
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
         """Raw outputs in evaluation mode for inputs [B, ...]: [B, M, K], with positions [B, M, L, K]."""
         if self.closed_form is not None:
-            return self._wide(self.closed_form.stacked_outputs(self._stacked(models), x, False))
+            return self._wide(self.closed_form.outputs(self._stacked(models), x, False))
         self.network.eval()
         if self.model_axis == "vmap":
             call, x = self._begun(x)

@@ -49,7 +49,7 @@ class PrivateTask(Task):
         dtype = next(iter(models.parameters.values())).dtype
         mask = batch.mask.to(dtype).unsqueeze(1).expand(-1, num_models_of(models))
         weight = mask if weight is None else weight * mask
-        if self.closed_form is not None and not self.target.positions:
+        if self.closed_form is not None:
             return self._by_norms(models, batch, weight, bound)
         self.set_mode(True)
         call, x = self._begun(batch.x, training=True)
@@ -67,14 +67,14 @@ class PrivateTask(Task):
         self, models: ModelState, batch: Batch, weight: Tensor, bound: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The same where norms are known without gradients, which are then taken once of the weighted sum."""
-        network: Any = self.closed_form
+        affine: Any = self.closed_form
         with torch.autocast(batch.x.device.type, enabled=False):  # rounded coarsely, terms would be longer than C
-            outputs = network.stacked_outputs(self._stacked(models), batch.x, False)
+            outputs = affine.outputs(self._stacked(models), batch.x, False)
             y = self.target.for_models(batch.y.unsqueeze(1), outputs)
             losses, residual = self.trained_on.losses(outputs, y), self.trained_on.residual(outputs, y)
-            squares = network.squared_norms(batch.x, residual, models.parameters.keys())
+            squares = affine.squared_norms(batch.x, residual, models.parameters.keys())
             shares = weight * _factors(squares, weight, bound)
-            gradient = network.stacked_gradient(batch.x, residual * shares.unsqueeze(-1), False)
+            gradient = affine.gradient(batch.x, residual * shares.unsqueeze(-1), False)
         return (losses * weight).sum(0), {name: gradient[name] for name in models.parameters}
 
     def _each(self, models: ModelState, x: Tensor, y: Tensor, call: Forward) -> tuple[dict[str, Tensor], Tensor]:
