@@ -11,7 +11,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,7 +205,13 @@ def _folder(run: Run, unfinished: Path | None) -> Iterator[Path]:
     settings = zlib.crc32(repr((run.config, run.arguments)).encode())  # with others it is another run
     folder = unfinished.absolute() / f"{run.name}-{settings:08x}"
     folder.mkdir(parents=True, exist_ok=True)
-    yield folder
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # of a run that was refused nothing stays
+            folder.rmdir()
+            folder.parent.rmdir()
+        raise
     shutil.rmtree(folder)
 
 

@@ -17,7 +17,6 @@ Deviations:
 from dataclasses import dataclass
 from statistics import NormalDist
 
-import torch
 from torch import Tensor
 
 from lit_fed.core import tree
@@ -60,8 +59,9 @@ class ALIE(Attack):
         deviations = self.deviations(len(sent.attacked), int(sent.attacked.sum())) if self.z is None else self.z
 
         def leaf(honest: Tensor) -> Tensor:
-            spread = honest.std(0) if len(honest) > 1 else torch.zeros_like(honest[0])
-            return (honest.mean(0) - deviations * spread)[None]
+            mean = honest.mean(0)
+            squares = (honest - mean).square_().sum(0)  # torch.std takes twice as long over a first axis
+            return (mean - deviations * (squares / max(len(honest) - 1, 1)).sqrt())[None]
 
         return tree.map_leaves(leaf, sent.honest)
 

@@ -69,18 +69,20 @@ class AffineMap:
 
 
 def affine_map(network: nn.Module) -> AffineMap | None:
-    """The map that a network says it is (`network.affine`) or is, as `nn.Linear` alone or behind `nn.Flatten`.
+    """The map that a network says it is (`affine` beside `forward`), or is: `nn.Linear` alone or behind `nn.Flatten`.
 
     PyTorch's maps the last axis of its inputs: where that is not all of a sample, the labels have positions.
 
     Returns:
         The map, None of any other network.
     """
-    if isinstance(own := getattr(network, "affine", None), AffineMap):  # BatchNorm has a switch of this name
+    if any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in network.modules()):
+        return None
+    said = next(vars(kind) for kind in type(network).__mro__ if "forward" in vars(kind))
+    if isinstance(own := said.get("affine"), AffineMap):  # BatchNorm has a switch of this name
         return own
     named = list(network.named_children()) if type(network) is nn.Sequential else [("", network)]
-    hooked = any(one._forward_hooks or one._forward_pre_hooks for one in network.modules())
-    if hooked or not named or any(not _flattens(layer) for _, layer in named[:-1]):
+    if not named or any(not _flattens(layer) for _, layer in named[:-1]):
         return None
     name, last = named[-1]
     if type(last) is not nn.Linear or last.bias is None:

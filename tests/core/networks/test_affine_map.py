@@ -46,9 +46,20 @@ class Named(nn.Sequential):
     """A class of its own may do anything in its forward."""
 
 
-def hooked():
-    layer = nn.Linear(4, 2)
+class Doubled(Linear):
+    """What it inherits says what another forward computes."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def hooked(layer):
     layer.register_forward_hook(lambda module, inputs, output: output + 1)
+    return layer
+
+
+def replaced(layer):
+    layer.forward = lambda x: x[:, :2]
     return layer
 
 
@@ -70,8 +81,10 @@ def test_affine_networks_are_known(network, names):
     [
         MLP((4,), 2), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), nn.Linear(4, 2, bias=False),
         nn.Sequential(nn.Linear(4, 2), nn.ReLU()), nn.BatchNorm1d(4), nn.Sequential(nn.Flatten(2), nn.Linear(4, 2)),
-        nn.Sequential(), Named(nn.Linear(4, 2)), weight_norm(nn.Linear(4, 2)), hooked(),
-        nn.Sequential(nn.Flatten(), hooked()), nn.Flatten(), nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)),
+        nn.Sequential(), Named(nn.Linear(4, 2)), weight_norm(nn.Linear(4, 2)),
+        hooked(nn.Linear(4, 2)), nn.Sequential(nn.Flatten(), hooked(nn.Linear(4, 2))), nn.Flatten(),
+        nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), Doubled((4,), 2), hooked(Linear((4,), 2)),
+        replaced(nn.Linear(4, 2)), replaced(Linear((4,), 2)),
     ],
     ids=str,
 )  # fmt: skip
