@@ -202,9 +202,8 @@ def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientM
 
 def add_scores(sums: Tensor, served: Served, task: Task) -> None:
     """Add number, loss and hits of some predictions, in place, to the sums of their clients, [C, 3] float64."""
-    loss, hit = task.score(served.prediction.flatten(0, 1), served.y.flatten(0, 1))
-    mask = served.mask.flatten()
-    parts = torch.stack([mask, loss * mask, hit * mask]).view(3, *served.mask.shape)
+    loss, hit = task.score(served.prediction, served.y)
+    parts = torch.stack([served.mask, loss * served.mask, hit * served.mask])
     sums[served.rows] += parts.sum(2, dtype=torch.float64).T
 
 
