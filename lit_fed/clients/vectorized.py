@@ -216,22 +216,15 @@ class VectorizedTrainer:
         return Batch(x, y, index.reshape(shape), mask.reshape(shape))
 
     # ------------------------------------------------------------------ samples without a client axis
-    def _gather(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Rows of x: a view where they are consecutive, else a copy in the kept buffer."""
-        if _consecutive(rows):
-            return x[int(rows[0]) : int(rows[-1]) + 1]
+    def _gather(self, x: Tensor, rows: Tensor | slice) -> Tensor:
+        """Rows of x: of a slice a view, else a copy in the kept buffer."""
+        if isinstance(rows, slice):
+            return x[rows]
         wanted = len(rows) * x[:1].numel()
         if self._buffer.numel() < wanted or self._buffer.dtype != x.dtype or self._buffer.device != x.device:
             self._buffer = torch.empty(wanted, dtype=x.dtype, device=x.device)
         out = self._buffer[:wanted].view(len(rows), *x.shape[1:])
         return torch.index_select(x, 0, rows, out=out)
-
-    def _labels(self, y: Tensor, rows: Tensor) -> Tensor:
-        """Labels [C, N, ...] at rows [C, N]."""
-        flat = rows.flatten()
-        if _consecutive(flat):
-            return y[int(flat[0]) : int(flat[-1]) + 1].view(*rows.shape, *y.shape[1:])
-        return y[rows]
 
     def _shared_losses(self, job: TrainJob, data: Split, client_ids: Tensor) -> tuple[Tensor | None, Tensor]:
         """Losses [M, n] of all samples of the block, client after client in the order of the data; where each starts.
@@ -239,17 +232,17 @@ class VectorizedTrainer:
         Samples come last in memory: what follows works on long rows instead of groups of M numbers.
         """
         positions = data.positions(client_ids)
-        order = positions.unique()  # consecutive clients are consecutive rows: views instead of copies
+        order = positions.unique()  # neighbours among the clients are neighbours in memory: a view, not a copy
         sizes = data.sizes[order]
         begins = sizes.cumsum(0) - sizes
         starts = begins[torch.searchsorted(order, positions)]
-        rows = _ranges(data.offsets[order], sizes).to(data.x.device)
+        rows, total = _rows(data.offsets[order], sizes, data.x.device), int(sizes.sum())
         parts = []
-        for lo in range(0, max(len(rows), 1), self.rows_per_pass):
-            some = rows[lo : lo + self.rows_per_pass]
+        for lo in range(0, max(total, 1), self.rows_per_pass):
+            some = _part(rows, lo, min(lo + self.rows_per_pass, total))
             try:
                 x = self._gather(data.x, some)
-                index, mask = torch.arange(len(some), device=x.device), torch.ones(len(some), device=x.device)
+                index, mask = torch.arange(len(x), device=x.device), torch.ones(len(x), device=x.device)
                 losses = job.algorithm.shared_losses(job.ctx, job.shared, Batch(x, data.y[some], index, mask))
             except Exception as error:
                 raise _blame(job, "losses", error) from error
@@ -288,10 +281,13 @@ class VectorizedTrainer:
     def _predict_chunk(self, job: PredictJob, chosen: Tensor, begin: int, end: int) -> Served:
         data = job.data
         positions = data.positions(job.client_ids[chosen])
-        left = data.sizes[positions] - begin
-        rows = (_ragged(data.offsets[positions] + begin, left.clamp(max=end - begin))).to(data.x.device)
-        shape = rows.shape
-        x, y = self._gather(data.x, rows.flatten()), self._labels(data.y, rows)
+        left, shape = data.sizes[positions] - begin, (len(positions), end - begin)
+        starts, sizes = data.offsets[positions] + begin, left.clamp(max=end - begin)
+        if int(sizes.min()) == end - begin:  # nothing is padded
+            rows = _rows(starts, sizes, data.x.device)
+        else:
+            rows = _ragged(starts, sizes).flatten().to(data.x.device)
+        x, y = self._gather(data.x, rows), data.y[rows].view(*shape, *data.y.shape[1:])
         outputs = job.algorithm.shared_outputs(job.ctx, job.shared, x)
         outputs = tree.map_leaves(lambda leaf: leaf.view(*shape, *leaf.shape[1:]), outputs)
 
@@ -366,14 +362,17 @@ def _blame(job: TrainJob, stage: str, error: Exception) -> ClientError:
     return ClientError(int(client_ids[0]), stage, job.ctx.round_idx, reason)
 
 
-def _consecutive(rows: Tensor) -> bool:
-    return bool(len(rows)) and int(rows[-1] - rows[0]) == len(rows) - 1 and bool((rows.diff() == 1).all())
-
-
-def _ranges(starts: Tensor, sizes: Tensor) -> Tensor:
-    """Ranges start, …, start + size - 1 one after another."""
+def _rows(starts: Tensor, sizes: Tensor, device: torch.device) -> Tensor | slice:
+    """Ranges start, …, start + size - 1 one after another; a slice where each begins at the end of the one before."""
+    if len(starts) and bool((starts[1:] == (starts + sizes)[:-1]).all()):
+        return slice(int(starts[0]), int(starts[-1] + sizes[-1]))
     before = sizes.cumsum(0) - sizes
-    return torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes)
+    return (torch.arange(int(sizes.sum())) + (starts - before).repeat_interleave(sizes)).to(device)
+
+
+def _part(rows: Tensor | slice, lo: int, hi: int) -> Tensor | slice:
+    """Those from place lo to place hi - 1."""
+    return slice(rows.start + lo, rows.start + hi) if isinstance(rows, slice) else rows[lo:hi]
 
 
 def _ragged(starts: Tensor, sizes: Tensor) -> Tensor:
