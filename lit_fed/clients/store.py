@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from lit_fed.clients.store_files import ClientFiles, choose_leaves, folder_beside
 from lit_fed.clients.store_index import INDEX_KEY
 from lit_fed.core import tree
+from lit_fed.core.addresses import from_boundary
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
 from lit_fed.wrappers.around import buffer_names
@@ -136,8 +137,8 @@ class ClientStore(nn.Module):
 
     # ------------------------------------------------------------------ one round
     def gather(self, client_ids: Tensor) -> Tree:
-        """States [C, ...] of some clients: staged in this round if they are, else committed."""
-        rows = [getattr(self, name).index_select(0, client_ids) for name in self._names]
+        """States [C, ...] of some clients, to be read: staged in this round if they are, else committed."""
+        rows = [_read_rows(getattr(self, name), client_ids) for name in self._names]
         for staged_ids, staged in self._staged:
             position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
             found = [(row, position[one]) for row, one in enumerate(client_ids.tolist()) if one in position]
@@ -342,6 +343,14 @@ def _names(template: Tree) -> list[str]:
     """Names of the buffers for the leaves of a client's state, in their order."""
     paths = (path.removeprefix("state/").split("/") for path, _ in tree.items(template))
     return buffer_names("/".join(BUFFER_NAMES.get(part, part) for part in parts) for parts in paths)
+
+
+def _read_rows(table: Tensor, client_ids: Tensor) -> Tensor:
+    """Rows [C, ...] of a table [T, ...]; on a CPU that of a single client is not copied, which large models notice."""
+    if len(client_ids) == 1 and table.device.type == "cpu":
+        only = int(client_ids[0])
+        return from_boundary(table[only : only + 1])
+    return table.index_select(0, client_ids)
 
 
 def _write(table: Tensor, client_ids: Tensor, rows: Tensor) -> None:

@@ -15,6 +15,17 @@ def test_states_are_stacked_and_gathered():
     assert second.tolist() == [3, 1]
 
 
+def test_the_state_of_a_single_client_is_not_copied_unless_it_begins_where_its_own_memory_would_not():
+    kept = ClientStore(lambda client: {"state": torch.full((16,), float(client))}, 3)
+    alone = kept.gather(torch.tensor([2]))["state"]
+    assert alone.tolist() == [[2.0] * 16]
+    assert alone.data_ptr() == kept.table["state"][2].data_ptr()
+    narrow = ClientStore(lambda client: {"state": torch.full((3,), float(client))}, 3)
+    alone = narrow.gather(torch.tensor([2]))["state"]
+    assert alone.tolist() == [[2.0] * 3]
+    assert alone.data_ptr() % 64 == 0
+
+
 def test_staged_states_are_seen_by_gather_but_not_by_the_table_until_commit():
     kept = store()
     new = {"state": (torch.tensor([[9.0, 9.0], [8.0, 8.0]]), torch.tensor([9, 8]))}
