@@ -25,7 +25,7 @@ __all__ = ["SMALL_CLIENT_ROWS"]
 
 NETWORKS = {"FedEMCNN": FedEMCNN, "LeNet5": LeNet5}
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
-TURNS = 2
+TURNS = 3
 
 
 def small_clients() -> dict[str, float]:
