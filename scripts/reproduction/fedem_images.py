@@ -49,6 +49,11 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
 }  # fmt: skip
 """Rates that short runs compared, by setting and method."""
 
+ADAPTIVE: dict[str, dict[str, tuple[float, ...]]] = {
+    "images_lenet5": {"fedavg": (0.001, 0.003), "fedem": (0.001, 0.003)},
+}
+"""Rates of Adam that short runs compared, in the place of SGD with momentum."""
+
 METHODS = {name: tuple(rates) for name, rates in RATES.items()}
 watched = ("--trainer.callbacks+=reproduction.mixture_curve.MixtureCurve",)
 training = ("--trainer.callbacks+=TrainingSplitEvaluation",)
@@ -123,11 +128,14 @@ def tuning(scale: Scale) -> dict[str, Setting]:
     found = {}
     for setting in (CIFAR10, LENET5):
         methods = []
-        for name, rates in GRIDS[setting.name].items():
+        for name, optimizer, rate in _grid(setting.name):
             often = () if name == "fedavg" else (*RARELY, *SHORT, "--trainer.check_val_every_n_epoch", "15")
-            for rate in rates:
-                one = at(name, rate)
-                methods.append(one._replace(name=f"{name}_{rate:g}", arguments=((often or SHORT) + one.arguments)))
+            one, chosen = at(name, rate), () if optimizer == "sgd" else solver(optimizer=optimizer)
+            methods.append(
+                one._replace(
+                    name=_short_name(name, optimizer, rate), arguments=(*(often or SHORT), *one.arguments, *chosen)
+                )
+            )
         smoke = smoke_of(setting.name) if scale == "smoke" else ()
         if smoke:  # what stands in for the data comes last
             methods = [one._replace(arguments=(*one.arguments, *brief)) for one in methods]
@@ -136,6 +144,16 @@ def tuning(scale: Scale) -> dict[str, Setting]:
             name=f"{setting.name}_tuning", methods=tuple(methods), arguments=arguments
         )
     return found
+
+
+def _grid(place: str) -> list[tuple[str, str, float]]:
+    """Method, optimizer and rate of each short run."""
+    grids = (("sgd", GRIDS), ("adam", ADAPTIVE))
+    return [(name, by, rate) for by, grid in grids for name, rates in grid.get(place, {}).items() for rate in rates]
+
+
+def _short_name(name: str, optimizer: str, rate: float) -> str:
+    return f"{name}_{rate:g}" if optimizer == "sgd" else f"{name}_{optimizer}_{rate:g}"
 
 
 def validated(record: Record) -> float:
@@ -242,18 +260,17 @@ def _mixture(settings: dict[str, Setting], kept: Kept, seeds: Sequence[int]) -> 
 
 
 def _rates(settings: dict[str, Setting], kept: Kept) -> list[str]:
-    rows = []
+    reached: dict[tuple[str, str, str], list[str]] = {}
     for place, setting in settings.items():
-        for name, rates in GRIDS[place].items():
-            reached = []
-            for rate in rates:
-                (run,) = setting.runs([1], [f"{name}_{rate:g}"])
-                record, ended = kept.find(run), kept.diverged(run)
-                if record is not None:
-                    reached.append(f"{rate:g}: {100 * validated(record):.1f}")
-                elif ended is not None:
-                    reached.append(f"{rate:g}: diverged in round {ended}")
-            rows.append([setting.label, LABELS[name], ", ".join(reached) or "not run"])
+        for name, optimizer, rate in _grid(place):
+            (run,) = setting.runs([1], [_short_name(name, optimizer, rate)])
+            record, ended = kept.find(run), kept.diverged(run)
+            said = reached.setdefault((setting.label, LABELS[name], optimizer), [])
+            if record is not None:
+                said.append(f"{rate:g}: {100 * validated(record):.1f}")
+            elif ended is not None:
+                said.append(f"{rate:g}: diverged in round {ended}")
+    rows = [[*row, ", ".join(said) or "not run"] for row, said in reached.items()]
     text = (
         "CIFAR-10, 30 rounds, a fifth of each client's samples for validation: accuracy in percent on these. FedAvg+ "
         "is trained with FedAvg's rate, and the rate here is that of its fine-tuning. With FedEM's CNN a rate of 0.1 "
@@ -264,7 +281,7 @@ def _rates(settings: dict[str, Setting], kept: Kept) -> list[str]:
         "round leaves little room. The rounds of divergence named in these sentences are those of the runs' messages, "
         "which are not kept."
     )
-    return [*wrap(text), "", *grid(["network", "algorithm", "rate: accuracy"], rows)]
+    return [*wrap(text), "", *grid(["data", "algorithm", "optimizer", "rate: accuracy"], rows)]
 
 
 def images_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
