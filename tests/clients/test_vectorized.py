@@ -18,11 +18,13 @@ from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients.base import client_scores
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, Split
 from lit_fed.models import MLP, LeafCNN, Linear
+from lit_fed.serving import predict_job
 
 ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(), FedEM(num_components=2, shuffle_per_component=True), Local()]
 RAGGED = [300, 1, 17, 2, 128, 4, 5, 33]
@@ -250,3 +252,23 @@ def test_results_outlive_the_next_chunk():
     served = federation.predict_job()
     at_once = [tree.map_leaves(torch.clone, part) for part in federation.trainer.predict(served)]
     assert distance(at_once, list(federation.trainer.predict(served))) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "client_ids"),
+    [
+        ([4, 4, 4], [0, 1, 2]),  # one stretch of memory
+        ([4, 9, 4, 4], [0, 2, 3]),  # of one size, with another's samples in between
+        ([4, 4, 4], [2, 0]),
+        ([7, 3, 5], [0, 1, 2]),
+        ([6], [0]),
+    ],
+)
+@pytest.mark.parametrize("rows_per_pass", [2, 6, 32768])
+def test_samples_are_served_wherever_they_lie(sizes, client_ids, rows_per_pass):
+    federation = Federation(FedEM(), make_clients(sizes), trainer=VectorizedTrainer(rows_per_pass=rows_per_pass))
+    ids = torch.tensor(client_ids)
+    job = predict_job(federation, ids, federation.train, federation.store.gather(ids)["state"])
+    expected = client_scores(SequentialTrainer(), job)
+    torch.testing.assert_close(client_scores(federation.trainer, job), expected, rtol=0, atol=1e-12)
+    assert expected[:, 0].tolist() == [sizes[one] for one in client_ids]
