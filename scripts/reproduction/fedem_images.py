@@ -36,7 +36,7 @@ RATES = {
         "local": 0.03, "fedavg": 0.03, "fedavg_plus": 0.01, "fedprox": 0.03, "clustered_fl": 0.03, "prox_avg": 0.03,
         "pfedme": 0.06, "fedem": 0.03,
     },
-    "images_lenet5_faster": {"fedavg": 0.1, "fedavg_plus": 0.01, "fedem": 0.1},
+    "images_lenet5_faster": {"fedavg": 0.1, "fedavg_plus": 0.01, "fedem": 0.1, "fedem_clipped": 0.1},
     "images_writers": {"local": 0.1, "fedavg": 0.1, "fedavg_plus": 0.01, "fedem": 0.1},
 }  # fmt: skip
 """The learning rate of each setting and method; of FedAvg+ that of its fine-tuning."""
@@ -66,6 +66,7 @@ def at(name: str, rate: float, components: int = 3, common: float = 0.03) -> Met
         "fedavg": (algorithm("FedAvg"), {}),
         "fedavg_plus": (algorithm("FedAvgPlus", fine_tune_lr=rate), {"lr": common}),
         "fedem": (algorithm("FedEM", num_components=components), {}),
+        "fedem_clipped": (algorithm("FedEM", num_components=components), {"clip_norm": 1.0}),
         "clustered_fl": (clustered, {}),
         "prox_avg": (algorithm("ProxAvg", prox_weight=1.0), plain),
         "fedprox": (algorithm("FedProx", prox_weight=0.1), {}),
@@ -114,7 +115,7 @@ def image_settings(scale: Scale) -> dict[str, Setting]:
         rates, methods = RATES[setting.name], []
         for name in METHODS[setting.name]:
             one = at(name, rates[name], common=rates["fedavg"])
-            if name == "fedem":
+            if name.startswith("fedem"):
                 one = one._replace(arguments=(*one.arguments, *watched), measures=("mixture_curve",))
             methods.append(one)
         often = RARELY if setting in (CIFAR10, LENET5, FASTER) else ()
@@ -205,8 +206,9 @@ def _with_unseen(settings: Sequence[Setting], column: str, kept: Kept, seeds: Se
     for setting, name in ((one, name) for one in settings for name in METHODS[one.name]):
         runs = setting.runs(seeds, [name])
         records, ended = kept.all(runs), [at for at in map(kept.diverged, runs) if at is not None]
-        theirs = published["pfedme" if name == "prox_avg" else name]  # the paper's pFedMe, as its code has it
-        beside = f"{theirs.mean} / {theirs.other}" + (f"; {unseen[name][0]}" if name in unseen else "")
+        as_theirs = {"prox_avg": "pfedme", "fedem_clipped": "fedem"}.get(name, name)  # their code's pFedMe is prox_avg
+        theirs = published[as_theirs]
+        beside = f"{theirs.mean} / {theirs.other}" + (f"; {unseen[as_theirs][0]}" if as_theirs in unseen else "")
         beside = "–" if name == "pfedme" else beside
         ours = [cell(records, keys, len(seeds)) for keys in (SEEN, ["test/unseen/accuracy"], ["train/seen/accuracy"])]
         if ended:

@@ -21,6 +21,7 @@ LABELS = {
     "mocha": "MOCHA",
     "fedem": "FedEM",
     "fedem_steps": "FedEM, 20 E-steps",
+    "fedem_clipped": "FedEM, gradients clipped at norm 1",
     "dfedem": "D-FedEM",
     "oracle": "Oracle",
     "fedfomo": "FedFOMO",
