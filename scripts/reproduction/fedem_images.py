@@ -246,7 +246,7 @@ def _writers(setting: Setting, kept: Kept, seeds: Sequence[int]) -> list[str]:
 def _mixture(settings: dict[str, Setting], kept: Kept, seeds: Sequence[int]) -> list[str]:
     rows = []
     for setting in settings.values():
-        for record in kept.all(setting.runs(seeds, ["fedem"]))[:1]:
+        for record in kept.all(setting.runs(seeds, ["fedem", "fedem_clipped"]))[:1]:
             measured = record["mixture_curve"]
             for row in (one for one in measured if one["round"] in (20, 40, 60, 100, 200)):
                 alone = ", ".join(f"{100 * value:.1f}" for value in row["components"])
