@@ -52,6 +52,7 @@ def situations(scale: Scale) -> list[tuple[str, str, str, str, Setting, tuple[in
         ("which labels, in three groups: CIFAR-10, LeNet5", "80", "480", "200, all", images["images_lenet5"], (1,)),
         ("how they write: Shakespeare's roles", "20", "thousands", "30, all", tables["shakespeare_roles"], three),
         ("which labels, in three groups: MNIST", "100", "56", "200, all", images["images_mnist"], (1,)),
+        ("how they write: MNIST's writers", "669", "67", "200, all", images["images_writers"], (1,)),
         ("how they write: MNIST's writers", "669", "67", "40, 100 of 669", tables["mnist_by_writer"], three),
         ("which labels, one by one: CIFAR-10", "16", "600", "40, all", tables["cifar10_dirichlet"], three),
         ("which labels, one by one: CIFAR-100", "16", "600", "40, all", tables["cifar100_pachinko"], (1,)),
@@ -112,8 +113,8 @@ def when_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     text = (
         "Test accuracy of clients of the training in percent, ± standard deviation where there are several seeds, and "
         "by how much FedEM with three components is above FedAvg. The first, third and sixth rows are FedEM's CNN on "
-        "a GPU with one seed (the first with rate 0.1 for FedEM, 0.03 for the others), the fourth is LeNet5 on a CPU, "
-        "one seed too; the settings of the others are those of [Table 2](fedem-table2.md). Learning rates: "
+        "a GPU with one seed (the first with rate 0.1 for FedEM, 0.03 for the others), the fourth and the seventh are "
+        "LeNet5 on a CPU, one seed too; the settings of the others are those of [Table 2](fedem-table2.md). Learning rates: "
         "[Real images](fedem-images.md) and Table 2's page."
     )
     advice = [line for part in ADVICE for line in wrap(part, bullet=True)]
@@ -121,7 +122,7 @@ def when_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         *advice, "", "## What it rests on", "", *wrap(text), "",
         *grid([*head, *(LABELS[name] for name in COMPARED), "FedEM − FedAvg"], rows), "",
         *wrap(
-            "Nine situations are no law: heterogeneity, number of samples and rounds change together from row to row. "
+            "Ten situations are no law: heterogeneity, number of samples and rounds change together from row to row. "
             "The last two rows, where FedEM is above FedAvg and Local above both, have few rounds and few clients: no "
             "common model had time."
         ),
