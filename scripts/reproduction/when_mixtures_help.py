@@ -114,8 +114,8 @@ def when_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "Test accuracy of clients of the training in percent, ± standard deviation where there are several seeds, and "
         "by how much FedEM with three components is above FedAvg. The first, third and sixth rows are FedEM's CNN on "
         "a GPU with one seed (the first with rate 0.1 for FedEM, 0.03 for the others), the fourth and the seventh are "
-        "LeNet5 on a CPU, one seed too; the settings of the others are those of [Table 2](fedem-table2.md). Learning rates: "
-        "[Real images](fedem-images.md) and Table 2's page."
+        "LeNet5 on a CPU, one seed too; the settings of the others are those of [Table 2](fedem-table2.md). Learning "
+        "rates: [Real images](fedem-images.md) and Table 2's page."
     )
     advice = [line for part in ADVICE for line in wrap(part, bullet=True)]
     return [
