@@ -192,7 +192,8 @@ def _cifar(settings: dict[str, Setting], kept: Kept, seeds: Sequence[int]) -> li
     )
     small = (
         "The same with LeNet5, a network of 62,000 parameters, which a CPU trains in an hour; made on one core in "
-        "float32. Its rates are those of FedEM's CNN, not tuned for it."
+        "float32. The first rows have the rates of FedEM's CNN. The last ones have the rate that short runs prefer for "
+        "LeNet5, see below: with it FedEM learns faster, and diverges unless gradients are clipped."
     )
     wide = _with_unseen([settings["images_cifar10"]], "cifar10", kept, seeds)
     narrow = _with_unseen([settings[one.name] for one in (LENET5, FASTER)], "cifar10", kept, seeds)
@@ -280,8 +281,9 @@ def _rates(settings: dict[str, Setting], kept: Kept) -> list[str]:
         "early; in 200 rounds it diverged with it in round 24, and so it has 0.03 above. FedAvg+ with 0.03 diverged in "
         "round 78, where FedAvg, whose training is the same, did not: perhaps because sums on a GPU are not the same "
         "twice, which was not tested. prox_avg with 0.1 diverged in round 44. Momentum that is kept from round to "
-        "round leaves little room. The rounds of divergence named in these sentences are those of the runs' messages, "
-        "which are not kept."
+        "round leaves little room. With LeNet5 FedEM is 1 point ahead of FedAvg after 30 rounds with a rate of 0.03, 8 "
+        "with 0.1, 8 with Adam; over 200 rounds the higher rate gains nothing. The rounds of divergence named in these "
+        "sentences are those of the runs' messages, which are not kept."
     )
     return [*wrap(text), "", *grid(["data", "algorithm", "optimizer", "rate: accuracy"], rows)]
 

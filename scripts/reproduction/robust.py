@@ -305,9 +305,10 @@ def mixed_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) ->
 MNIST_REDUCED = (
     "One seed instead of three, but where the seeds are given: CClip under flipped signs without momentum got two more "
     "because the first was 4.6 points above the authors' three, which are at 75; the median got none. "
-    "At momentum 0.9 bf16-mixed, which moved no accuracy of the first 20 "
-    "rounds by more than a tenth of a point, in the place of float32, but for the mean and for RFA under flipped signs "
-    "and labels; without momentum float32. RFA that starts "
+    "bf16-mixed, which moved no accuracy of the first 20 rounds by more than a tenth of a point at momentum 0.9, in "
+    "the place of float32. These ran in float32: at momentum 0.9 the mean (not under ALIE) and RFA under flipped signs "
+    "and labels, without momentum the median and CClip (not under ALIE). ALIE leaves the mean where the authors' "
+    "attackers are, who subtract from gradients, the opposite of changes: z is negative here. RFA that starts "
     "from the mean, in runs that are not kept, came to the same under flipped signs and labels. Attackers hold a "
     "twenty-fifth of the digits each instead of a twentieth beside the honest clients' own, so a piece of an honest "
     "client is a twenty-fifth too. Attackers who mimic copy a client that holds sevens alone, as the authors' do with "

@@ -75,7 +75,9 @@ ADVICE = (
     "Components part for good within some dozens of rounds, each client ends with one of them, and what this one "
     "learnt from is a part of a pool that was small already; the worst clients lose most.",
     "**Clients differ in style alone**, as writers do: FedAvg+ with a small rate. There is one task, and a mixture "
-    "divides it.",
+    "divides it: after 40 rounds with 100 of 669 writers in each FedEM is 7 points behind FedAvg. With all of them in "
+    "each of 200 rounds it catches up, 97.1 against 97.4, but as a single model at three times the cost: a client's "
+    "largest weight is then 0.99 on average.",
     "**Few clients, few labels each, many samples, few rounds**: Local. Knowing which labels there are is worth more "
     "than what the others know.",
     "**How many components**: as many as there are rules, or a few more. One too few costs 6 to 15 points where each "
@@ -92,8 +94,10 @@ ADVICE = (
     "measurement.",
     "**Learning rate**: begin with FedAvg's. The gradient of a component carries its clients' q, and a third of a "
     "gradient seems to ask for three times the rate. It does so for the first rounds only: once q is near 0 or 1, "
-    "whoever holds a component gives it whole gradients. On CIFAR-10 0.1 was five points ahead of 0.03 after 30 "
-    "rounds and diverged later; take it with a schedule that falls early, or with `--model.solver.clip_norm`.",
+    "whoever holds a component gives it whole gradients. On CIFAR-10 0.1 was ahead of 0.03 after 30 rounds, by five "
+    "points with a wide network and by eight with LeNet5, where Adam did as well, and diverged later with both. With "
+    "`--model.solver.clip_norm 1` LeNet5 did not diverge, and ended level with 0.03: 61.8 against 62.7 on average, "
+    "51.9 against 48.8 in the worst decile. A higher rate saves rounds, and brings no accuracy.",
     "**How to see it in a run of your own**: `clients.csv` holds the mixtures. Where nearly all have one weight above "
     "0.95, you run clusters that never talk; where all stay near 1/M, one model would do.",
 )
