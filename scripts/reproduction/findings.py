@@ -98,9 +98,9 @@ FINDINGS = {
     "robust-mnist": (
         "The published table comes out where a rule holds and where it breaks down. Centred clipping is within half a "
         "point under all five attacks at momentum 0.9, and within 1.7 without momentum. RFA is within 2.8 under "
-        "flipped signs, flipped labels and mimic at both momenta. The median and RFA under ALIE are at chance at momentum 0.9, "
-        "and without it, where single evaluations swing, at 80.6 and 73.6 (published 78.9 and 79.7); Krum is at chance "
-        "at momentum 0.9, and diverges under flipped signs. In between, where a run swings by tens of points from one "
+        "flipped signs, flipped labels and mimic at both momenta. The median and RFA under ALIE are at chance at "
+        "momentum 0.9, and without it, where single evaluations swing, at 80.6 and 73.6 (published 78.9 and 79.7); "
+        "Krum is at chance at momentum 0.9, and diverges under flipped signs. In between, where a run swings by tens of points from one "
         "evaluation to the next, figures differ: at momentum 0.9 the median is 3 points below under flipped signs and "
         "IPM, and 9 and 19 below under mimic and labels, for which the authors' own three seeds lie up to 25 points "
         "apart, RFA 11 above under IPM, and Krum 18 below under mimic. Without momentum the median is within 1.9 under "
