@@ -96,8 +96,8 @@ ADVICE = (
     "gradient seems to ask for three times the rate. It does so for the first rounds only: once q is near 0 or 1, "
     "whoever holds a component gives it whole gradients. On CIFAR-10 0.1 was ahead of 0.03 after 30 rounds, by five "
     "points with a wide network and by eight with LeNet5, where Adam did as well, and diverged later with both. With "
-    "`--model.solver.clip_norm 1`, the one bound tried, LeNet5 did not diverge, and ended below 0.03: 61.8 against 62.7 "
-    "on average and 62.9 against 65.4 on unseen clients, though 51.9 against 48.8 in the worst decile; one seed.",
+    "`--model.solver.clip_norm 1`, the one bound tried, LeNet5 did not diverge, and ended below 0.03: 61.8 against "
+    "62.7 on average and 62.9 against 65.4 on unseen clients, though 51.9 against 48.8 in the worst decile; one seed.",
     "**How to see it in a run of your own**: `clients.csv` holds the mixtures. Where nearly all have one weight above "
     "0.95, you run clusters that never talk; where all stay near 1/M, one model would do.",
 )
