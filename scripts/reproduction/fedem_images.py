@@ -36,7 +36,11 @@ RATES = {
         "local": 0.03, "fedavg": 0.03, "fedavg_plus": 0.01, "fedprox": 0.03, "clustered_fl": 0.03, "prox_avg": 0.03,
         "pfedme": 0.06, "fedem": 0.03,
     },
-    "images_lenet5_faster": {"fedavg": 0.1, "fedavg_plus": 0.01, "fedem": 0.1, "fedem_clipped": 0.1},
+    "images_lenet5_faster": {
+        "fedavg": 0.1, "fedavg_plus": 0.01, "fedem": 0.1,
+        "fedavg_clipped": 0.1, "fedavg_plus_clipped": 0.01, "fedem_clipped": 0.1,
+        "fedavg_adam": 0.003, "fedavg_plus_adam": 0.001, "fedem_adam": 0.003,
+    },
     "images_writers": {"local": 0.1, "fedavg": 0.1, "fedavg_plus": 0.01, "fedem": 0.1},
 }  # fmt: skip
 """The learning rate of each setting and method; of FedAvg+ that of its fine-tuning."""
@@ -45,14 +49,14 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
     "images_cifar10": {
         "local": (0.01, 0.03), "fedavg": (0.01, 0.03), "fedavg_plus": (0.003, 0.01, 0.03), "fedem": (0.03, 0.1),
     },
-    "images_lenet5": {"fedavg": (0.03, 0.1), "fedem": (0.03, 0.1)},
+    "images_lenet5": {
+        "fedavg": (0.03, 0.1), "fedem": (0.03, 0.1), "fedavg_adam": (0.001, 0.003), "fedem_adam": (0.001, 0.003),
+    },
 }  # fmt: skip
 """Rates that short runs compared, by setting and method."""
 
-ADAPTIVE: dict[str, dict[str, tuple[float, ...]]] = {
-    "images_lenet5": {"fedavg": (0.001, 0.003), "fedem": (0.001, 0.003)},
-}
-"""Rates of Adam that short runs compared, in the place of SGD with momentum."""
+WAYS: dict[str, dict[str, Any]] = {"clipped": {"clip_norm": 1.0}, "adam": {"optimizer": "adam"}}
+"""How a method is trained whose name ends so; the others by SGD with momentum."""
 
 METHODS = {name: tuple(rates) for name, rates in RATES.items()}
 watched = ("--trainer.callbacks+=reproduction.mixture_curve.MixtureCurve",)
@@ -66,14 +70,20 @@ def at(name: str, rate: float, components: int = 3, common: float = 0.03) -> Met
         "fedavg": (algorithm("FedAvg"), {}),
         "fedavg_plus": (algorithm("FedAvgPlus", fine_tune_lr=rate), {"lr": common}),
         "fedem": (algorithm("FedEM", num_components=components), {}),
-        "fedem_clipped": (algorithm("FedEM", num_components=components), {"clip_norm": 1.0}),
         "clustered_fl": (clustered, {}),
         "prox_avg": (algorithm("ProxAvg", prox_weight=1.0), plain),
         "fedprox": (algorithm("FedProx", prox_weight=0.1), {}),
         "pfedme": (pfedme, steady),
     }
-    what, options = chosen[name]
-    return method(name, what, solver(**({"lr": rate} | options)))
+    plainly, way = ways_of(name)
+    what, options = chosen[plainly]
+    return method(name, what, solver(**({"lr": rate} | options | WAYS.get(way, {}))))
+
+
+def ways_of(name: str) -> tuple[str, str]:
+    """A method, and the way it is trained: of "fedem_adam" FedEM and "adam", of "fedem" FedEM and ""."""
+    plainly, _, way = name.rpartition("_")
+    return (plainly, way) if way in WAYS else (name, "")
 
 
 # ---------------------------------------------------------------------- settings
@@ -86,7 +96,7 @@ LENET5 = CIFAR10._replace(
     name="images_lenet5", label="CIFAR-10, LeNet5",
     arguments=("--model.network", "LeNet5", *CIFAR10.arguments[2:]),
 )  # fmt: skip
-FASTER = LENET5._replace(name="images_lenet5_faster", label="CIFAR-10, LeNet5, rate 0.1")
+FASTER = LENET5._replace(name="images_lenet5_faster", label="CIFAR-10, LeNet5, other steps")
 MNIST = Setting(
     "images_mnist", "MNIST", "fedem_emnist", (),
     ("--data.dataset", "MNIST", "--data.dataset.fraction", "0.1", "--data.partition.label_groups", "3",
@@ -114,7 +124,8 @@ def image_settings(scale: Scale) -> dict[str, Setting]:
     for setting in (CIFAR10, LENET5, FASTER, MNIST, WRITERS):
         rates, methods = RATES[setting.name], []
         for name in METHODS[setting.name]:
-            one = at(name, rates[name], common=rates["fedavg"])
+            way = ways_of(name)[1]
+            one = at(name, rates[name], common=rates[f"fedavg_{way}" if way else "fedavg"])
             if name.startswith("fedem"):
                 one = one._replace(arguments=(*one.arguments, *watched), measures=("mixture_curve",))
             methods.append(one)
@@ -129,14 +140,11 @@ def tuning(scale: Scale) -> dict[str, Setting]:
     found = {}
     for setting in (CIFAR10, LENET5):
         methods = []
-        for name, optimizer, rate in _grid(setting.name):
-            often = () if name == "fedavg" else (*RARELY, *SHORT, "--trainer.check_val_every_n_epoch", "15")
-            one, chosen = at(name, rate), () if optimizer == "sgd" else solver(optimizer=optimizer)
-            methods.append(
-                one._replace(
-                    name=_short_name(name, optimizer, rate), arguments=(*(often or SHORT), *one.arguments, *chosen)
-                )
-            )
+        for name, rate in _grid(setting.name):
+            seldom = ways_of(name)[0] != "fedavg"
+            often = (*RARELY, *SHORT, "--trainer.check_val_every_n_epoch", "15") if seldom else SHORT
+            one = at(name, rate)
+            methods.append(one._replace(name=f"{name}_{rate:g}", arguments=(*often, *one.arguments)))
         smoke = smoke_of(setting.name) if scale == "smoke" else ()
         if smoke:  # what stands in for the data comes last
             methods = [one._replace(arguments=(*one.arguments, *brief)) for one in methods]
@@ -147,14 +155,9 @@ def tuning(scale: Scale) -> dict[str, Setting]:
     return found
 
 
-def _grid(place: str) -> list[tuple[str, str, float]]:
-    """Method, optimizer and rate of each short run."""
-    grids = (("sgd", GRIDS), ("adam", ADAPTIVE))
-    return [(name, by, rate) for by, grid in grids for name, rates in grid.get(place, {}).items() for rate in rates]
-
-
-def _short_name(name: str, optimizer: str, rate: float) -> str:
-    return f"{name}_{rate:g}" if optimizer == "sgd" else f"{name}_{optimizer}_{rate:g}"
+def _grid(place: str) -> list[tuple[str, float]]:
+    """Method and rate of each short run."""
+    return [(name, rate) for name, rates in GRIDS[place].items() for rate in rates]
 
 
 def validated(record: Record) -> float:
@@ -208,7 +211,8 @@ def _with_unseen(settings: Sequence[Setting], column: str, kept: Kept, seeds: Se
     for setting, name in ((one, name) for one in settings for name in METHODS[one.name]):
         runs = setting.runs(seeds, [name])
         records, ended = kept.all(runs), [at for at in map(kept.diverged, runs) if at is not None]
-        as_theirs = {"prox_avg": "pfedme", "fedem_clipped": "fedem"}.get(name, name)  # their code's pFedMe is prox_avg
+        plainly = ways_of(name)[0]
+        as_theirs = "pfedme" if plainly == "prox_avg" else plainly  # their code's pFedMe is prox_avg
         theirs = published[as_theirs]
         beside = f"{theirs.mean} / {theirs.other}" + (f"; {unseen[as_theirs][0]}" if as_theirs in unseen else "")
         beside = "–" if name == "pfedme" else beside
@@ -248,13 +252,15 @@ def _writers(setting: Setting, kept: Kept, seeds: Sequence[int]) -> list[str]:
 def _mixture(settings: dict[str, Setting], kept: Kept, seeds: Sequence[int]) -> list[str]:
     rows = []
     for setting in settings.values():
-        for record in kept.all(setting.runs(seeds, ["fedem", "fedem_clipped"]))[:1]:
-            measured = record["mixture_curve"]
-            for row in (one for one in measured if one["round"] in (20, 40, 60, 100, 200)):
-                alone = ", ".join(f"{100 * value:.1f}" for value in row["components"])
-                entropies = (row["entropy_of_clients"], row["entropy_of_samples"], row["largest_weight"])
-                rows.append([setting.label, str(row["round"]), *(f"{value:.2f}" for value in entropies), alone])
-    head = ["data", "round", "entropy of π", "entropy of q", "largest weight", "each component alone, in percent"]
+        for name in (one for one in METHODS[setting.name] if ways_of(one)[0] == "fedem"):
+            for record in kept.all(setting.runs(seeds, [name]))[:1]:
+                measured = record["mixture_curve"]
+                for row in (one for one in measured if one["round"] in (20, 40, 60, 100, 200)):
+                    alone = ", ".join(f"{100 * value:.1f}" for value in row["components"])
+                    entropies = (row["entropy_of_clients"], row["entropy_of_samples"], row["largest_weight"])
+                    numbers = [f"{value:.2f}" for value in entropies]
+                    rows.append([setting.label, LABELS[name], str(row["round"]), *numbers, alone])
+    head = ["data", "algorithm", "round", "entropy of π", "entropy of q", "largest weight", "each alone, in percent"]
     text = (
         "Means over the clients of the training, entropies in nats (three equal weights have 1.10): π is a client's "
         "mixture, q the posterior of one of its training samples. The last column serves every client by one component "
@@ -264,12 +270,12 @@ def _mixture(settings: dict[str, Setting], kept: Kept, seeds: Sequence[int]) -> 
 
 
 def _rates(settings: dict[str, Setting], kept: Kept) -> list[str]:
-    reached: dict[tuple[str, str, str], list[str]] = {}
+    reached: dict[tuple[str, str], list[str]] = {}
     for place, setting in settings.items():
-        for name, optimizer, rate in _grid(place):
-            (run,) = setting.runs([1], [_short_name(name, optimizer, rate)])
+        for name, rate in _grid(place):
+            (run,) = setting.runs([1], [f"{name}_{rate:g}"])
             record, ended = kept.find(run), kept.diverged(run)
-            said = reached.setdefault((setting.label, LABELS[name], optimizer), [])
+            said = reached.setdefault((setting.label, LABELS[name]), [])
             if record is not None:
                 said.append(f"{rate:g}: {100 * validated(record):.1f}")
             elif ended is not None:
@@ -286,7 +292,7 @@ def _rates(settings: dict[str, Setting], kept: Kept) -> list[str]:
         "with 0.1, 8 with Adam, which was not run for 200 rounds. The rounds of divergence named in these "
         "sentences are those of the runs' messages, which are not kept."
     )
-    return [*wrap(text), "", *grid(["data", "algorithm", "optimizer", "rate: accuracy"], rows)]
+    return [*wrap(text), "", *grid(["data", "algorithm", "rate: accuracy"], rows)]
 
 
 def images_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
