@@ -44,8 +44,8 @@ class Workload(NamedTuple):
 
 
 WORKLOADS = {
-    "logistic": Workload("Logistic regression, 60 inputs", 100, 150, (60,), (2, 50), 0.1, 16),
-    "cnn": Workload("CNN of 54,000 parameters, images of 1×28×28", 20, 180, (1, 28, 28), (2, 12), 0.05, 20),
+    "logistic": Workload("Logistic regression, 60 inputs", 100, 150, (60,), (2, 200), 0.1, 16),
+    "cnn": Workload("CNN of 54,000 parameters, images of 1×28×28", 20, 180, (1, 28, 28), (2, 60), 0.05, 20),
 }
 NUM_CLASSES = 10
 
@@ -60,7 +60,8 @@ PEERS = {
 
 WHAT = """\
 CPU seconds on one thread, all in one sitting; ratios below 1 say that lit_fed takes less. `lean` is a loop of forty
-lines of PyTorch. A whole process loads its packages, too; lit_fed's is its command line, with checkpoints and logs."""
+lines of PyTorch. A whole process loads its packages, too; lit_fed's is its command line, with checkpoints, logs and
+results. `start` is what a process takes without its rounds."""
 """What stands above the tables."""
 
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
@@ -95,7 +96,8 @@ def run(peer: str, python: Path, workload: str, file: Path, rounds: int) -> tupl
     """CPU seconds of a process, and the loss at its end."""
     one = WORKLOADS[workload]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    environment = os.environ | threads | {"PYTHONPATH": str(ROOT if PEERS[peer] is None else PROGRAMS)}
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = kept | threads | {"PYTHONPATH": str(ROOT if PEERS[peer] is None else PROGRAMS)}
     environment |= {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"}
     environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     environment["WORKLOAD"] = f"{file}|{workload}|{one.lr}|{one.batch_size}"
@@ -170,6 +172,8 @@ def measured(workload: str, pythons: dict[str, Path], turns: int) -> dict[str, f
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "data.npz"
         write_data(WORKLOADS[workload], file)
+        for peer in pythons:  # a program that runs for the first time compiles its packages, which is done once
+            run(peer, pythons[peer], workload, file, 1)
         for _ in range(turns):
             for peer, rounds in seconds:
                 used, losses[peer] = run(peer, pythons[peer], workload, file, rounds)
@@ -178,7 +182,8 @@ def measured(workload: str, pythons: dict[str, Path], turns: int) -> dict[str, f
     row = {}
     for peer in pythons:
         short, whole = (float(np.median(seconds[peer, rounds])) for rounds in (few, many))
-        row |= {f"{peer}, whole process": whole, f"{peer}, a round": (whole - short) / (many - few)}
+        each = (whole - short) / (many - few)
+        row |= {f"{peer}, whole process": whole, f"{peer}, a round": each, f"{peer}, start": whole - many * each}
         row[f"{peer}, loss"] = losses[peer]
     for peer in pythons:
         if peer != "lit_fed" and "lit_fed" in pythons:

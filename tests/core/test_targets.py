@@ -9,6 +9,7 @@ import pytest
 import torch
 from federated_round import make_task
 from scipy.special import expit, log_softmax, logsumexp, softmax
+from torch.func import vmap
 from torch.nn import functional as F
 
 import lit_fed
@@ -121,6 +122,19 @@ def check_residual(target, outputs, y):
 def test_the_residual_is_the_gradient_of_the_loss(target, soft):
     outputs, y = samples(target)
     check_residual(target, outputs, target.soft_labels(samples(target, 1, seed=1)[0][:, 0], y, 0.3) if soft else y)
+
+
+@every_kind
+def test_no_number_depends_on_where_outputs_lie_in_memory(target):
+    """Outputs of linear models have their samples close together, which softmax takes along these."""
+    outputs, y = samples(target)
+    turned = outputs.movedim(0, -1).contiguous().movedim(-1, 0)
+    assert turned.stride(0) == 1 < outputs.stride(0)
+    labels, weights = target.for_models(y.unsqueeze(1), outputs), torch.tensor([0.2, 0.5, 0.3])
+    close(target.losses(turned, labels), target.losses(outputs, labels))
+    close(target.residual(turned, labels), target.residual(outputs, labels))
+    close(target.mix(weights, turned), target.mix(weights, outputs))
+    close(vmap(target.residual)(turned[None], labels[None])[0], target.residual(outputs, labels))
 
 
 @every_kind
