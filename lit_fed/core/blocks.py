@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.memory import require_memory
-from lit_fed.core.plan import num_steps
+from lit_fed.core.plan import steps_of
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split
 
@@ -230,7 +230,7 @@ def round_blocks(
     for phase in phases:
         ids, counts = np.unique(phase.client_ids.numpy(), return_counts=True)
         work = np.zeros(len(sizes))
-        work[ids] = [max(1, num_steps(int(size), phase.work, batch_size)) for size in sizes[ids]]
+        work[ids] = np.maximum(1, steps_of(sizes[ids], phase.work, batch_size))
         ordered = [
             make_blocks(share, sizes, clients_per_block, data.samples_per_block)
             for share in split_by_work(ids, work, num_ranks)

@@ -32,9 +32,10 @@ class Plan(NamedTuple):
     steps: Tensor  # [C] int64 steps that a client takes
 
 
-def _batch_size(num_samples: int, work: LocalWork, default: int) -> int:
+def _batch_sizes(sizes: np.ndarray, work: LocalWork, default: int) -> np.ndarray:
+    """Samples of a whole batch of each client, [C]."""
     wanted = default if work.batch_size is None else work.batch_size
-    return min(wanted or num_samples, num_samples)
+    return np.minimum(wanted, sizes) if wanted else sizes
 
 
 def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> int:
@@ -44,12 +45,16 @@ def num_steps(num_samples: int, work: LocalWork, batch_size: int, smallest_batch
         >>> num_steps(300, LocalWork(epochs=2), 128), num_steps(129, LocalWork(epochs=1), 128, smallest_batch=2)
         (6, 1)
     """
+    return int(steps_of(np.array([num_samples]), work, batch_size, smallest_batch)[0])
+
+
+def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
+    """`num_steps` of each of the clients with these numbers of samples, [C] float64: the numbers may be anything."""
     if work.sample_rate:
-        return (work.steps or (work.epochs or 0) * round(1 / work.sample_rate)) if num_samples else 0
-    per_pass = _steps_per_pass(num_samples, _batch_size(num_samples, work, batch_size), smallest_batch)
-    if not per_pass:
-        return 0
-    return work.steps or (work.epochs or 0) * per_pass
+        per_pass = np.where(sizes > 0, round(1 / work.sample_rate), 0)
+    else:
+        per_pass = _steps_per_pass(sizes, _batch_sizes(sizes, work, batch_size), smallest_batch)
+    return np.where(per_pass > 0, float(work.steps), 0.0) if work.steps else float(work.epochs or 0) * per_pass
 
 
 def most_steps(ctx: Context) -> int:
@@ -57,12 +62,10 @@ def most_steps(ctx: Context) -> int:
     return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
 
 
-def _steps_per_pass(num_samples: int, width: int, smallest_batch: int) -> int:
-    """Batches of one pass; a last one below the smallest size is left out."""
-    if num_samples < smallest_batch:
-        return 0
-    whole, rest = divmod(num_samples, width)
-    return whole + (rest >= smallest_batch)
+def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) -> np.ndarray:
+    """Batches of one pass of each client, [C]; a last one below the smallest size is left out."""
+    whole, rest = np.divmod(sizes, np.maximum(widths, 1))
+    return np.where(sizes < smallest_batch, 0, whole + (rest >= smallest_batch))
 
 
 def make_plan(
@@ -88,33 +91,34 @@ def make_plan(
         phase: name of the phase; each has its own shuffles.
         smallest_batch: samples below which the last batch of a pass is left out; each pass leaves out others.
     """
-    each_steps = [num_steps(size, work, batch_size, smallest_batch) for size in sizes]
-    widest = max((_batch_size(size, work, batch_size) for size in sizes), default=0)
-    _require_room(max(each_steps, default=0), len(sizes) * work.batches_per_step * widest)
-    steps = np.array(each_steps, dtype=np.int64)
+    samples = np.array(sizes, dtype=np.int64)
+    steps, widths = steps_of(samples, work, batch_size, smallest_batch), _batch_sizes(samples, work, batch_size)
+    longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
+    _require_room(longest, len(sizes) * work.batches_per_step * width)
+    steps = steps.astype(np.int64)
     if work.straggler_fraction:
-        each = zip(steps.tolist(), client_ids, strict=True)
-        steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in each], dtype=np.int64)
+        whole = zip(steps.tolist(), client_ids, strict=True)
+        steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in whole], dtype=np.int64)
     if work.sample_rate:
         rngs = [generator(seed, round_idx, int(one), f"plan/{phase}") for one in client_ids]
         return _drawn(sizes, rngs, steps, work)
-    widths = np.array([_batch_size(size, work, batch_size) for size in sizes], dtype=np.int64)
-    per_pass = np.array([_steps_per_pass(n, int(b), smallest_batch) for n, b in zip(sizes, widths, strict=True)])
-    longest, width = int(steps.max(initial=0)), int(widths.max(initial=0))
+    per_pass = _steps_per_pass(samples, widths, smallest_batch)
+    longest = int(steps.max(initial=0))  # of those that stragglers take
     # A client whose batches are narrower than `width` has one batch per pass, so in this layout the samples of a pass
     # are consecutive for every client.
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
-    for row, (size, client_id) in enumerate(zip(sizes, client_ids, strict=True)):
-        if steps[row]:
-            rng = generator(seed, round_idx, int(client_id), f"plan/{phase}")
-            kept = min(size, int(per_pass[row] * widths[row]))
-            for start in range(0, int(passes[row] * per_pass[row]) * width, int(per_pass[row]) * width):
+    each = zip(sizes, client_ids, steps.tolist(), (passes * per_pass).tolist(), per_pass.tolist(), strict=True)
+    kept_of = np.minimum(samples, per_pass * widths).tolist()
+    for row, (size, client_id, taken, batches, in_a_pass) in enumerate(each):
+        if taken:
+            rng, kept = generator(seed, round_idx, int(client_id), f"plan/{phase}"), kept_of[row]
+            for start in range(0, batches * width, in_a_pass * width):
                 for stream in range(work.batches_per_step):
                     index[row, stream, start : start + kept] = rng.permutation(size)[:kept]
     index = index.reshape(len(sizes), work.batches_per_step, room, width)[:, :, :longest].swapaxes(1, 2)
-    counts = _counts(np.array(sizes), steps, widths, per_pass)
+    counts = _counts(samples, steps, widths, per_pass)
     return Plan(*map(torch.from_numpy, (index, counts, steps)))
 
 
