@@ -118,7 +118,7 @@ def mnist(scale: Scale) -> dict[float, Setting]:
     return {0.9: found[0.9]._replace(methods=(methods[1], methods[-2]))} if scale == "smoke" else found
 
 
-MORE_SEEDS = {(0.0, "cclip_flip"): (2, 3)}
+MORE_SEEDS = {(0.0, one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")}
 """Cells that one seed decides by several points, by momentum and method."""
 
 
