@@ -317,8 +317,8 @@ MNIST_REDUCED = (
     "after each worker, so that dropout takes the same units in every round, and in its sister for training without a "
     "server it takes whole channels: tried for CClip under flipped signs over 330 and 110 rounds, in runs that are not "
     "kept, the one was within two points here and the other within one. The authors' "
-    "Krum takes distances to the fourth power: under ALIE without momentum it jumps as the square does, in one run that "
-    "is not kept (29.3)."
+    "Krum takes distances to the fourth power: under ALIE without momentum it jumps as the square does, in one run "
+    "that is not kept (29.3)."
 )
 MIXED_REDUCED = (
     "There is no paper; 100 clients instead of the 300 of the synthetic data. The bound of NormBound and "
