@@ -61,7 +61,7 @@ PEERS = {
 WHAT = """\
 CPU seconds on one thread, all in one sitting; ratios below 1 say that lit_fed takes less. `lean` is a loop of forty
 lines of PyTorch. A whole process loads its packages, too; lit_fed's is its command line, with checkpoints, logs and
-results. `start` is what a process takes without its rounds."""
+results. `start` is what a process takes without its rounds, its packages compiled by an earlier run."""
 """What stands above the tables."""
 
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl

@@ -18,7 +18,7 @@ from torch.func import grad
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.targets import Target
+from lit_fed.core.targets import Target, over_classes
 
 __all__ = ["Criterion", "CrossEntropy", "Loss"]
 
@@ -111,7 +111,7 @@ class CrossEntropy(Loss):
             labels = torch.stack([1 - positive, positive], -1)
         else:
             num_classes = target.num_classes
-            log_prob = torch.log_softmax(outputs, -1)
+            log_prob = over_classes(torch.log_softmax, outputs)
             labels = y if y.is_floating_point() else _one_hot(y, num_classes, outputs)
         labels = (1 - self.label_smoothing) * labels + self.label_smoothing / num_classes
         if self.weight is not None:

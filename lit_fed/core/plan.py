@@ -17,7 +17,7 @@ from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import LocalWork
 
-__all__ = ["Plan", "make_plan", "most_steps", "num_steps"]
+__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of"]
 
 
 FITS_ANYWHERE = 2**26
@@ -109,11 +109,11 @@ def make_plan(
     passes = -(-steps // np.maximum(per_pass, 1))
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
-    each = zip(sizes, client_ids, steps.tolist(), (passes * per_pass).tolist(), per_pass.tolist(), strict=True)
-    kept_of = np.minimum(samples, per_pass * widths).tolist()
-    for row, (size, client_id, taken, batches, in_a_pass) in enumerate(each):
+    numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass)
+    each = zip(sizes, client_ids, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
+    for row, (size, client_id, taken, kept, batches, in_a_pass) in enumerate(each):
         if taken:
-            rng, kept = generator(seed, round_idx, int(client_id), f"plan/{phase}"), kept_of[row]
+            rng = generator(seed, round_idx, int(client_id), f"plan/{phase}")
             for start in range(0, batches * width, in_a_pass * width):
                 for stream in range(work.batches_per_step):
                     index[row, stream, start : start + kept] = rng.permutation(size)[:kept]

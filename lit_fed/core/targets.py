@@ -23,7 +23,16 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Binary", "MultiLabel", "Multiclass", "Regression", "Sequences", "Target", "VectorRegression"]
+__all__ = [
+    "Binary",
+    "MultiLabel",
+    "Multiclass",
+    "Regression",
+    "Sequences",
+    "Target",
+    "VectorRegression",
+    "over_classes",
+]
 
 
 @dataclass(frozen=True)
@@ -171,7 +180,7 @@ class Multiclass(Target):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Cross-entropies."""
-        log_prob = _over_classes(torch.log_softmax, outputs)
+        log_prob = over_classes(torch.log_softmax, outputs)
         if y.is_floating_point():
             return -(y * log_prob).sum(-1)
         # the numbers of F.cross_entropy, which under vmap is taken to pieces by code that loads SymPy: a second
@@ -179,11 +188,11 @@ class Multiclass(Target):
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The probabilities, less y as probabilities."""
-        return _over_classes(torch.softmax, outputs) - (y if y.is_floating_point() else self._one_hot(y, outputs))
+        return over_classes(torch.softmax, outputs) - (y if y.is_floating_point() else self._one_hot(y, outputs))
 
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
         """Probabilities [..., C]."""
-        return share * self._one_hot(y, outputs) + (1 - share) * _over_classes(torch.softmax, outputs)
+        return share * self._one_hot(y, outputs) + (1 - share) * over_classes(torch.softmax, outputs)
 
     def _one_hot(self, y: Tensor, outputs: Tensor) -> Tensor:
         classes = torch.arange(self.num_classes, device=y.device)
@@ -192,7 +201,7 @@ class Multiclass(Target):
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Log-probabilities [B, C], with positions [B, L, C]."""
         shape = (1, -1, *[1] * (outputs.ndim - 2))
-        return torch.logsumexp(weights.log().view(shape) + _over_classes(torch.log_softmax, outputs), dim=1)
+        return torch.logsumexp(weights.log().view(shape) + over_classes(torch.log_softmax, outputs), dim=1)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Log-loss and hit; of classes that are as probable the first is predicted."""
@@ -357,7 +366,7 @@ class VectorRegression(Target):
         return prediction
 
 
-def _over_classes(function: Callable[[Tensor, int], Tensor], outputs: Tensor) -> Tensor:
+def over_classes(function: Callable[[Tensor, int], Tensor], outputs: Tensor) -> Tensor:
     """`torch.softmax` or `torch.log_softmax` of the last axis; where samples, the first, lie close in memory, theirs.
 
     Both take rows of few classes one after another, but long rows of samples many numbers at once, twenty times faster.
