@@ -118,7 +118,17 @@ def mnist(scale: Scale) -> dict[float, Setting]:
     return {0.9: found[0.9]._replace(methods=(methods[1], methods[-2]))} if scale == "smoke" else found
 
 
-MORE_SEEDS = {(0.0, one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")}
+MORE_SEEDS = {
+    (beta, one): (2, 3)
+    for beta, cells in {
+        0.9: ("median_flip", "median_labels", "median_mimic", "median_ipm", "rfa_ipm", "krum_mimic"),
+        0.0: (
+            "cclip_flip", "median_flip", "median_labels", "median_mimic", "median_ipm",
+            "rfa_ipm", "rfa_alie", "krum_mimic", "krum_ipm", "krum_alie",
+        ),
+    }.items()
+    for one in cells
+}  # fmt: skip
 """Cells that one seed decides by several points, by momentum and method."""
 
 
