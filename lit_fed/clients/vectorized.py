@@ -174,7 +174,7 @@ class VectorizedTrainer:
         def step(work: Any, batch: Batch) -> Any:
             return algorithm.client_step(ctx, shared, work, batch)
 
-        finished = []
+        before, finished = work, []
         active = len(plan.counts)
         for position, now in enumerate(active_at):
             if now < active:  # the others have taken their last step
@@ -192,7 +192,7 @@ class VectorizedTrainer:
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
             return work
-        return tree.map_leaves(lambda *parts: torch.cat(parts), work, *reversed(finished))
+        return tree.map_leaves(_joined, before, work, *reversed(finished))
 
     def _plan(self, job: TrainJob, sizes: Tensor) -> tuple[Plan, Tensor, Tensor]:
         """The plan of a chunk, and rows of the split and mask of its batches, [C, S, K, B]."""
@@ -344,6 +344,17 @@ def _augmented(ctx: Context, x: Tensor, client_ids: Tensor, counts: Tensor, step
         # pictures have three axes: the samples of a batch lie before them
         out[row, ..., :count, :, :, :] = augmented_inputs(ctx, x[row, ..., :count, :, :, :], client_id, step)
     return out
+
+
+def _joined(whole: Tensor, *parts: Tensor) -> Tensor:
+    """The parts one after another; the whole that they are parts of, where steps have left it as it was."""
+    row = 0
+    for part in parts:
+        same = whole[row : row + len(part)]
+        if (part.data_ptr(), part.stride(), part.shape) != (same.data_ptr(), same.stride(), same.shape):
+            return torch.cat(parts)
+        row += len(part)
+    return whole
 
 
 def _merge(parts: list[Tree], members: list[Any]) -> Tree:

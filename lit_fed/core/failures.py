@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.seeds import generator
+from lit_fed.core.seeds import generator, generators
 
 __all__ = [
     "MarkovChain",
@@ -58,7 +58,7 @@ def work_times(
         means: mean of what chance adds, of every client of the population, [T], looked up by id.
         purpose: names the stream of random numbers.
     """
-    drawn = [generator(seed, round_idx, client_id, purpose).exponential() for client_id in client_ids.tolist()]
+    drawn = [one.exponential() for one in generators(seed, round_idx, client_ids.tolist(), purpose)]
     times: np.ndarray = least + means[client_ids] * np.array(drawn, dtype=np.float64)
     return times
 

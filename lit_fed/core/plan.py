@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_fed.core.context import Context
 from lit_fed.core.machine.memory import require_memory
-from lit_fed.core.seeds import generator
+from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import LocalWork
 
 __all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of"]
@@ -100,8 +100,7 @@ def make_plan(
         whole = zip(steps.tolist(), client_ids, strict=True)
         steps = np.array([_steps_taken(n, one, work, seed, round_idx, phase) for n, one in whole], dtype=np.int64)
     if work.sample_rate:
-        rngs = [generator(seed, round_idx, int(one), f"plan/{phase}") for one in client_ids]
-        return _drawn(sizes, rngs, steps, work)
+        return _drawn(sizes, generators(seed, round_idx, client_ids, f"plan/{phase}"), steps, work)
     per_pass = _steps_per_pass(samples, widths, smallest_batch)
     longest = int(steps.max(initial=0))  # of those that stragglers take
     # A client whose batches are narrower than `width` has one batch per pass, so in this layout the samples of a pass
@@ -110,10 +109,10 @@ def make_plan(
     room = int((passes * per_pass).max(initial=0))
     index = np.zeros((len(sizes), work.batches_per_step, room * width), dtype=np.int64)
     numbers = (steps, np.minimum(samples, per_pass * widths), passes * per_pass, per_pass)
-    each = zip(sizes, client_ids, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
-    for row, (size, client_id, taken, kept, batches, in_a_pass) in enumerate(each):
+    rngs = generators(seed, round_idx, client_ids, f"plan/{phase}")
+    each = zip(sizes, rngs, *(one.tolist() for one in numbers), strict=True)  # plain numbers are faster in a loop
+    for row, (size, rng, taken, kept, batches, in_a_pass) in enumerate(each):
         if taken:
-            rng = generator(seed, round_idx, int(client_id), f"plan/{phase}")
             for start in range(0, batches * width, in_a_pass * width):
                 for stream in range(work.batches_per_step):
                     index[row, stream, start : start + kept] = rng.permutation(size)[:kept]

@@ -380,7 +380,15 @@ def _logistic_losses(logit: Tensor, y: Tensor) -> Tensor:
     """Log-loss of each label, 0 or 1 or a probability of 1, under log p(1)/p(0); all [...]."""
     if y.is_floating_point():
         return -y * F.logsigmoid(logit) - (1 - y) * F.logsigmoid(-logit)
-    return -F.logsigmoid(torch.where(y > 0, logit, -logit))
+    one = y[..., :1] if y.ndim and not y.stride(-1) else y  # of labels that all models share
+    return -_log_sigmoid(logit * torch.where(one > 0, 1.0, -1.0))
+
+
+def _log_sigmoid(logit: Tensor) -> Tensor:
+    """`F.logsigmoid` where its input lies in memory; PyTorch's turns what has samples last, which takes longer."""
+    if logit.ndim > 1 and logit.stride(0) == 1 < logit.stride(-1):
+        return F.logsigmoid(logit.movedim(0, -1)).movedim(-1, 0)
+    return F.logsigmoid(logit)
 
 
 def _mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:

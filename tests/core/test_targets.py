@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from federated_round import make_task
-from scipy.special import expit, log_softmax, logsumexp, softmax
+from scipy.special import expit, log_expit, log_softmax, logsumexp, softmax
 from torch.func import vmap
 from torch.nn import functional as F
 
@@ -115,6 +115,25 @@ def check_residual(target, outputs, y):
     leaf = outputs.clone().requires_grad_()
     (expected,) = torch.autograd.grad(target.losses(leaf, y).sum(), leaf)
     close(target.residual(outputs, y), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_logistic_losses_of_certain_models_are_exact(dtype):
+    """Wrong by a hundred, and right by so much that only the smallest numbers tell."""
+    logits = torch.tensor([-700.0, -100, -41, -39.5, -25, -0.5, 0, 3, 21, 39.5, 41, 80], dtype=dtype)
+    losses = Binary().losses(logits[:, None, None].expand(-1, 2, 1), torch.tensor([[0, 1]]).expand(12, 2))
+    expected = np.stack([-log_expit(-logits.double().numpy()), -log_expit(logits.double().numpy())], axis=1)
+    tight = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(losses, torch.from_numpy(expected).to(dtype), rtol=tight, atol=1e-43)
+
+
+def test_logistic_losses_of_labels_that_models_share():
+    """However the axis of models came about."""
+    outputs, y = torch.randn(5, 3, 1, dtype=torch.float64), torch.tensor([[0], [1], [1], [0], [1]])
+    of_each = Binary().losses(outputs, y.repeat(1, 3))
+    assert Binary().losses(outputs, y.expand(5, 3)).equal(of_each)
+    assert vmap(Binary().losses, (1, None), 1)(outputs, y[:, 0]).equal(of_each)
+    assert Binary().losses(outputs[0, 0], torch.tensor(0)).equal(of_each[0, 0])
 
 
 @every_kind

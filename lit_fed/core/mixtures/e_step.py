@@ -61,19 +61,18 @@ def expectation(mixture: Tensor, losses: Tensor, mask: Tensor, num_factors: int 
     """
     # Only differences of losses matter. Taken first, they are exact where losses are large and close, so that log π is
     # not lost beside them; and softmax sums to 1 whatever they are.
-    least = losses.masked_fill(mixture == 0, torch.inf).amin(1, keepdim=True)
+    least = (losses + torch.where(mixture == 0, torch.inf, 0.0)).amin(1, keepdim=True)
     joint = mixture.log() - num_factors * (losses - least)
-    q = _posterior(joint) * mask.unsqueeze(1)
-    negative = least[:, 0] - torch.logsumexp(joint, dim=1) / num_factors
+    # softmax and logsumexp in one: the axis of models is short, and each of them alone would take it twice
+    highest = joint.amax(1, keepdim=True)
+    likelihood = (joint - highest).exp()
+    total = likelihood.sum(1, keepdim=True)
+    q = likelihood * (mask.unsqueeze(1) / total)
+    negative = least[:, 0] - (highest + total.log())[:, 0] / num_factors
     num_samples = mask.sum(dtype=torch.float64)
     pi = (q.sum(0, dtype=torch.float64) / num_samples.clamp(min=1)).to(mixture.dtype)
     pi = torch.where(num_samples > 0, pi, mixture)
     return pi, q, (negative * mask).sum() / num_samples.clamp(min=1)
-
-
-def _posterior(joint: Tensor) -> Tensor:
-    """Softmax over the models, [N, M], along whichever axis is the long one in memory: M numbers at a time are slow."""
-    return torch.softmax(joint.T, dim=0).T if joint.stride(0) == 1 else torch.softmax(joint, dim=1)
 
 
 def private_expectation(
