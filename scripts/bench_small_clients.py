@@ -14,16 +14,20 @@ import torch
 from bench_networks import Case, Noise
 from measuring import PlainLoop, in_process
 from textbook import Textbook, index_batches
+from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedEM
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.machine.allocation import keep_freed_memory
+from lit_fed.core.networks.products import fast_products
 from lit_fed.models import FedEMCNN, LeNet5
 
 __all__ = ["SMALL_CLIENT_ROWS"]
 
 NETWORKS = {"FedEMCNN": FedEMCNN, "LeNet5": LeNet5}
+PRECISIONS = ("float32", "bf16-mixed")
 SGD = {"momentum": 0.9, "weight_decay": 5e-4}
 TURNS = 3
 
@@ -32,17 +36,20 @@ def small_clients() -> dict[str, float]:
     """FedEM, 32 clients × 120 images of 3×32×32, M = 3, batch 128, momentum kept: CPU seconds of one round.
 
     The textbook takes its batches from tensors in memory. Each program has processes of its own, in turn, with the C
-    library as it is by default: what lit_fed makes of the allocator is not given to the textbook.
+    library as it is by default: what lit_fed makes of the allocator is not given to the textbook. `passes alone` are a
+    forward and a backward pass of every model for every client, one after another, and nothing else: what a program
+    with these passes cannot be faster than.
     """
     row: dict[str, float] = {}
     for network in NETWORKS:
-        seconds: dict[str, list[float]] = {"textbook": [], "float32": [], "bf16-mixed": []}
+        names = ("textbook", *(name for one in PRECISIONS for name in (one, f"{one}, passes alone")))
+        seconds: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(TURNS):
             for name, measured in seconds.items():
                 measured.append(in_process("bench_small_clients", f"small_clients_child({network!r}, {name!r})")["s"])
         found = {name: float(np.median(measured)) for name, measured in seconds.items()}
         row |= {f"{network}, {name}": value for name, value in found.items()}
-        row |= {f"{network}, textbook / {name}": found["textbook"] / found[name] for name in ("float32", "bf16-mixed")}
+        row |= {f"{network}, textbook / {name}": found["textbook"] / found[name] for name in names[1:]}
     return row
 
 
@@ -58,8 +65,11 @@ def small_clients_child(network: str, name: str) -> None:
 
 
 def rounds_of(network: str, name: str, num_clients: int) -> Callable[[], None]:
-    """A round of the textbook, or of lit_fed in a precision."""
+    """A round of the textbook, or of lit_fed in a precision, or its `passes alone`."""
     case = Case(NETWORKS[network], Noise((3, 32, 32), num_clients, 120, 10), 128)
+    precision, _, alone = name.partition(", ")
+    if alone:
+        return partial(passes, case, bf16=precision == "bf16-mixed")
     if name == "textbook":
         build = partial(case.network, case.data.input_shape, case.data.target.num_outputs)
         book = Textbook(
@@ -69,6 +79,20 @@ def rounds_of(network: str, name: str, num_clients: int) -> Callable[[], None]:
     solver = LocalSolver(lr=0.1, persist_optimizer=True, **SGD)
     module = FederatedModule(FedEM(), solver, case.network)
     return PlainLoop(case.data, module, bf16=name == "bf16-mixed").round
+
+
+def passes(case: Case, *, bf16: bool) -> None:
+    """Gradients of three models on the samples of every client, in the layout and with the products of lit_fed."""
+    keep_freed_memory(torch.device("cpu"))
+    data = case.data.seen.train
+    network = case.network(case.data.input_shape, case.data.target.num_outputs).to(memory_format=torch.channels_last)
+    parameters = list(network.parameters())
+    for client in map(data.client, range(data.num_clients)):
+        x, y = client.all_x.to(memory_format=torch.channels_last), client.all_y
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False), fast_products():
+                outputs = network(x)
+            torch.autograd.grad(cross_entropy(outputs.float(), y), parameters)
 
 
 PARTS = {
@@ -92,7 +116,7 @@ def where_time_goes() -> dict[str, float]:
     Measured with torch's profiler, whose own time is in the rest; each precision has a process of its own.
     """
     row: dict[str, float] = {}
-    for name in ("textbook", "float32", "bf16-mixed"):
+    for name in ("textbook", *PRECISIONS):
         found = in_process("bench_small_clients", f"where_time_goes_child({name!r})")
         row |= {f"{name}: {part}": value for part, value in found.items()}
     return row
