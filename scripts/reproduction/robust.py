@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,10 +80,16 @@ EXACT = ("--trainer.precision", "32-true")
 """For a method of a setting that rounds: processors without bf16 take seven times as long for it as for float32."""
 
 IN_FLOAT32 = {
-    0.9: ("mean_flip", "mean_labels", "mean_mimic", "mean_ipm", "rfa_flip", "rfa_labels"),
-    0.0: tuple(f"{rule}_{attack}" for rule in ("median", "cclip") for attack in ("flip", "labels", "mimic", "ipm")),
-}
-"""Methods that ran on such a processor, by momentum."""
+    0.9: (
+        "mean_flip", "mean_labels", "mean_mimic", "mean_ipm", "rfa_flip", "rfa_labels", "rfa_ipm",
+        "median_flip", "median_labels", "median_mimic", "median_ipm",
+    ),
+    0.0: (
+        *(f"{rule}_{attack}" for rule in ("median", "cclip") for attack in ("flip", "labels", "mimic", "ipm")),
+        "krum_ipm", "krum_alie", "rfa_alie",
+    ),
+}  # fmt: skip
+"""Methods that ran in float32, by momentum: on such a processor, or because rounding moves them."""
 
 DIVISION = (
     "--data.partition", "reproduction.under_attack.SortedPieces", "--data.partition.of_all_labels", "[1,3,14,20,22]",
@@ -93,25 +99,6 @@ TINY = (
     *stand_in("[1,12,12]", 10), "--data.num_clients", "8", "--data.attackers", "1", "--data.batch_size", "5",
     "--data.partition.of_all_labels", "[6]", *brief,
 )  # fmt: skip
-
-
-AS_RUN: dict[float, dict[str, tuple[float, float, float]]] = {
-    0.9: {"median_labels": (57.2, 59.9, 34.8), "median_mimic": (57.3, 56.8, 57.4)},
-    0.0: {},
-}
-"""Cells made again as the authors' program runs them, and what it logged with its seeds 0, 1 and 2, by momentum."""
-
-COPIED = (SEVENS, 21, 2)
-"""Whom the authors' attackers mimic by seed: clients with sevens, eights and zeros alone."""
-
-
-def as_run(beta: float, cell: Method) -> Iterator[Method]:
-    """A cell with the authors' initial models, which PyTorch draws from 0, 1 and 2, masks that stay, and float32."""
-    for seed in range(len(AS_RUN[beta].get(cell.name, ()))):
-        own = ("--model.network.masks", str(seed), "--model.init_seeds", f"[{seed}]", *EXACT)
-        if cell.name.endswith("mimic"):
-            own = (*own, "--model.attack.client", str(COPIED[seed]))
-        yield cell._replace(name=f"{cell.name}_as_run_{seed}", arguments=(*cell.arguments, *own))
 
 
 def mnist(scale: Scale) -> dict[float, Setting]:
@@ -129,7 +116,6 @@ def mnist(scale: Scale) -> dict[float, Setting]:
             Method(name, label, (*given, *EXACT) if precision and name in IN_FLOAT32[beta] else given)
             for name, (label, given) in cells.items()
         )
-        methods += tuple(one for method in methods for one in as_run(beta, method))
         plain = solver(momentum=0.0, persist_optimizer=False)
         momentum = (*algorithm("reproduction.under_attack.WorkerMomentum", beta=f"{beta:g}"), *plain)
         arguments = (*NETWORK, *LIGHT, *precision, *DIVISION, *momentum, *(TINY if scale == "smoke" else ()))
@@ -137,14 +123,11 @@ def mnist(scale: Scale) -> dict[float, Setting]:
         found[beta] = Setting(name, f"β = {beta:g}", "mnist_under_attack", methods, arguments, draws_data=False)
     if scale != "smoke":
         return found
-    few = [one for one in found[0.9].methods if one.name in ("mean_labels", "cclip_alie", "median_mimic_as_run_2")]
+    few = [one for one in found[0.9].methods if one.name in ("mean_labels", "cclip_alie")]
     return {0.9: found[0.9]._replace(methods=tuple(few))}
 
 
-MORE_SEEDS = {
-    **{(0.9, f"median_{one}"): (2, 3) for one in ("flip", "labels", "mimic", "ipm")},
-    **{(0.0, one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")},
-}
+MORE_SEEDS = {(0.0, one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")}
 """Cells that one seed decides by several points, by momentum and method."""
 
 
@@ -180,33 +163,7 @@ def mnist_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
     )
     for beta, setting in mnist(scale).items():
         lines += ["", f"## Momentum {beta:g}", "", *_mnist_table(setting, beta, kept, scale, seeds)]
-    return [*lines, *_as_run_table(kept, scale, seeds)]
-
-
-def _as_run_table(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """The cells that were made again with what the authors' program has of its own, by seed."""
-    rows = []
-    for beta, setting in mnist(scale).items():
-        labels = {one.name: one.label for one in setting.methods}
-        for name, published in AS_RUN[beta].items():
-            each = [kept.all(setting.runs(seeds, [f"{name}_as_run_{seed}"])) for seed in range(len(published))]
-            found = [statistics.mean(map(last_five, records)) for records in each if records]
-            if len(found) == len(published):
-                attack = ATTACKS[name.rpartition("_")[2]].label
-                rows.append([f"{labels[name]}, {attack}, β = {beta:g}", _each(found), _each(published)])
-    if not rows:
-        return []
-    said = wrap(
-        "Where the authors' logs and ours differ most, with what their program has of its own: the initial models that "
-        "PyTorch draws from its seeds 0, 1 and 2; dropout that takes the same units in every round and of every "
-        "client, since the random numbers are put back after each worker; and as copied client one with sevens, eights "
-        "and zeros. Mean of the last five evaluations in percent, then by seed."
-    )
-    return ["", "## As the authors' program runs them", "", *said, "", *grid(["cell", "ours", "published"], rows)]
-
-
-def _each(values: Sequence[float]) -> str:
-    return f"{statistics.mean(values):.1f}: {', '.join(f'{one:.1f}' for one in values)}"
+    return lines
 
 
 def _mnist_table(setting: Setting, beta: float, kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:

@@ -15,7 +15,7 @@ from lit_fed.core.types import ClientData, ClientResult, Message, ModelState
 from lit_fed.data import Partition
 from lit_fed.models.base import Network
 
-__all__ = ["AttackedCNN", "KeptDropout", "SortedPieces", "WorkerMomentum"]
+__all__ = ["AttackedCNN", "SortedPieces", "WorkerMomentum"]
 
 
 class MomentumRun(NamedTuple):
@@ -73,44 +73,19 @@ class AttackedCNN(Network):
     Args:
         input_shape: channels, height and width of one image.
         num_outputs: K.
-        masks: seed of dropout whose masks stay the same from round to round and client to client, as in the authors'
-            program, which puts its random numbers back after each worker; null: as usual.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, masks: int | None = None) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
         super().__init__()
-        side = (input_shape[1] - 4) // 2
-        shapes = {0.25: (64, side, side), 0.5: (128,)}
-        early, late = (nn.Dropout(p) if masks is None else KeptDropout(p, shape, masks) for p, shape in shapes.items())
         self.layers = nn.Sequential(
-            nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), early,
-            nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(), late, nn.Linear(128, num_outputs),
+            nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
+            nn.Flatten(), nn.Linear(64 * ((input_shape[1] - 4) // 2) ** 2, 128), nn.ReLU(), nn.Dropout(0.5),
+            nn.Linear(128, num_outputs),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of images [B, C, H, W]."""
         return self.layers(x)  # type: ignore[no-any-return]
-
-
-class KeptDropout(nn.modules.dropout._DropoutNd):
-    """Dropout with one mask for each place in a batch, drawn once.
-
-    Args:
-        p: share of the numbers that become 0.
-        shape: of one sample.
-        seed: of the masks.
-    """
-
-    MOST = 32  # places in a batch
-
-    def __init__(self, p: float, shape: tuple[int, ...], seed: int) -> None:
-        super().__init__(p)
-        drawn = generator(seed, 0, 0, f"masks/{p}").random((self.MOST, *shape), dtype=np.float32)
-        self.masks = torch.from_numpy((drawn >= p).astype(np.float32) / (1 - p))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Samples [B, ...] times their masks; in evaluation mode the samples themselves."""
-        return x * self.masks[: len(x)].to(x) if self.training else x
 
 
 @dataclass(frozen=True)
