@@ -17,8 +17,8 @@ FINDINGS = {
         "steps do not turn this round: with the higher rate that short runs prefer FedAvg, FedAvg+ and FedEM all "
         "diverge, with clipped gradients FedEM and FedAvg+ are level, and with Adam FedAvg+ is 1.9 points ahead, 3.7 "
         "on unseen clients; FedEM has the better worst decile in both. With FedEM's CNN it is 2.6, 3.4 and 0.9 points"
-        " before FedAvg, FedAvg+ is 2.6, 0.3 and 0.5 before it, and Local is far behind. On MNIST's digits one model is "
-        "enough, and FedEM is behind "
+        " before FedAvg, FedAvg+ is 2.6, 0.3 and 0.5 before it, and Local is far behind. On MNIST's digits one model "
+        "is enough, and FedEM is behind "
         "FedAvg, by 0.6 points with three groups of labels. With all writers in each of 200 rounds it is 0.3 points "
         "behind, 97.1 against 97.4, where it is 7 behind after 40 rounds with 100 of them; FedAvg+ has 98.1."
     ),
