@@ -18,7 +18,8 @@ from torch.func import grad
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.targets import Target, over_classes
+from lit_fed.core.logits import over_classes
+from lit_fed.core.targets import Target
 
 __all__ = ["Criterion", "CrossEntropy", "Loss"]
 

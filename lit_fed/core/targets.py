@@ -13,15 +13,15 @@ Symbols:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.logits import logistic_losses, mixed_log_probabilities, over_classes
 
 __all__ = [
     "Binary",
@@ -31,7 +31,6 @@ __all__ = [
     "Sequences",
     "Target",
     "VectorRegression",
-    "over_classes",
 ]
 
 
@@ -148,7 +147,7 @@ class Binary(Target):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Logistic losses."""
-        return _logistic_losses(outputs[..., 0], y)
+        return logistic_losses(outputs[..., 0], y)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The probability of class 1, less y."""
@@ -160,7 +159,7 @@ class Binary(Target):
 
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Log-probabilities [B, 2]; probabilities of a mixture below the smallest normal number count as that."""
-        return _mixed_log_probabilities(weights, outputs[..., 0])
+        return mixed_log_probabilities(weights, outputs[..., 0])
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Log-loss and hit; 0 is predicted where both are as probable."""
@@ -296,7 +295,7 @@ class MultiLabel(Target):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Sums of logistic losses over the labels."""
-        return _logistic_losses(outputs, y).sum(-1)
+        return logistic_losses(outputs, y).sum(-1)
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The probability of each label, less y."""
@@ -308,7 +307,7 @@ class MultiLabel(Target):
 
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Log-probabilities [B, C, 2] that each label is 0 and that it is 1, bounded below as those of `Binary`."""
-        return _mixed_log_probabilities(weights.unsqueeze(-1), outputs)
+        return mixed_log_probabilities(weights.unsqueeze(-1), outputs)
 
     def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Sum of the labels' log-losses, and the share of labels that are right; 0 is predicted in a tie."""
@@ -364,41 +363,6 @@ class VectorRegression(Target):
     def shown(self, prediction: Tensor) -> Tensor:
         """The predicted values [B, C]."""
         return prediction
-
-
-def over_classes(function: Callable[[Tensor, int], Tensor], outputs: Tensor) -> Tensor:
-    """`torch.softmax` or `torch.log_softmax` of the last axis; where samples, the first, lie close in memory, theirs.
-
-    Both take rows of few classes one after another, but long rows of samples many numbers at once, twenty times faster.
-    """
-    if outputs.ndim > 1 and outputs.stride(0) == 1 < outputs.stride(-1):
-        return function(outputs.movedim(0, -1), -2).movedim(-1, 0)
-    return function(outputs, -1)
-
-
-def _logistic_losses(logit: Tensor, y: Tensor) -> Tensor:
-    """Log-loss of each label, 0 or 1 or a probability of 1, under log p(1)/p(0); all [...]."""
-    if y.is_floating_point():
-        return -y * F.logsigmoid(logit) - (1 - y) * F.logsigmoid(-logit)
-    one = y[..., :1] if y.ndim and not y.stride(-1) else y  # of labels that all models share
-    return -_log_sigmoid(logit * torch.where(one > 0, 1.0, -1.0))
-
-
-def _log_sigmoid(logit: Tensor) -> Tensor:
-    """`F.logsigmoid` where its input lies in memory; PyTorch's turns what has samples last, which takes longer."""
-    if logit.ndim > 1 and logit.stride(0) == 1 < logit.stride(-1):
-        return F.logsigmoid(logit.movedim(0, -1)).movedim(-1, 0)
-    return F.logsigmoid(logit)
-
-
-def _mixed_log_probabilities(weights: Tensor, logit: Tensor) -> Tensor:
-    """Log-probabilities of 0 and 1, [B, ..., 2], of a mixture of logits [B, M, ...] with weights that broadcast."""
-    if logit.shape[1] == 1:
-        both = torch.stack([F.logsigmoid(-logit[:, 0]), F.logsigmoid(logit[:, 0])])
-    else:  # two sums of probabilities are exact on both sides and far cheaper than two log-sum-exps
-        mixed = torch.stack([(weights * torch.sigmoid(part)).sum(1) for part in (-logit, logit)])
-        both = mixed.clamp(min=torch.finfo(mixed.dtype).tiny).log()
-    return both.movedim(0, -1)
 
 
 def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:
