@@ -62,6 +62,29 @@ class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], MomentumRun]):
         return ClientResult(Message(sent, ctx.client_weight(data)), momentum, loss)
 
 
+class KeptDropout(nn.Module):
+    """Dropout of the same units in every step of every client, other ones at each place in the batch.
+
+    The authors' program puts the random numbers of its graphics card back after each worker, and draws no others.
+
+    Args:
+        p: share of units that are 0.
+        shape: of one sample.
+        seed: of the masks.
+    """
+
+    places = 32  # the published batches
+
+    def __init__(self, p: float, shape: tuple[int, ...], seed: int) -> None:
+        super().__init__()
+        kept = torch.rand(self.places, *shape, generator=torch.Generator().manual_seed(seed)) >= p
+        self.mask = kept.float() / (1 - p)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The masked input [B, ...], of at most 32 samples; all of it where nothing is trained."""
+        return x * self.mask[: len(x)].to(x) if self.training else x
+
+
 class AttackedCNN(Network):
     """Two 3×3 convolutions, pooling, a dense layer, and dropout before and behind it; no ReLU behind the second one.
 
@@ -73,13 +96,18 @@ class AttackedCNN(Network):
     Args:
         input_shape: channels, height and width of one image.
         num_outputs: K.
+        masks: seed of masks of dropout that stay, as in the authors' program; drawn anew for every step if None.
     """
 
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, masks: int | None = None) -> None:
         super().__init__()
+        side = (input_shape[1] - 4) // 2
+        early, late = nn.Dropout(0.25), nn.Dropout(0.5)
         self.layers = nn.Sequential(
-            nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.Dropout(0.25),
-            nn.Flatten(), nn.Linear(64 * ((input_shape[1] - 4) // 2) ** 2, 128), nn.ReLU(), nn.Dropout(0.5),
+            nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2),
+            early if masks is None else KeptDropout(early.p, (64, side, side), masks),
+            nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(),
+            late if masks is None else KeptDropout(late.p, (128,), masks),
             nn.Linear(128, num_outputs),
         )  # fmt: skip
 
