@@ -63,13 +63,13 @@ class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], MomentumRun]):
 
 
 class KeptDropout(nn.Module):
-    """Dropout of the same units in every step of every client, other ones at each place in the batch.
+    """Dropout of the same channels or units in every step of every client, other ones at each place in the batch.
 
     The authors' program puts the random numbers of its graphics card back after each worker, and draws no others.
 
     Args:
         p: share of units that are 0.
-        shape: of one sample.
+        shape: of the mask of one sample; 1 where what lies along an axis is dropped together.
         seed: of the masks.
     """
 
@@ -96,7 +96,8 @@ class AttackedCNN(Network):
     Args:
         input_shape: channels, height and width of one image.
         num_outputs: K.
-        masks: seed of masks of dropout that stay, as in the authors' program; drawn anew for every step if None.
+        masks: seed of masks of dropout that stay and of the convolution take whole channels, as in the authors'
+            program; None: of single units, drawn anew for every step.
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, masks: int | None = None) -> None:
@@ -105,7 +106,7 @@ class AttackedCNN(Network):
         early, late = nn.Dropout(0.25), nn.Dropout(0.5)
         self.layers = nn.Sequential(
             nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2),
-            early if masks is None else KeptDropout(early.p, (64, side, side), masks),
+            early if masks is None else KeptDropout(early.p, (64, 1, 1), masks),
             nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(),
             late if masks is None else KeptDropout(late.p, (128,), masks),
             nn.Linear(128, num_outputs),
