@@ -1,5 +1,6 @@
 """Algorithm, network and division of the data of the published tables of attacks on MNIST."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,24 +66,47 @@ class WorkerMomentum(Algorithm[GlobalModels, dict[str, Tensor], MomentumRun]):
 class KeptDropout(nn.Module):
     """Dropout of the same channels or units in every step of every client, other ones at each place in the batch.
 
-    The authors' program puts the random numbers of its graphics card back after each worker, and draws no others.
+    The authors' program puts the random numbers of its graphics card back after each worker and draws no others, so
+    that each step takes the same ones: the first that curand has for the seed, one for each entry of a mask.
 
     Args:
         p: share of units that are 0.
         shape: of the mask of one sample; 1 where what lies along an axis is dropped together.
-        seed: of the masks.
+        seed: of the program.
+        drawn: masks that the card has drawn before.
     """
 
     places = 32  # the published batches
 
-    def __init__(self, p: float, shape: tuple[int, ...], seed: int) -> None:
+    def __init__(self, p: float, shape: tuple[int, ...], seed: int, drawn: int = 0) -> None:
         super().__init__()
-        kept = torch.rand(self.places, *shape, generator=torch.Generator().manual_seed(seed)) >= p
-        self.mask = kept.float() / (1 - p)
+        chances = curand_uniforms(seed, self.places * math.prod(shape), drawn).reshape(self.places, *shape)
+        self.mask = torch.from_numpy(chances <= 1 - p).float() / (1 - p)
 
     def forward(self, x: Tensor) -> Tensor:
         """The masked input [B, ...], of at most 32 samples; all of it where nothing is trained."""
         return x * self.mask[: len(x)].to(x) if self.training else x
+
+
+def curand_uniforms(seed: int, count: int, drawn: int) -> np.ndarray:
+    """The first number in (0, 1] of each of `count` threads of a graphics card, [count] float32, as PyTorch draws them.
+
+    Philox4x32-10 (Salmon, Moraes, Dror, Shaw. "Parallel Random Numbers: As Easy as 1, 2, 3". SC 2011), whose key is the
+    seed; the counter holds the thread in its upper half and how often the card has drawn in its lower half.
+
+    Example:
+        >>> curand_uniforms(0, 2, 0).tolist()
+        [0.39904648065567017, 0.5166791677474976]
+    """
+    word, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    threads, zero = np.arange(count, dtype=np.uint64), np.zeros(count, dtype=np.uint64)
+    a, b, c, d = zero + np.uint64(drawn), zero, threads, zero
+    key = np.array([seed & 0xFFFFFFFF, seed >> 32], dtype=np.uint64)
+    for _ in range(10):
+        first, third = np.uint64(0xD2511F53) * a, np.uint64(0xCD9E8D57) * c
+        a, b, c, d = third >> half ^ b ^ key[0], third & word, first >> half ^ d ^ key[1], first & word
+        key = (key + np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)) & word
+    return (a * 2.0**-32 + 2.0**-33).astype(np.float32)
 
 
 class AttackedCNN(Network):
@@ -96,8 +120,8 @@ class AttackedCNN(Network):
     Args:
         input_shape: channels, height and width of one image.
         num_outputs: K.
-        masks: seed of masks of dropout that stay and of the convolution take whole channels, as in the authors'
-            program; None: of single units, drawn anew for every step.
+        masks: seed of the masks of dropout in the authors' program, which stay, and behind the convolutions take whole
+            channels; None: of single units, drawn anew for every step.
     """
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, masks: int | None = None) -> None:
@@ -108,7 +132,7 @@ class AttackedCNN(Network):
             nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.MaxPool2d(2),
             early if masks is None else KeptDropout(early.p, (64, 1, 1), masks),
             nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(),
-            late if masks is None else KeptDropout(late.p, (128,), masks),
+            late if masks is None else KeptDropout(late.p, (128,), masks, 1),
             nn.Linear(128, num_outputs),
         )  # fmt: skip
 
