@@ -27,7 +27,7 @@ def at_once(function: Callable[..., Any], *arguments: Tree) -> Any:
         What the function returns, leaves [C, ...].
     """
     lazy_load_decompositions()
-    size = len(tree.leaves(arguments)[0])
+    size = len(next(leaf for _, leaf in tree.items(arguments)))
     level = functorch._vmap_increment_nesting(size, "error")
     try:
         inside = tree.map_leaves(lambda leaf: functorch._add_batch_dim(leaf, 0, level), arguments)
