@@ -154,7 +154,9 @@ def mnist(scale: Scale) -> dict[float, Setting]:
     return {0.9: found[0.9]._replace(methods=tuple(few))}
 
 
-MORE_SEEDS = {(0.0, one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")}
+MORE_SEEDS = {(0.0, one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")} | {
+    (0.9, f"median_{attack}_as_run_{seed}"): (2,) for attack in ("labels", "mimic") for seed in range(3)
+}
 """Cells that one seed decides by several points, by momentum and method."""
 
 
