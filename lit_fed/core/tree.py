@@ -31,8 +31,6 @@ __all__ = [
     "zeros_like",
 ]
 
-SEQUENCES = (tuple, list)
-
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Apply `function` to corresponding leaves of trees of one structure.
@@ -41,17 +39,14 @@ def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
         >>> map_leaves(lambda a, b: a + b, {"w": 1}, {"w": 2})
         {'w': 3}
     """
+    if tree is None:
+        return None
     if isinstance(tree, dict):
-        if not others:  # most calls have one tree, and without pairs it takes little more than half the time
-            return {key: map_leaves(function, value) for key, value in tree.items()}
         return {key: map_leaves(function, value, *(other[key] for other in others)) for key, value in tree.items()}
-    if isinstance(tree, SEQUENCES):
-        if others:
-            values = [map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)]
-        else:
-            values = [map_leaves(function, part) for part in tree]
+    if isinstance(tree, tuple | list):
+        values = [map_leaves(function, *parts) for parts in zip(tree, *others, strict=True)]
         return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
-    return None if tree is None else function(tree, *others)
+    return function(tree, *others)
 
 
 def items(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
