@@ -33,7 +33,7 @@ from lit_fed.core.reduce import as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
-from lit_fed.wrappers.around import innermost
+from lit_fed.wrappers.around import Around, innermost
 from lit_fed.wrappers.faults import drawn_weight, faults_of
 
 __all__ = ["FederatedRounds", "RoundRecord", "start"]
@@ -169,14 +169,17 @@ class FederatedRounds:
         ctx = ctx._replace(present=arrivals.present)
         reduced, (up, down), means = arrivals.reduce()
         self.store.exchange(*arrivals.kept)
-        asked = arrivals.num_asked
-        payloads = self.algorithm.num_payloads(ctx, self.shared, asked) if asked else 0
-        this.traffic.append(PhaseTraffic(asked, block.phase.work.trains, payloads, up, down, arrivals.wait))
+        asked = arrivals.asked
+        payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
+        this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, arrivals.wait))
         weight = float(reduced.weight.sum())
         for name, value in means.items():
             this.means.add(name, value, weight)
         steps, heard = weight or self.algorithm.steps_on_empty_rounds, arrivals.heard.client_ids
-        new = self.algorithm.server_step(ctx, self.shared, reduced, heard) if steps else self.shared
+        shared = self.shared
+        if isinstance(self.algorithm, Around) and len(asked):
+            shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
+        new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
         this.ended.append(arrivals)
 

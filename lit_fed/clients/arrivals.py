@@ -128,9 +128,9 @@ class Arrivals:
 
     # ------------------------------------------------------------------ who is where
     @property
-    def num_asked(self) -> int:
-        """Clients that were asked to work, on all ranks."""
-        return sum(map(len, self._slices))
+    def asked(self) -> Tensor:
+        """Clients that were asked to work, on all ranks, [C] ascending."""
+        return torch.cat(self._slices).sort().values
 
     @property
     def wait(self) -> float | None:

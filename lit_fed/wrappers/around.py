@@ -116,6 +116,17 @@ class Around:
         """
         return reduced, shared.own if self.remembers_rounds else ()
 
+    def charged(self, ctx: Context, own: Tree, client_ids: Tensor, sends: bool) -> Tree:
+        """`own` after these clients were asked to take part in a phase; privacy is charged here.
+
+        Args:
+            ctx: what every client knows.
+            own: what the wrapper remembers of rounds.
+            client_ids: all clients that were asked, [C], whatever becomes of their messages.
+            sends: whether messages of this phase have leaves.
+        """
+        return own
+
     def inside(self, shared: Tree) -> Tree:
         """The algorithm's shared state."""
         return shared.inner if self.remembers_rounds else shared
@@ -185,6 +196,16 @@ class Around:
             reduced, own = self.decode(ctx, shared, reduced, client_ids)
         new = self.inner.server_step(ctx, self.inside(shared), reduced, client_ids)
         return Guarded(new, own) if self.remembers_rounds else new
+
+    def charge(self, ctx: Context, shared: Tree, client_ids: Tensor, sends: bool) -> Tree:
+        """The shared state before the server's step, in which every wrapper has charged the clients of a phase.
+
+        A message that was sent costs privacy also if a rule drops it, it comes too late, or the round is void.
+        """
+        inner = self.inside(shared)
+        if isinstance(self.inner, Around):
+            inner = self.inner.charge(ctx, inner, client_ids, sends)
+        return Guarded(inner, self.charged(ctx, shared.own, client_ids, sends)) if self.remembers_rounds else inner
 
     def sent(self, ctx: Context, shared: Tree, client_id: int) -> Tree:
         """The algorithm's, of what clients hear, with what this one must know of the wrapper's memory."""

@@ -39,7 +39,7 @@ from lit_fed.core.privacy.accountant import (
 )
 from lit_fed.core.privacy.private_solver import NoisyStep, PrivateSolver
 from lit_fed.core.privacy.private_task import PrivateTask
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Tree
 from lit_fed.wrappers.around import Around, Guarded, own_work
 from lit_fed.wrappers.privacy import Privacy, Private, planned
 
@@ -209,15 +209,13 @@ class PrivateSteps(Private):
         """How much noise a step takes."""
         return Charged(own.noise_multiplier, NOT_SENT, NOT_SENT)
 
-    def server_step(self, ctx: Context, shared: Guarded, reduced: Reduced, client_ids: Tensor) -> Guarded:
-        """The algorithm's; clients are charged for their steps."""
+    def charged(self, ctx: Context, own: Charged, client_ids: Tensor, sends: bool) -> Charged:
+        """The steps of each client, and its mixture weights."""
         work = next(one.work for one in self.phases(ctx, client_ids) if one.name == ctx.phase)
-        own: Charged = shared.own
         here = torch.zeros_like(own.steps).index_fill(0, client_ids.to(own.steps.device), 1)
         mixtures = own.mixtures if self.privacy.mixture_noise is None else own.mixtures + here
-        new: Guarded = super().server_step(ctx, shared, reduced, client_ids)
         noise = torch.full_like(own.noise_multiplier, self._noise(ctx, own))
-        return Guarded(new.inner, Charged(noise, own.steps + here * _steps(work), mixtures))
+        return Charged(noise, own.steps + here * _steps(work), mixtures)
 
     # ------------------------------------------------------------------ what it costs
     def _noise(self, ctx: Context, own: Charged) -> float:

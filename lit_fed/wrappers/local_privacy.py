@@ -31,7 +31,7 @@ from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
 from lit_fed.core.privacy.clipping import clip_factor
 from lit_fed.core.seeds import normals
-from lit_fed.core.types import ClientData, Message, Reduced, Tree
+from lit_fed.core.types import ClientData, Message, Tree
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.news import known, news, tell
 from lit_fed.wrappers.privacy import NOT_COVERED, Privacy, Private, check_statistics, planned
@@ -127,12 +127,13 @@ class NoisyClients(Private):
     def _normal(self, ctx: Context, data: ClientData, path: str, count: int) -> Tensor:
         return normals(ctx.seed, ctx.round_idx, data.client_id, f"privacy/{ctx.phase}/{path}", count)
 
-    def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Sent]:
-        """The average as it is, and one message more of each client."""
-        own: Sent = shared.own
+    def charged(self, ctx: Context, own: Sent, client_ids: Tensor, sends: bool) -> Sent:
+        """One message more of each client, if there are messages."""
+        if not sends:
+            return own
         ids = client_ids.to(own.messages.device)
         messages = own.messages.index_add(0, ids, torch.ones_like(ids))
-        return reduced, Sent(messages, torch.full_like(own.noise_multiplier, self._noise(ctx)))
+        return Sent(messages, torch.full_like(own.noise_multiplier, self._noise(ctx)))
 
     def _noise(self, ctx: Context) -> float:
         """z: what was given, or what keeps to the target for a client that takes part in all rounds."""

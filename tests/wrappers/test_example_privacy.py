@@ -8,12 +8,17 @@ from federated_round import Federation, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
+from lit_fed.core.aggregation import Krum
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures import e_step
 from lit_fed.core.mixtures.e_step import expectation, nearest_mixture, private_expectation
 from lit_fed.core.types import ClientData
 from lit_fed.wrappers.example_privacy import Charged, ExamplePrivacy
+from lit_fed.wrappers.faults import Faults
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy import private_part
+from lit_fed.wrappers.robustness import Robustness
 
 GIVEN = {"noise_multiplier": 1.1, "clip_norm": 1.0, "sample_rate": 32 / 500, "delta": 1e-3}
 
@@ -61,6 +66,19 @@ def test_clients_are_charged_for_rounds_in_which_they_take_part():
         federation.round(cohort)
     assert federation.shared.own.steps.tolist() == [6, 6, 18]
     assert federation.shared.own.mixtures.tolist() == [1, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [{"robustness": Robustness(Krum(num_attackers=2))}, {"faults": Faults(dropout=0.9, when="after")}],
+)
+def test_steps_are_charged_whatever_becomes_of_the_message(around):
+    privacy = ExamplePrivacy(**GIVEN | {"sample_rate": 0.5})
+    algorithm = surround(FedAvg(), privacy=privacy, **around)
+    federation = Federation(algorithm, make_clients([4, 3, 2]), solver=LocalSolver(local_epochs=3))
+    for _ in range(2):
+        federation.round()
+    assert private_part(federation.algorithm, federation.shared)[1].steps.tolist() == [12, 12, 12]
 
 
 def test_the_noise_of_a_target_stays():

@@ -10,11 +10,17 @@ from federated_round import Federation, distance, make_clients, make_context, ma
 from lit_fed.algorithms import UCFL, FedAvg, FedEM
 from lit_fed.algorithms.base import GlobalModels
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.core.aggregation import Krum
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.privacy.accountant import epsilon_of_local_messages
 from lit_fed.core.types import Message, ModelState
 from lit_fed.wrappers.around import Guarded
+from lit_fed.wrappers.faults import Faults
 from lit_fed.wrappers.local_privacy import LocalPrivacy, NoisyClients
+from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy import private_part
+from lit_fed.wrappers.robustness import Robustness
+from lit_fed.wrappers.secure_sum import SecureSum
 
 QUIET = LocalPrivacy(0.0, delta=1e-5, clip_norm=1.0)
 SIZES = [6, 3, 9, 4]
@@ -99,6 +105,30 @@ def test_the_busiest_client_is_charged():
     assert found["accountant"] == "exact Gaussian, dp-accounting 0.6.0"
     said = federation.algorithm.plan(federation.context("plan"), federation.shared.own)
     assert said[0].endswith("at δ 1e-05 after 3 messages of a client (exact Gaussian, dp-accounting 0.6.0)")
+
+
+@pytest.mark.parametrize(
+    ("around", "counted"),
+    [
+        ({"robustness": Robustness(Krum(num_attackers=2))}, [3, 3, 3, 3]),  # five clients are needed: all rounds skipped
+        ({"faults": Faults(dropout=0.9, when="after")}, [3, 3, 3, 3]),  # lost after the work: they were sent
+        ({"faults": Faults(deadline=0.1, compute_mean=5.0)}, [3, 3, 3, 3]),  # too late: they were sent
+        ({"faults": Faults(dropout=[0.0, 0.999999, 0.0, 0.0])}, [3, 0, 3, 3]),  # never asked
+        ({"secure_aggregation": SecureSum(dropout_fraction=0.9)}, [3, 3, 3, 3]),  # void rounds
+    ],
+)
+def test_a_message_is_charged_whatever_becomes_of_it(around, counted):
+    noisy = replace(QUIET, noise_multiplier=5.0)
+    algorithm = surround(FedAvg(), privacy=noisy, **around)
+    federation = Federation(algorithm, make_clients(SIZES), weighting="uniform", num_rounds=3)
+    before = federation.shared
+    for _ in range(3):
+        federation.round()
+    private, own = private_part(federation.algorithm, federation.shared)
+    assert own.messages.tolist() == counted
+    assert private.guarantee(federation.terms, own)["epsilon"] == epsilon_of_local_messages(5.0, 3, 1e-5)
+    if "robustness" in around:  # the rule took nothing in
+        assert same_bits(before.inner.inner, federation.shared.inner.inner)
 
 
 def test_a_target_is_meant_for_a_number_of_rounds():
