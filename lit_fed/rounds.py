@@ -228,6 +228,7 @@ def start(
         "num_clients": train.num_clients,
         "total_samples": train.num_samples,
         "most_samples": int(train.sizes.max()),
+        "sizes": train.sizes,
     }
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)

@@ -179,7 +179,7 @@ class Session(NamedTuple):
             facts.most_samples, batch_size=facts.batch_size,
             augmentation=make_augmentation(facts.augment, facts.normalisation),
             sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
-            attackers=facts.attacking,
+            attackers=facts.attacking, sizes=facts.sizes,
         )  # fmt: skip
         check_augmented_steps(algorithm, settings.name, terms)
         shared = algorithm.shared_init(terms)

@@ -41,6 +41,7 @@ class Context(NamedTuple):
     augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
     mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
     drawn_weight: float | None = None  # of those that were drawn for this phase, whoever came; None: nobody asks
+    sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them
     unprotected: Context | None = None  # the same without protection of samples; None: there is none
 
     @property

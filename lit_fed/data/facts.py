@@ -37,6 +37,7 @@ class TrainingFacts(NamedTuple):
     sampling_probability: float = 1.0  # with which a client takes part in a round
     capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
     attackers: Tensor | None = None  # [A] clients that attack; None: nobody was asked for
+    sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
 
     @property
     def dtype(self) -> torch.dtype:
@@ -58,6 +59,7 @@ class TrainingFacts(NamedTuple):
             "normalisation": None if constants is None else (constants.mean, constants.std),
             "columns": None if self.columns is None else self.columns.plain(),
             "groups": None if self.groups is None else _narrowed(self.groups),
+            "sizes": None if self.sizes is None else _narrowed(self.sizes),
         }
 
     @classmethod

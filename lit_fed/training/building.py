@@ -44,6 +44,8 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     if settings.secure_aggregation is not None:
         most_weight = facts.most_samples if facts.weighting == "samples" else 1
         settings.secure_aggregation.check_cohort(settings.algorithm, settings.name, num_messages, most_weight)
+    if settings.privacy is not None and settings.privacy.needs_sizes:
+        facts = facts._replace(sizes=data.populations[0].train.sizes)
     cap = settings.robustness.weight_cap if settings.privacy is None else settings.privacy.weight_cap
     return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
 

@@ -102,6 +102,11 @@ class ExamplePrivacy(Privacy):
                 raise ConfigError(f"{here}.max_batch cuts batches, and the accountant has no answer for these together "
                                   f"with {other}; leave max_batch out")  # fmt: skip
 
+    @property
+    def needs_sizes(self) -> bool:  # type: ignore[override]
+        """Where batches are cut."""
+        return self.max_batch is not None
+
     def around(self, algorithm: Any) -> Around:
         """`PrivateSteps` around it."""
         return PrivateSteps(algorithm, self)
@@ -244,25 +249,29 @@ class PrivateSteps(Private):
             mixtures += len(mine) if self.privacy.mixture_noise is not None else 0
         return steps, mixtures
 
-    def _epsilon(self, ctx: Context, noise: float, steps: int, mixtures: int, *, exact: bool = True) -> float:
+    def _epsilon(self, ctx: Context, noise: float, steps: Tensor, mixtures: int, *, exact: bool = True) -> float:
+        """ε of the client for which it is largest, from the steps of each, [T]."""
         privacy = self.privacy
         assert privacy.sample_rate is not None
-        if privacy.max_batch is not None and not mixtures:  # cut the more often the more samples a client has
+        if privacy.max_batch is not None:
+            assert ctx.sizes is not None
+            clients = zip(ctx.sizes.tolist(), map(int, steps.tolist()), strict=True)
             return epsilon_of_truncated_batches(
-                ctx.most_samples, privacy.sample_rate, privacy.max_batch, noise, steps, privacy.charged
+                clients, privacy.sample_rate, privacy.max_batch, noise, privacy.charged, exact=exact
             )
         return epsilon_of_mixed_releases(
-            privacy.sample_rate, noise, steps, privacy.mixture_noise or 0.0, mixtures, privacy.charged,
+            privacy.sample_rate, noise, int(steps.max()), privacy.mixture_noise or 0.0, mixtures, privacy.charged,
             privacy.accountant, exact=exact,
         )  # fmt: skip
 
     def plan(self, ctx: Context, own: Charged) -> list[str]:
         """Refuse more rounds than the target was meant for."""
-        privacy, (steps, mixtures) = self.privacy, self._to_come(ctx)
-        self._check_mixtures(mixtures + int(own.mixtures.max()))
+        privacy, (to_come, mixtures) = self.privacy, self._to_come(ctx)
+        mixtures += int(own.mixtures.max())
+        self._check_mixtures(mixtures)
         noise = self._noise(ctx, own)
-        steps, mixtures = steps + int(own.steps.max()), mixtures + int(own.mixtures.max())
-        epsilon = self._epsilon(ctx, noise, steps, mixtures)
+        steps = int(own.steps.max()) + to_come
+        epsilon = self._epsilon(ctx, noise, own.steps + to_come, mixtures)
         if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
             raise ConfigError(
                 f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {steps} steps: the "
@@ -294,7 +303,7 @@ class PrivateSteps(Private):
         privacy, noise = self.privacy, float(own.noise_multiplier)
         steps, mixtures = int(own.steps.max()), int(own.mixtures.max())
         found: dict[str, Any] = {
-            "epsilon": self._epsilon(ctx, noise, steps, mixtures, exact=exact),
+            "epsilon": self._epsilon(ctx, noise, own.steps, mixtures, exact=exact),
             "delta": privacy.charged,
             "sampling_probability": privacy.sample_rate,
             "noise_multiplier": noise,

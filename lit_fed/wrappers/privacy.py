@@ -56,6 +56,8 @@ class Privacy(WrapperSettings):
     weight_cap: int | None = None
     fixes_denominator = False
     """Whether averages are divided by what takes part in general, whoever it is."""
+    needs_sizes = False
+    """Whether ε depends on the number of samples of each client."""
 
     def check_budget(self) -> None:
         """Refuse settings that do not say how much noise there is, and for which δ.

@@ -29,7 +29,9 @@ def charged(steps, mixtures=0, noise=1.1):
 
 def guarantee(own, **settings):
     privacy = ExamplePrivacy(**GIVEN | settings)
-    return privacy.around(FedAvg()).guarantee(make_context(make_task(), most_samples=500), own)
+    return privacy.around(FedAvg()).guarantee(
+        make_context(make_task(), most_samples=500, sizes=torch.tensor([300, 500])), own
+    )
 
 
 def test_the_client_with_the_most_steps_counts():
@@ -44,6 +46,21 @@ def test_cut_batches_cost_more():
     pytest.importorskip("dp_accounting")
     more = {"sample_rate": 0.1, "delta": 1e-5, "max_batch": 60, "noise_multiplier": 1.0}
     assert guarantee(charged(100.0, noise=1.0), **more)["epsilon"] == pytest.approx(13.70, abs=5e-3)
+
+
+def test_cut_batches_of_every_size_are_charged():
+    """The largest of the clients has the smallest ε."""
+    pytest.importorskip("dp_accounting")
+    settings = {"sample_rate": 0.1, "delta": 1e-4, "max_batch": 12, "noise_multiplier": 1.0}
+    wrapped = ExamplePrivacy(**GIVEN | settings).around(FedAvg())
+    ctx = make_context(make_task(), most_samples=400, sizes=torch.tensor([130, 140, 250, 400]))
+    steps = torch.full((4,), 20.0, dtype=torch.float64)
+    own = Charged(torch.tensor(1.0), steps, torch.zeros_like(steps))
+    assert wrapped.guarantee(ctx, own)["epsilon"] == pytest.approx(10.424, abs=1e-3)
+    assert wrapped.guarantee(ctx, own._replace(steps=steps.index_fill(0, torch.tensor([0, 1]), 0.0)))[
+        "epsilon"
+    ] == pytest.approx(8.516, abs=1e-3)
+    assert "ε 10.42" in wrapped.plan(ctx._replace(num_rounds=1, num_clients=4), own._replace(steps=steps - 10))[0]
 
 
 def test_noisy_mixtures_are_charged_beside_the_steps():

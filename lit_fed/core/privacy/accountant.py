@@ -12,7 +12,7 @@ smaller. Both come from the package dp-accounting (the extra `privacy`), importe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -151,36 +151,53 @@ def noise_for_local_messages(target_epsilon: float, messages: int, delta: float)
 
 
 def epsilon_of_truncated_batches(
-    num_samples: int, sampling_probability: float, most_samples: int, noise_multiplier: float, steps: int, delta: float
+    clients: Iterable[tuple[int, int]],
+    sampling_probability: float,
+    most_samples: int,
+    noise_multiplier: float,
+    delta: float,
+    *,
+    exact: bool = True,
 ) -> float:
-    """ε of noisy gradients of Poisson batches that were cut at a width, for adding or removing one sample.
+    """The largest ε of the clients, for noisy gradients of Poisson batches that were cut at a width.
+
+    It is that of adding or removing one sample. It rises with a client's number of samples and falls again, since in a
+    large client few samples enter a cut batch, so the largest client says nothing of the others.
 
     Args:
-        num_samples: of the client.
+        clients: number of samples and number of steps of each.
         sampling_probability: of one sample in one step, in (0, 1].
         most_samples: a larger batch is cut to this many samples, drawn uniformly.
         noise_multiplier: standard deviation of the noise over the bound of a sample's gradient.
-        steps: with such a batch.
         delta: in (0, 1).
+        exact: as of `epsilon_of_releases`.
 
     Source:
         Ganesh et al. 2025 (arXiv 2508.15089), accountant `pld`.
     """
-    if steps == 0:
-        return 0.0
-    if noise_multiplier == 0:
-        return math.inf
-    if most_samples >= num_samples:  # nothing is ever cut
-        return epsilon_of_releases(sampling_probability, noise_multiplier, steps, delta)
-    with _quiet() as library:
-        event = library.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=num_samples,
-            sampling_probability=sampling_probability,
-            truncated_batch_size=most_samples,
-            noise_multiplier=noise_multiplier,
-        )
-        teller = library.pld.PLDAccountant(value_discretization_interval=_grid(noise_multiplier, steps))
-        return float(teller.compose(event, steps).get_epsilon(delta))
+    most_steps: dict[int, int] = {}
+    for size, steps in clients:
+        size = max(size, most_samples)  # of smaller clients nothing is ever cut
+        most_steps[size] = max(steps, most_steps.get(size, 0))
+
+    def epsilon(size: int, exact: bool) -> float:
+        steps = most_steps[size]
+        if size == most_samples or not steps or not noise_multiplier:
+            return epsilon_of_releases(sampling_probability, noise_multiplier, steps, delta, exact=exact)
+        grid = _grid(noise_multiplier, steps, exact)
+        one = _cut_loss_distribution(size, sampling_probability, most_samples, noise_multiplier, grid)
+        with _quiet():
+            return float(one.self_compose(steps).get_epsilon_for_delta(delta))
+
+    # a coarse grid only makes ε larger, so a size whose coarse ε is below an exact one needs no exact one
+    rough = sorted(((epsilon(size, False), size) for size in most_steps), reverse=True)
+    if not exact:
+        return rough[0][0]
+    largest = 0.0
+    for bound, size in rough:
+        if bound > largest:
+            largest = max(largest, epsilon(size, True))
+    return largest
 
 
 def epsilon_of_mixed_releases(
@@ -297,6 +314,22 @@ def _loss_distribution(sampling_probability: float, noise_multiplier: float, gri
             standard_deviation=noise_multiplier,
             sampling_prob=sampling_probability,
             value_discretization_interval=grid,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _cut_loss_distribution(
+    num_samples: int, sampling_probability: float, most_samples: int, noise_multiplier: float, grid: float
+) -> Any:
+    """The privacy loss of one gradient of a batch that was cut, of a client with so many samples."""
+    with _quiet() as library:
+        return library.pld.privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+            dataset_size=num_samples,
+            sampling_probability=sampling_probability,
+            truncated_batch_size=most_samples,
+            noise_multiplier=noise_multiplier,
+            value_discretization_interval=grid,
+            neighboring_relation=library.NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
 
 

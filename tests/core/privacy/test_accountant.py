@@ -84,7 +84,23 @@ def test_samples_in_poisson_batches():
 
 @pytest.mark.parametrize(("width", "expected"), [(80, 7.0602), (500, 7.0466), (60, 13.70)])
 def test_batches_cut_at_a_width(width, expected):
-    assert epsilon_of_truncated_batches(500, 0.1, width, 1.0, 100, 1e-5) == pytest.approx(expected, abs=5e-3)
+    assert epsilon_of_truncated_batches([(500, 100)], 0.1, width, 1.0, 1e-5) == pytest.approx(expected, abs=5e-3)
+
+
+def test_cut_batches_cost_most_at_a_size_in_between():
+    """ε of every size alone, by steps of all clients and by sizes: the largest of any client counts."""
+    alone = {130: 10.168, 140: 10.424, 250: 8.516, 400: 6.376, 8: 2.878}
+
+    def epsilon(clients, exact=True):
+        return epsilon_of_truncated_batches(clients, 0.1, 12, 1.0, 1e-4, exact=exact)
+
+    for size, expected in alone.items():
+        assert epsilon([(size, 20)]) == pytest.approx(expected, abs=1e-3)
+    together = [(size, 20) for size in alone]
+    assert epsilon(together) == epsilon([(140, 20)])
+    assert epsilon(together) <= epsilon(together, exact=False) < epsilon(together) + 5e-3
+    assert epsilon([(400, 20), (130, 20), (140, 5)]) == epsilon([(130, 20)]), "a client that took few steps"
+    assert epsilon([(8, 20)]) == epsilon_of_releases(0.1, 1.0, 20, 1e-4), "nothing is cut"
 
 
 def test_the_search_of_the_tutorial():
@@ -164,8 +180,8 @@ def test_edges(teller):
 
 
 def test_edges_of_messages_and_batches():
-    assert epsilon_of_local_messages(0.0, 1, 1e-5) == epsilon_of_truncated_batches(9, 0.1, 3, 0.0, 1, 1e-5) == math.inf
-    assert epsilon_of_local_messages(1.0, 0, 1e-5) == epsilon_of_truncated_batches(9, 0.1, 3, 1.0, 0, 1e-5) == 0.0
+    assert epsilon_of_local_messages(0.0, 1, 1e-5) == epsilon_of_truncated_batches([(9, 1)], 0.1, 3, 0.0, 1e-5) == math.inf
+    assert epsilon_of_local_messages(1.0, 0, 1e-5) == epsilon_of_truncated_batches([(9, 0)], 0.1, 3, 1.0, 1e-5) == 0.0
 
 
 def test_orders_left_out_are_not_spoken_of(caplog, capfd):
