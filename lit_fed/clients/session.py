@@ -91,10 +91,11 @@ class ModelSettings(NamedTuple):
             self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(self.algorithm, self.name)
+            self.secure_aggregation.check_privacy(self.privacy)
         self.codecs.check(self.algorithm, self.name, self.aggregation)
         private, secure = self.privacy is not None, self.secure_aggregation is not None
         ef21 = self.codecs.feedback == "ef21"
-        self.codecs.check_wrappers(private=private, secure=secure)
+        self.codecs.check_wrappers(privacy=self.privacy, secure=secure)
         self.robustness.check(self.algorithm, self.name, self.weighting)
         self.robustness.check_wrappers(privacy=self.privacy, secure=secure, sums_up=ef21)
         if self.faults is not None:

@@ -27,6 +27,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.wrappers.around import Around, Guarded
+from lit_fed.wrappers.compression import sent_leaves
 from lit_fed.wrappers.news import known, news, tell
 
 __all__ = ["Broadcast", "CompressedBroadcast"]
@@ -105,7 +106,8 @@ class CompressedBroadcast(Around):
     def _told(self, ctx: Context, new: dict[str, Tensor], old: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """What clients decode, and the bits that the message saves."""
         changes = news(new, old)
-        vectors, zero = vectors_of(changes, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
+        sent = sent_leaves(self.inner, ctx, changes)  # others cost no bits that could be saved
+        vectors, zero = vectors_of(sent, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
         decoded, saved = {}, zero.double()
 
         def encode(chances: Chances, values: Tensor) -> Encoded:
@@ -113,10 +115,10 @@ class CompressedBroadcast(Around):
 
         for name, vector in vectors.items():
             stream = (ctx.seed, ctx.round_idx, zero, f"broadcast/{ctx.phase}/{name}")
-            sent: Encoded = encode_each(encode, (vector,), stream)
-            decoded[name] = sent.decoded
-            saved = saved + 8 * ctx.task.dtype.itemsize * vector.numel() - sent.bits.sum()
-        told: dict[str, Tensor] = tell(new, old, changes, leaves_of(decoded, changes, self.scope))
+            one: Encoded = encode_each(encode, (vector,), stream)
+            decoded[name] = one.decoded
+            saved = saved + 8 * ctx.task.dtype.itemsize * vector.numel() - one.bits.sum()
+        told: dict[str, Tensor] = tell(new, old, changes, changes | leaves_of(decoded, sent, self.scope))
         return told, saved
 
 

@@ -14,7 +14,7 @@ Symbols:
 Deviations:
     The paper's other estimator divides by what took part; its sensitivity is twice as large, and it is not offered.
     Counts of clients within the bound are centred, b_i − ½, so that clients that stay away do not move the bound.
-    Messages keep their types: in float32 a clipped change may exceed the bound by the rounding of the models.
+    Messages keep their types, and models are rounded to them: changes are clipped below C by what rounding may add.
     A message with two parts (SCAFFOLD) may have a bound for each. Both then get the noise of z·√2, so that the pair is
     one release of multiplier z.
     What the noise is worth is reported as its share of what was released, from released numbers alone.
@@ -35,14 +35,14 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
-from lit_fed.core.privacy.clipping import adapted_bound, clip_factor, noise_beside_counts
+from lit_fed.core.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.news import known, news, tell
 from lit_fed.wrappers.privacy import NOT_COVERED, Privacy, Private, check_statistics, planned
 
-__all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released"]
+__all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released", "clips_messages"]
 
 
 class Counted(NamedTuple):
@@ -192,8 +192,9 @@ class PrivateAverage(Private):
         of_old = known(self.inner, self.heard(ctx, shared), message.value)
         changes = news(message.value, of_old)
         parts, leaves = self._parts(changes), tree.leaves(changes)
-        mine = [[leaf for leaf, part in zip(leaves, parts, strict=True) if part == one] for one in range(len(bounds))]
-        factors = torch.stack([clip_factor(tree.norm(some), bound) for some, bound in zip(mine, bounds, strict=True)])
+        pairs = list(zip(leaves, tree.leaves(of_old), strict=True))
+        mine = [[pair for pair, part in zip(pairs, parts, strict=True) if part == one] for one in range(len(bounds))]
+        factors = torch.stack([_factor(some, bound) for some, bound in zip(mine, bounds, strict=True)])
         told = [leaf * factors[part] for leaf, part in zip(leaves, parts, strict=True)]
         value = tell(message.value, of_old, changes, tree.rebuild(changes, told))
         clipped = (factors.min() < 1).double()
@@ -310,6 +311,21 @@ class PrivateAverage(Private):
 
 
 _noise_for = lru_cache(maxsize=8)(noise_for_releases)
+
+
+def _factor(pairs: list[tuple[Tensor, Tensor]], bound: Tensor) -> Tensor:
+    """Scale of the changes of some leaves, given with what is known of them, [] float64: room is left for rounding."""
+    changes, olds = map(list, zip(*pairs, strict=True))
+    return clip_factor(tree.norm(changes), bound, bound_before_rounding(bound, olds))
+
+
+def clips_messages(algorithm: Any) -> bool:
+    """Whether a wrapper among those around an algorithm clips messages, for noise that the server adds."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, PrivateAverage):
+            return True
+        algorithm = algorithm.inner
+    return False
 
 
 def _normal(like: Tensor, rng: torch.Generator) -> Tensor:

@@ -14,6 +14,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Tree
 from lit_fed.wrappers.broadcast import CompressedBroadcast
 from lit_fed.wrappers.compression import Compressed, Feedback, sent_leaves
+from lit_fed.wrappers.privacy import Privacy
 
 __all__ = ["Compression"]
 
@@ -98,17 +99,22 @@ class Compression(NamedTuple):
         if reason:
             raise ConfigError(f"--model.compression_feedback is ef21, and {reason}; give ef14")
 
-    def check_wrappers(self, *, private: bool, secure: bool) -> None:
+    def check_wrappers(self, *, privacy: Privacy | None, secure: bool) -> None:
         """Refuse what other wrappers cannot live with.
 
         Args:
-            private: whether noise is added to what the server learns.
+            privacy: differential privacy; None: none.
             secure: whether the server sees sums alone, so that messages have to be added up undecoded.
 
         Raises:
             ConfigError: naming the options.
         """
-        if private and self.feedback == "ef21":
+        if privacy is not None and privacy.noises_messages and self.up is not None:
+            raise ConfigError(
+                f"--model.compression {type(self.up).__name__} encodes changes before --model.privacy "
+                f"{type(privacy).__name__} adds noise to all of their numbers, so that nothing is saved; leave it out"
+            )
+        if privacy is not None and self.feedback == "ef21":
             raise ConfigError(
                 "--model.compression_feedback is ef21, whose server adds up what it learns from round to round, the "
                 "noise of --model.privacy included; give ef14"

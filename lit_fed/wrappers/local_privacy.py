@@ -69,6 +69,8 @@ class LocalPrivacy(Privacy):
     delta: float | None = None
     clip_norm: float | None = None
 
+    noises_messages = True
+
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         self.check_budget()

@@ -56,6 +56,8 @@ class Privacy(WrapperSettings):
     weight_cap: int | None = None
     fixes_denominator = False
     """Whether averages are divided by what takes part in general, whoever it is."""
+    noises_messages = False
+    """Whether each client adds noise to all numbers of its message."""
     needs_sizes = False
     """Whether ε depends on the number of samples of each client."""
 

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.errors import ConfigError
 from lit_fed.wrappers.around import WrapperSettings
+from lit_fed.wrappers.privacy import Privacy
 
 __all__ = ["SecureAggregation"]
 
@@ -35,6 +36,13 @@ class SecureAggregation(WrapperSettings):
                 f"--model.secure_aggregation shows the server a sum of changes of models, and {name} {reason}; choose "
                 "an algorithm that averages models, or leave it out"
             )
+
+    def check_privacy(self, privacy: Privacy | None) -> None:
+        """Refuse differential privacy whose ε would not hold.
+
+        Raises:
+            ConfigError: naming both settings.
+        """
 
     @abstractmethod
     def check_cohort(self, algorithm: Algorithm, name: str, num_messages: int, most_weight: int) -> None:

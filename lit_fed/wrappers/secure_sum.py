@@ -11,6 +11,8 @@ Deviations:
     from this process; key agreement, its rounds and its time, and servers that cheat are left out.
     Clients send changes of models and not models, whose numbers are larger: a narrow range leaves fine steps.
     Leaves of whole numbers, such as counters of batches and which models a client sends, take no fraction bits.
+    Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that noise was
+    laid out for, and steps are those of all T clients, whoever takes part.
     t = 2/3 is ours. A client that drops out, and all clients of a round that is void, go on with the state that they
     had before: client and server so agree about what was sent.
 """
@@ -35,9 +37,11 @@ from lit_fed.core.secure.recovery import survives, take_masks_off
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.wrappers.around import Around, Carried, own_work
+from lit_fed.wrappers.client_privacy import clips_messages
 from lit_fed.wrappers.compression import Compressed, sent_leaves
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.news import known, news
+from lit_fed.wrappers.privacy import Privacy
 from lit_fed.wrappers.secure_aggregation import SecureAggregation
 
 __all__ = ["Masked", "MaskedAverage", "SecureSum"]
@@ -99,6 +103,15 @@ class SecureSum(SecureAggregation):
             )
         self.point(num_messages, most_weight)
 
+    def check_privacy(self, privacy: Privacy | None) -> None:
+        """Refuse drop-outs whose void rounds tell who takes part."""
+        if privacy is not None and privacy.fixes_denominator and self.dropout_fraction:
+            raise ConfigError(
+                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and whether a round is void then depends on who "
+                f"takes part, which ε of --model.privacy {type(privacy).__name__} does not cover; give "
+                "--model.faults.dropout instead, by which clients drop out before they mask"
+            )
+
     def point(self, num_messages: int, most_weight: int) -> FixedPoint:
         """How numbers become whole ones in a phase.
 
@@ -157,7 +170,11 @@ class MaskedAverage(Around):
         points, cohort = self._points(ctx, shared, changes), self._cohort(ctx)
         weight = message.weight.double() * (1 if ctx.draws is None else ctx.draws[data.client_id])
         pairs = [(point, leaf.flatten()) for point, leaf in zip(points, tree.leaves(changes), strict=True)]
-        parts = [*(point.encode(leaf, weight) for point, leaf in pairs), weight.round().to(torch.int64).view(1)]
+        bounded = clips_messages(self.inner)
+        parts = [
+            *(point.encode(leaf, weight, towards_zero=bounded) for point, leaf in pairs),
+            weight.round().to(torch.int64).view(1),
+        ]
         flat = torch.cat(parts)
         if self.settings.masks and len(cohort.client_ids):
             flat = modulo(flat + cohort.mask(data.client_id, len(flat)), self.settings.modulus_bits)
@@ -250,6 +267,10 @@ class MaskedAverage(Around):
     def _points(self, ctx: Context, shared: Tree, values: Tree) -> list[FixedPoint]:
         """How each leaf of the algorithm's message becomes whole numbers; one that is whole takes no fraction bits."""
         num_messages = len(self._cohort(ctx).client_ids) if ctx.draws is None else int(ctx.draws.sum())
+        if clips_messages(
+            self.inner
+        ):  # whether a client takes part must not change how the others' messages are rounded
+            num_messages = ctx.num_clients
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
         point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
         whole = point._replace(fraction_bits=0, clip_range=point.clip_range * 2.0**point.fraction_bits)

@@ -50,6 +50,12 @@ def test_num_steps(num_samples, work, batch_size, steps):
     assert len(batches(plan_of([num_samples], work, batch_size), 0)) == steps
 
 
+def test_steps_of_drawn_batches_are_rounded_to_the_nearest_number():
+    """1/b is 6.67: seven steps an epoch, some of which may be without a sample."""
+    assert num_steps(9, LocalWork(epochs=2, sample_rate=0.15), 3) == 14
+    assert num_steps(9, LocalWork(epochs=1, sample_rate=0.3), 3) == 3
+
+
 @pytest.mark.parametrize("num_samples", [1, 3, 4, 5, 8, 11])
 def test_every_epoch_covers_each_sample_once(num_samples):
     plan = plan_of([num_samples], LocalWork(epochs=3))

@@ -15,15 +15,22 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.privacy.accountant import epsilon_of_releases
 from lit_fed.core.reduce import Accumulator
-from lit_fed.core.types import Message, ModelState
+from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.wrappers.around import Guarded
 from lit_fed.wrappers.client_privacy import ClientPrivacy, Counted, PrivateAverage
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.wrappers.news import news
 from lit_fed.wrappers.privacy import private_part
+from lit_fed.wrappers.secure_sum import SecureSum
 
 CHANGES = [[3.0, 4.0, 0.0], [0.3, 0.4, 0.0], [0.0, 0.0, -2.0], [0.6, -0.8, 0.0]]
 QUIET = ClientPrivacy(0.0, clip_norm=1.0, delta=1e-3)
 SILENT_BOUND = ClientPrivacy(0.0, adaptive=True, initial_clip_norm=2.0, delta=1e-3)
+
+
+class Client:
+    client_id = torch.tensor(2)
 
 
 def model(*numbers):
@@ -154,6 +161,62 @@ def test_counts_cost_a_part_of_the_noise():
     assert float(noise.std()) == pytest.approx(2 * 1.1547005384 / 20, rel=0.1)
     shares = torch.tensor([math.log(float(own.clip_norm) / 2) / -0.2 for _, own in runs])
     assert float(shares.std()) == pytest.approx(1 / 20, rel=0.1)  # σ_b = 20/20 over 20
+
+
+def test_noise_under_an_adaptive_bound_is_that_of_the_bound_that_clients_kept():
+    """Not of the next round's, which is 0.082 times as large here."""
+    privacy = replace(SILENT_BOUND, noise_multiplier=1.0, clip_lr=5.0)
+    ctx = context(40, 0.5)
+    start = GlobalModels(ModelState({"w": torch.zeros(1, 100_000, dtype=torch.float64)}, {}))
+    wrapper = PrivateAverage(FedAvg(), privacy)
+    shared = Guarded(start, wrapper.server_memory(ctx, start))
+    all_within = Counted(start.models, torch.tensor(0.5, dtype=torch.float64))
+    reduced, own = wrapper.decode(ctx, shared, Reduced(all_within, torch.tensor(20.0).double()), torch.arange(20))
+    assert float(own.clip_norm) < 0.5
+    assert float(reduced.value.parameters["w"].std()) == pytest.approx(2 * 1.1547005384 / 20, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_clipped_message_keeps_to_the_bound_in_its_own_type(seed):
+    """In float32 rounding of large models adds to a change, by 2 % of this bound."""
+    rng = torch.Generator().manual_seed(seed)
+    start = GlobalModels(ModelState({"w": 100 * torch.randn(1, 100_000, generator=rng)}, {}))
+    wrapper = PrivateAverage(FedAvg(), replace(QUIET, clip_norm=2e-3))
+    shared = Guarded(start, wrapper.server_memory(context(), start))
+    sent = Message(tree.map_leaves(lambda leaf: leaf + 1, start.models), torch.ones((), dtype=torch.float64))
+    message, _, _ = wrapper.encode(context(), shared, sent, (), None)
+    assert 0 < float(tree.norm(news(message.value, start.models))) <= 2e-3
+
+
+@pytest.mark.parametrize("bits", [10, 12, 32])
+def test_a_masked_message_keeps_to_the_bound(bits):
+    """However coarse its steps are, and whoever takes part."""
+    rng = torch.Generator().manual_seed(bits)
+    start = GlobalModels(ModelState({"w": torch.zeros(1, 10_000, dtype=torch.float64)}, {}))
+    secure = SecureSum(modulus_bits=bits, clip_range=0.5)
+    wrapper = secure.around(PrivateAverage(FedAvg(), with_noise(1.0)))
+    ctx = context(20, 0.5)
+    shared = Guarded(start, wrapper.inner.server_memory(ctx, start))
+    change = torch.cat([torch.randn(1, 300, generator=rng).double(), torch.zeros(1, 9700).double()], 1)
+    point = secure.point(20, 1)
+    told = []
+    for present in (3, 20):
+        here = ctx._replace(present=torch.arange(20) < present)
+        sent = Message(ModelState({"w": change}, {}), torch.ones((), dtype=torch.float64))
+        clipped, _, _ = wrapper.inner.encode(here, shared, sent, (), Client)
+        message, _, _ = wrapper.encode(here, shared, clipped, (), Client)
+        told.append(message.value.residues.parameters["w"])
+    assert torch.equal(*told), "steps are the same whoever takes part"
+    norm = float(point.decode(point.join(told[0].flatten(1))).norm())
+    assert 0 < norm <= 1.0
+
+
+def test_drop_outs_that_make_rounds_void_are_refused():
+    message = "dropout_fraction is 0.1, and whether a round is void then depends on who takes part"
+    with pytest.raises(ConfigError, match=message):
+        SecureSum(dropout_fraction=0.1).check_privacy(QUIET)
+    SecureSum(dropout_fraction=0.1).check_privacy(LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3))
+    SecureSum().check_privacy(QUIET)
 
 
 def test_two_bounds_for_two_parts():

@@ -19,8 +19,11 @@ from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.models import Network
 from lit_fed.wrappers.around import Guarded
 from lit_fed.wrappers.broadcast import CompressedBroadcast
+from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.codec_settings import Compression
 from lit_fed.wrappers.compression import Compressed
+from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.local_privacy import LocalPrivacy
 
 NEWS = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
 
@@ -31,6 +34,20 @@ class Shared(NamedTuple):
 
 def models(parameters, **buffers):
     return ModelState({"w": torch.as_tensor(parameters, dtype=torch.float64)}, buffers)
+
+
+class WideNorm(Network):
+    """A hidden layer of 80 units behind BatchNorm, whose own leaves are larger than those that go as they are."""
+
+    def __init__(self, input_shape, num_outputs) -> None:
+        super().__init__()
+        self.hidden, self.norm, self.head = nn.Linear(4, 80), nn.BatchNorm1d(80), nn.Linear(80, num_outputs)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.norm(self.hidden(x))))
+
+
+CENTRAL = ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)
 
 
 class Data(NamedTuple):
@@ -308,17 +325,40 @@ def test_sampling_by_size_counts_a_client_twice():
 def test_sums_of_what_is_encoded_by_clients_of_their_own():
     message = "--model.compression QSGD: its scales or positions differ from client to client.*; choose RandomK"
     with pytest.raises(ConfigError, match=message):
-        Compression(QSGD()).check_wrappers(private=False, secure=True)
+        Compression(QSGD()).check_wrappers(privacy=None, secure=True)
     with pytest.raises(ConfigError, match=r"--model.downlink_compression .* leave one out"):
-        Compression(down=QSGD()).check_wrappers(private=False, secure=True)
-    Compression(RandomK()).check_wrappers(private=False, secure=True)
-    Compression(QSGD(), down=QSGD()).check_wrappers(private=True, secure=False)
+        Compression(down=QSGD()).check_wrappers(privacy=None, secure=True)
+    Compression(RandomK()).check_wrappers(privacy=None, secure=True)
+    Compression(QSGD(), down=QSGD()).check_wrappers(privacy=CENTRAL, secure=False)
 
 
 def test_noise_is_not_added_up():
     with pytest.raises(ConfigError, match=r"--model.compression_feedback is ef21, .* noise of --model.privacy"):
-        Compression(QSGD(), "ef21").check_wrappers(private=True, secure=False)
-    Compression(TopK(), "ef14").check_wrappers(private=True, secure=False)
+        Compression(QSGD(), "ef21").check_wrappers(privacy=CENTRAL, secure=False)
+    Compression(TopK(), "ef14").check_wrappers(privacy=CENTRAL, secure=False)
+
+
+def test_nothing_is_packed_before_noise_on_every_number():
+    local = LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3)
+    with pytest.raises(ConfigError, match=r"TopK encodes changes before --model.privacy LocalPrivacy adds noise"):
+        Compression(TopK()).check_wrappers(privacy=local, secure=False)
+    Compression(down=TopK()).check_wrappers(privacy=local, secure=False)
+
+
+@pytest.mark.parametrize("scope", ["leaf", "whole"])
+def test_a_broadcast_saves_no_bits_of_what_stays_with_the_clients(scope):
+    """Half of the bits of the parameters that are sent, and no bit of BatchNorm, which is not."""
+    wrapped = CompressedBroadcast(LocalNorm(FedAvg()), FloatCast(), scope)
+    clients = make_clients([6, 5], dtype=torch.float32)
+    federation = Federation(wrapped, clients, make_task(network=WideNorm, dtype=torch.float32))
+    plain = Federation(LocalNorm(FedAvg()), clients, make_task(network=WideNorm, dtype=torch.float32))
+    for one in (federation, plain):
+        one.round()
+    assert torch.equal(federation.bits, plain.bits), "nobody has heard a model that differences could be told from"
+    for one in (federation, plain):
+        one.round()
+    packed = 4 * 80 + (80 + 80 + 1 if scope == "whole" else 80 + 80)
+    assert float(plain.bits[1] - federation.bits[1]) == 2 * 16 * packed
 
 
 def test_codecs_have_to_fit_the_models():

@@ -110,7 +110,10 @@ def test_the_busiest_client_is_charged():
 @pytest.mark.parametrize(
     ("around", "counted"),
     [
-        ({"robustness": Robustness(Krum(num_attackers=2))}, [3, 3, 3, 3]),  # five clients are needed: all rounds skipped
+        (
+            {"robustness": Robustness(Krum(num_attackers=2))},
+            [3, 3, 3, 3],
+        ),  # five clients are needed: all rounds skipped
         ({"faults": Faults(dropout=0.9, when="after")}, [3, 3, 3, 3]),  # lost after the work: they were sent
         ({"faults": Faults(deadline=0.1, compute_mean=5.0)}, [3, 3, 3, 3]),  # too late: they were sent
         ({"faults": Faults(dropout=[0.0, 0.999999, 0.0, 0.0])}, [3, 0, 3, 3]),  # never asked

@@ -7,19 +7,38 @@ import math
 import torch
 from torch import Tensor
 
+from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["adapted_bound", "clip_factor", "noise_beside_counts"]
+__all__ = ["adapted_bound", "bound_before_rounding", "clip_factor", "noise_beside_counts"]
 
 
-def clip_factor(norm: Tensor, bound: Tensor | float) -> Tensor:
+def clip_factor(norm: Tensor, bound: Tensor | float, lower: Tensor | None = None) -> Tensor:
     """The factor, at most 1, that brings a vector of a norm [] down to a bound; 1 for a vector of zeros.
+
+    Args:
+        norm: of the vector, [].
+        bound: the largest norm that stays as it is.
+        lower: the norm of a vector that is scaled down; None: the bound.
 
     Example:
         >>> clip_factor(torch.tensor([5.0, 0.5, 2.0, 0.0]), 1.0).tolist()
         [0.20000000298023224, 1.0, 0.5, 1.0]
     """
-    return torch.where(norm > bound, bound / norm, torch.ones_like(norm))
+    return torch.where(norm > bound, (bound if lower is None else lower) / norm, torch.ones_like(norm))
+
+
+def bound_before_rounding(bound: Tensor | float, known: list[Tensor]) -> Tensor:
+    """The bound of a change in float64 that still keeps to `bound` after the changed model is rounded to its own type.
+
+    Rounding moves each number of old + change by at most half a unit in its last place, together by ε/2·(‖old‖ + C).
+
+    Args:
+        bound: C, [] or a number.
+        known: leaves of the models that the change is added to, in the types of the message.
+    """
+    half = max(torch.finfo(leaf.dtype).eps / 2 for leaf in known if leaf.is_floating_point())
+    return (bound - half * (tree.norm(known) + bound)).clamp(min=0)
 
 
 def adapted_bound(bound: Tensor, centred_share: Tensor, quantile: float, rate: float) -> Tensor:

@@ -49,15 +49,17 @@ class FixedPoint(NamedTuple):
             math.floor(Fraction(self.clip_range) * Fraction(2) ** self.fraction_bits), -self.fraction_bits
         )
 
-    def encode(self, values: Tensor, weight: Tensor) -> Tensor:
+    def encode(self, values: Tensor, weight: Tensor, *, towards_zero: bool = False) -> Tensor:
         """Residues of weight times values, rounded to multiples of 2^-f, [d] int64; values beyond c are cut off there.
 
         Args:
             values: real numbers [d] float64.
             weight: a whole number, [] float64.
+            towards_zero: round to the multiple that is nearer to zero, so that the norm of the vector never grows.
         """
-        inside = values.clamp(-self.largest, self.largest)
-        return modulo((inside * weight * 2.0**self.fraction_bits).round().to(torch.int64), self.modulus_bits)
+        steps = values.clamp(-self.largest, self.largest) * weight * 2.0**self.fraction_bits
+        whole = steps.trunc() if towards_zero else steps.round()
+        return modulo(whole.to(torch.int64), self.modulus_bits)
 
     def decode(self, residues: Tensor) -> Tensor:
         """The real numbers of residues [d], between −2^(b−1−f) and 2^(b−1−f), [d] float64."""

@@ -180,7 +180,9 @@ def test_edges(teller):
 
 
 def test_edges_of_messages_and_batches():
-    assert epsilon_of_local_messages(0.0, 1, 1e-5) == epsilon_of_truncated_batches([(9, 1)], 0.1, 3, 0.0, 1e-5) == math.inf
+    assert (
+        epsilon_of_local_messages(0.0, 1, 1e-5) == epsilon_of_truncated_batches([(9, 1)], 0.1, 3, 0.0, 1e-5) == math.inf
+    )
     assert epsilon_of_local_messages(1.0, 0, 1e-5) == epsilon_of_truncated_batches([(9, 0)], 0.1, 3, 1.0, 1e-5) == 0.0
 
 

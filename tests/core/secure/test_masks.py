@@ -87,6 +87,9 @@ def test_below_the_threshold_a_round_is_void():
     assert survives(cohort(range(6)), present, 0.5)
     assert not survives(cohort(range(6)), torch.zeros(6, dtype=torch.bool), 0.01)
     assert survives(cohort([4]), torch.ones(1, dtype=torch.bool), 1.0)
+    three_of_five = torch.tensor([True, True, True, False, False])
+    assert not survives(cohort(range(5)), three_of_five, 2 / 3), "two thirds of five are four"
+    assert survives(cohort(range(5)), three_of_five, 0.6)
 
 
 def test_the_server_learns_one_secret_of_each_client():
