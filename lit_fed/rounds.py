@@ -224,7 +224,7 @@ def start(
     """
     device, solver = train.x.device, solver or LocalSolver()
     task = replace(task, frozen={name: leaf.to(device) for name, leaf in task.frozen.items()})
-    sizes = {
+    sizes: dict[str, Any] = {
         "num_clients": train.num_clients,
         "total_samples": train.num_samples,
         "most_samples": int(train.sizes.max()),

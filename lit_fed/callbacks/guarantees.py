@@ -25,14 +25,7 @@ def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
         module: the module of the run.
         exact: False where many rounds ask, and ε may be larger by a thousandth or two.
     """
-    federation = module.federation
-    found = private_part(federation.algorithm, federation.shared)
-    if found is None:
-        return {}
-    private, own = found
-    return {
-        f"privacy/{name}": value for name, value in private.guarantee(federation.context("plan"), own, exact).items()
-    }
+    return {f"privacy/{name}": value for name, value in module.history.guarantee(module.federation, exact).items()}
 
 
 class Guarantees(FederatedCallback):
@@ -47,9 +40,13 @@ class Guarantees(FederatedCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse a fit that cannot keep what was asked for, and say what ε will be."""
-        federation = federated(pl_module).federation
+        module = federated(pl_module)
+        federation, start, privacy = module.federation, module.history.warm_start, module.settings.privacy
         found = private_part(federation.algorithm, federation.shared)
-        for line in () if found is None else found[0].plan(federation.context("plan"), found[1]):
+        if found is None or privacy is None:
+            return
+        lines = [] if start is None else privacy.check_start(start.path, start.spent)
+        for line in lines + found[0].plan(federation.context("plan"), found[1]):
             if trainer.is_global_zero:
                 notice(line)
 

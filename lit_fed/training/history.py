@@ -16,6 +16,7 @@ from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedu
 from lit_fed.training.resume import changes_on_resume, note_after_schedule
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.faults import faults_of
+from lit_fed.wrappers.privacy import spent_by, whole_guarantee
 
 __all__ = ["RunHistory"]
 
@@ -79,6 +80,14 @@ class RunHistory:
             "each is fresh, since equal models would stay equal\n"
         )
 
+    def guarantee(self, federation: FederatedRounds, exact: bool = True) -> dict[str, Any]:
+        """What differential privacy promises of the run's models, those included that it started from; {} without."""
+        warm, ctx = self.warm_start, federation.context("plan")
+        spent = None if warm is None else warm.spent
+        return whole_guarantee(
+            federation.algorithm, ctx, federation.shared, spent, starts=warm is not None, exact=exact
+        )
+
     def identity(self, federation: FederatedRounds) -> dict[str, Any]:
         """What a resumed run must share with its checkpoint, where no command line says more."""
         criterion, faults = federation.terms.task.criterion, faults_of(federation.algorithm)
@@ -115,6 +124,7 @@ class RunHistory:
             "results": dict(results),
             "client_files": store.location,
             "init_from": None if self.warm_start is None else self.warm_start.plain(),
+            "spent": spent_by(self.guarantee(federation, exact=False)),
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
         }
 

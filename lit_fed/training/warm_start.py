@@ -33,6 +33,7 @@ class WarmStart(NamedTuple):
     buffers: dict[str, Tensor]
     frozen: dict[str, Tensor]  # leaves without a model axis, of a checkpoint that holds them
     digest: str = ""  # of what was frozen, of one that does not; '' if nothing was
+    spent: dict[str, Any] | None = None  # its guarantee of privacy, see `spent_by`; None: it has none
 
     @classmethod
     def read(cls, path: str) -> WarmStart:
@@ -56,7 +57,8 @@ class WarmStart(NamedTuple):
             for start in (place + PARAMETERS, place + BUFFERS, FROZEN)
         )
         digest = (content[CHECKPOINT_KEY].get("frozen") or {"digest": ""})["digest"]
-        return cls(str(path), algorithm, int(content["global_step"]), parameters, buffers, frozen, digest)
+        spent = content[CHECKPOINT_KEY].get("spent")
+        return cls(str(path), algorithm, int(content["global_step"]), parameters, buffers, frozen, digest, spent)
 
     @classmethod
     def found_in(cls, stored: dict[str, Any]) -> WarmStart | None:

@@ -87,6 +87,7 @@ class ClientPrivacy(Privacy):
         accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
         noise_scale: share of the noise that is really added, to imitate a population 1/share times as large; only the
             ε of that population is then reported.
+        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
     """
 
     noise_multiplier: float | None = None
@@ -102,7 +103,10 @@ class ClientPrivacy(Privacy):
     clip_count_noise: float | None = None
     accountant: Accountant = "pld"
     noise_scale: float = 1.0
+    public_start: bool = False
 
+    unit = "a client with all of its samples"
+    adjacency = "add or remove one"
     fixes_denominator = True
 
     def __post_init__(self) -> None:
@@ -298,8 +302,8 @@ class PrivateAverage(Private):
             )
         words = {
             "accountant": accountant_name(privacy.accountant),
-            "unit": "a client with all of its samples",
-            "adjacency": "add or remove one",
+            "unit": privacy.unit,
+            "adjacency": privacy.adjacency,
             "not_covered": NOT_COVERED,
         }
         numbers = {

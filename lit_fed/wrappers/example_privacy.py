@@ -68,6 +68,7 @@ class ExamplePrivacy(Privacy):
         mixture_noise: σ_π, standard deviation of the noise on the sums of responsibilities, of which a client makes its
             mixture weights; FedEM needs it.
         accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
+        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
     """
 
     noise_multiplier: float | None = None
@@ -78,6 +79,10 @@ class ExamplePrivacy(Privacy):
     max_batch: int | None = None
     mixture_noise: float | None = None
     accountant: Accountant = "pld"
+    public_start: bool = False
+
+    unit = "a sample of a client"
+    adjacency = "add or remove one"
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and what does not go together."""
@@ -314,8 +319,8 @@ class PrivateSteps(Private):
             found |= {"mixture_noise": privacy.mixture_noise, "noisy_mixtures": mixtures}
         return found | {
             "accountant": accountant_name(privacy.accountant),
-            "unit": "a sample of a client",
-            "adjacency": "add or remove one",
+            "unit": privacy.unit,
+            "adjacency": privacy.adjacency,
             "not_covered": "metrics, training losses, and states of clients in checkpoints",
         }
 

@@ -62,14 +62,18 @@ class LocalPrivacy(Privacy):
             of it.
         delta: δ, the probability with which ε may fail; to be set, far below 1.
         clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set.
+        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
     """
 
     noise_multiplier: float | None = None
     target_epsilon: float | None = None
     delta: float | None = None
     clip_norm: float | None = None
+    public_start: bool = False
 
     noises_messages = True
+    unit = "the data of a client, whoever sees what it sends"
+    adjacency = "replace by any other"
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -168,8 +172,8 @@ class NoisyClients(Private):
             "releases": most,
             "clip_norm": self.privacy.clip_norm,
             "accountant": accountant_name("gaussian"),
-            "unit": "the data of a client, whoever sees what it sends",
-            "adjacency": "replace by any other",
+            "unit": self.privacy.unit,
+            "adjacency": self.privacy.adjacency,
             "not_covered": NOT_COVERED,
         }
 

@@ -13,7 +13,16 @@ from lit_fed.core.types import Tree
 from lit_fed.wrappers.around import Around, WrapperSettings
 from lit_fed.wrappers.fedbn import averages_statistics
 
-__all__ = ["NOT_COVERED", "Privacy", "Private", "check_statistics", "planned", "private_part"]
+__all__ = [
+    "NOT_COVERED",
+    "Privacy",
+    "Private",
+    "check_statistics",
+    "planned",
+    "private_part",
+    "spent_by",
+    "whole_guarantee",
+]
 
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
 """What a run writes and ε says nothing of: it is made from the clients' own data without noise."""
@@ -22,6 +31,7 @@ NOT_COVERED = "metrics, training losses, mixture weights of clients, and states 
 class Private(Around):
     """A wrapper that knows what its releases cost, since it remembers them."""
 
+    privacy: Privacy
     remembers_rounds = True
 
     @abstractmethod
@@ -50,9 +60,14 @@ class Private(Around):
 class Privacy(WrapperSettings):
     """Settings of differential privacy, given as `--model.privacy`."""
 
+    unit = ""
+    """Whose data the guarantee is about."""
+    adjacency = ""
+    """What two data sets differ by that ε compares."""
     noise_multiplier: float | None
     target_epsilon: float | None
     delta: float | None
+    public_start: bool
     weight_cap: int | None = None
     fixes_denominator = False
     """Whether averages are divided by what takes part in general, whoever it is."""
@@ -128,6 +143,30 @@ class Privacy(WrapperSettings):
                 "--model.aggregation stale_fill has no meaning with --model.privacy, whose denominator is fixed already"
             )
 
+    def check_start(self, path: str, spent: dict[str, Any] | None) -> list[str]:
+        """Refuse models of another run that may tell of the same clients without being charged; returns what to say.
+
+        Args:
+            path: checkpoint of the run.
+            spent: its guarantee, as `spent_by` gives it; None: it had none.
+
+        Raises:
+            ConfigError: naming the checkpoint.
+        """
+        start = f"--init_from {path}"
+        if self.public_start:
+            return [f"{start} counts as public: ε says nothing of the data that its models were trained on"]
+        if spent is not None and not _is_spent(spent):
+            raise ConfigError(f"{start} says nothing sensible of the privacy of its models; give another checkpoint")
+        if spent is None or (spent["unit"], spent["adjacency"]) != (self.unit, self.adjacency):
+            kind = "without privacy" if spent is None else f"with privacy of {spent['unit']} ({spent['adjacency']})"
+            raise ConfigError(
+                f"{start} holds models that were trained {kind}, and ε of --model.privacy {type(self).__name__} would "
+                "not cover what they tell of the clients; give the checkpoint of a run with the same --model.privacy, "
+                "or --model.privacy.public_start true if it was trained on public data alone"
+            )
+        return [f"{start} has spent ε {spent['epsilon']:.4g} at δ {spent['delta']:g}, which are added in reports"]
+
     def check_sampling(self, client_sampling: str) -> None:
         """Refuse a way of drawing cohorts that the accountant has no answer for; here all are taken.
 
@@ -172,6 +211,50 @@ def check_statistics(algorithm: Any, ctx: Context) -> None:
     if averages_statistics(algorithm, ctx):
         raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
                           "--model.batch_norm local")  # fmt: skip
+
+
+def whole_guarantee(
+    algorithm: Any, ctx: Context, shared: Tree, start: dict[str, Any] | None, *, starts: bool, exact: bool = True
+) -> dict[str, Any]:
+    """The guarantee of a run and of the models that it started from, whose ε and δ are added; {} without privacy.
+
+    Args:
+        algorithm: inside its wrappers.
+        ctx: what every client knows.
+        shared: the shared state.
+        start: what was spent on the models that the run started from, see `spent_by`; None: nothing.
+        starts: whether the run started from models of another.
+        exact: as of `Private.guarantee`.
+    """
+    found = private_part(algorithm, shared)
+    if found is None:
+        return {}
+    private, own = found
+    guarantee = private.guarantee(ctx, own, exact)
+    if starts and private.privacy.public_start:
+        covered = f"{guarantee['not_covered']}, and the data that the models of --init_from learned from"
+        return guarantee | {"not_covered": covered}
+    if start is None:
+        return guarantee
+    both = {name: value + start["epsilon"] for name, value in guarantee.items() if name.startswith("epsilon")}
+    return guarantee | both | {"delta": guarantee["delta"] + start["delta"], "epsilon_of_start": start["epsilon"]}
+
+
+def spent_by(guarantee: dict[str, Any]) -> dict[str, Any] | None:
+    """What a checkpoint says of the privacy of its models, for runs that start from them; None: nothing is promised.
+
+    Args:
+        guarantee: as of `whole_guarantee`; one of an imitated population promises nothing.
+    """
+    names = ("epsilon", "delta", "unit", "adjacency")
+    return {name: guarantee[name] for name in names} if "epsilon" in guarantee else None
+
+
+def _is_spent(value: Any) -> bool:
+    """Whether a checkpoint's entry is what `spent_by` gives."""
+    types = {"epsilon": float, "delta": float, "unit": str, "adjacency": str}
+    whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in types.items())
+    return whole and value["epsilon"] >= 0 and 0 <= value["delta"] <= 1
 
 
 def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:

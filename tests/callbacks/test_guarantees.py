@@ -16,6 +16,7 @@ from lit_fed.wrappers.privacy import NOT_COVERED
 pytest.importorskip("dp_accounting")
 
 PRIVATE = ["--model.privacy.clip_norm", "1", "--model.privacy.delta", "1e-3"]
+LAST = "FedEM/version_0/checkpoints/last.ckpt"
 CENTRAL = ["--model.privacy", "ClientPrivacy", *PRIVATE, "--data.client_sampling", "poisson",
            "--data.client_fraction", "0.5"]  # fmt: skip
 
@@ -61,6 +62,34 @@ def test_a_run_of_central_privacy(tmp_path, capsys):
     }
     assert f"privacy: ε {expected[1]:.4g}, δ 0.001 after 2 releases (PLD, dp-accounting 0.6.0)\n" in said
     assert f"not for: {NOT_COVERED}\n" in said
+
+
+def test_what_was_spent_on_the_models_that_a_run_starts_from(tmp_path, capsys):
+    """A run without privacy is refused or declared public; ε and δ of a private one are added."""
+    plain, first = tmp_path / "plain", tmp_path / "first"
+    run(plain, [])
+    local = ["--model.privacy", "LocalPrivacy", *PRIVATE, "--model.privacy.noise_multiplier", "5"]
+    _, _, spent = run(first, local)
+    start, after = ["--init_from", f"{plain}/{LAST}"], ["--init_from", f"{first}/{LAST}"]
+    with pytest.raises(SystemExit):
+        run(tmp_path / "refused", local + start)
+    said = capsys.readouterr().err
+    assert "holds models that were trained without privacy, and ε of --model.privacy LocalPrivacy would not" in said
+    assert "--model.privacy.public_start true" in said
+    with pytest.raises(SystemExit):
+        run(tmp_path / "refused", [*CENTRAL, "--model.privacy.noise_multiplier", "1", *after])
+    assert "with privacy of the data of a client, whoever sees what it sends" in capsys.readouterr().err
+    _, _, summary = run(tmp_path / "public", [*local, *start, "--model.privacy.public_start", "true"])
+    assert f"{LAST} counts as public" in capsys.readouterr().err
+    assert summary["privacy/epsilon"] == spent["privacy/epsilon"]
+    assert summary["privacy/not_covered"] == f"{NOT_COVERED}, and the data that the models of --init_from learned from"
+    _, metrics, summary = run(tmp_path / "second", local + after)
+    assert f"has spent ε {spent['privacy/epsilon']:.4g} at δ 0.001, which are added" in capsys.readouterr().err
+    assert summary["privacy/epsilon"] == metrics["privacy/epsilon"].iloc[-1] == 2 * spent["privacy/epsilon"]
+    assert (summary["privacy/delta"], summary["privacy/epsilon_of_start"]) == (2e-3, spent["privacy/epsilon"])
+    third = ["--init_from", f"{tmp_path}/second/{LAST}"]
+    _, _, summary = run(tmp_path / "third", local + third)
+    assert summary["privacy/epsilon"] == pytest.approx(3 * spent["privacy/epsilon"])
 
 
 def test_a_run_without_noise(tmp_path):
