@@ -35,6 +35,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
 from lit_fed.wrappers.around import Around, innermost
 from lit_fed.wrappers.faults import drawn_weight, faults_of
+from lit_fed.wrappers.privacy import privacy_of
 
 __all__ = ["FederatedRounds", "RoundRecord", "start"]
 
@@ -229,6 +230,7 @@ def start(
         "total_samples": train.num_samples,
         "most_samples": int(train.sizes.max()),
         "sizes": train.sizes,
+        "secret": None if (privacy := privacy_of(algorithm)) is None else privacy.secret(),
     }
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)

@@ -12,6 +12,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
+from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
@@ -81,6 +82,7 @@ def make_context(task=None, solver=None, phase="train", **fields) -> Context:
     """A context of ten clients with 100 samples in all."""
     solver = solver or LocalSolver()
     defaults = {"lr": solver.lr_in(phase, 0, 1), "round_idx": 0, "num_clients": 10, "total_samples": 100, "seed": 0}
+    defaults |= {"secret": Secret.of_seed(0)}
     return Context(task or make_task(), solver, phase=phase, **(defaults | fields))
 
 
@@ -284,7 +286,8 @@ def batch_orders(federation: Federation, phase: str = "train", work: LocalWork |
     train, work = train or federation.train, work or federation.solver.work
     plan = make_plan(
         train.sizes.tolist(), [one + train.first_id for one in range(train.num_clients)], work,
-        batch_size=federation.batch_size, seed=federation.seed, round_idx=federation.round_idx, phase=phase,
+        batch_size=federation.batch_size, seed=federation.terms.seed_of_batches(work),
+        round_idx=federation.round_idx, phase=phase,
     )  # fmt: skip
     index, counts = plan.index.numpy(), plan.counts.numpy()
     streams = slice(None) if work.batches_per_step > 1 else 0

@@ -9,16 +9,21 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-__all__ = ["LastCheckpoint", "last_checkpoint"]
+__all__ = ["LastCheckpoint", "checkpoint_folder", "last_checkpoint"]
+
+
+def checkpoint_folder(trainer: Trainer) -> Path | None:
+    """Where a run's `last.ckpt` is written; None in a run that writes none."""
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
+            return Path(callback.dirpath)
+    return None
 
 
 def last_checkpoint(trainer: Trainer) -> Path | None:
     """The `last.ckpt` that a run has written; None before the first."""
-    for callback in trainer.checkpoint_callbacks:
-        if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
-            path = Path(callback.dirpath) / "last.ckpt"
-            return path if path.is_file() else None
-    return None
+    folder = checkpoint_folder(trainer)
+    return folder / "last.ckpt" if folder is not None and (folder / "last.ckpt").is_file() else None
 
 
 class LastCheckpoint(ModelCheckpoint):

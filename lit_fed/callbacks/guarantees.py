@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from string import hexdigits
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_fed.core.errors import notice
+from lit_fed.callbacks.checkpoint import checkpoint_folder
+from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.machine.files import whole_file
+from lit_fed.core.privacy.noise import SECRET_BYTES, Secret
 from lit_fed.core.types import RoundRecord
-from lit_fed.training.hooks import FederatedCallback, federated, log_round
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.privacy import private_part
+from lit_fed.wrappers.privacy import Private, private_part, with_private_part
 
 __all__ = ["Guarantees", "guarantee_in_words", "guarantee_of"]
+
+SECRET_FILE = "noise.secret"
 
 
 def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
@@ -45,10 +52,15 @@ class Guarantees(FederatedCallback):
         found = private_part(federation.algorithm, federation.shared)
         if found is None or privacy is None:
             return
+        private, own = found
         lines = [] if start is None else privacy.check_start(start.path, start.spent)
-        for line in lines + found[0].plan(federation.context("plan"), found[1]):
-            if trainer.is_global_zero:
-                notice(line)
+        lines += take_secret(trainer, module, private, own)
+        own = private_part(federation.algorithm, federation.shared)[1]  # type: ignore[index] # there is one
+        lines += private.plan(federation.context("plan"), own)
+        if privacy.noise_seed is None:
+            keep_secret(trainer, federation.terms.secret)
+        for line in lines if trainer.is_global_zero else ():
+            notice(line)
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Log what the round's release was worth."""
@@ -68,6 +80,65 @@ class Guarantees(FederatedCallback):
             if name.startswith(("privacy/epsilon", "privacy/delta")) and math.isfinite(value)
         }
         log_round(trainer, module, found)
+
+
+def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own: Any) -> list[str]:
+    """Give all ranks the secret that noise follows from, of the run that goes on where it is kept; what to say of it.
+
+    The same noise under other messages could be subtracted, so a run that goes on with changes, or without its secret,
+    gets a fresh one. The round that was interrupted may then be released twice, and is charged twice.
+
+    Raises:
+        ConfigError: if the secret cannot be read, or more rounds than one may be released twice.
+    """
+    privacy, federation = private.privacy, module.federation
+    if privacy.noise_seed is not None:
+        return ["--model.privacy.noise_seed lets anybody repeat the noise, which so protects nobody: for simulations"]
+    if data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps):
+        return []  # each node has a secret of its own
+    goes_on, told = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), []
+    kept = None if goes_on is None or module.history.resume_with_changes else read_secret(goes_on.parent)
+    if goes_on is not None and kept is None:
+        reason = "is not beside it" if not module.history.resume_with_changes else "is not used with other settings"
+        if goes_on.name != "last.ckpt":
+            raise ConfigError(
+                f"--ckpt_path {goes_on}: {SECRET_FILE} {reason}, and rounds after this checkpoint may have been "
+                "released with other noise; go on from last.ckpt"
+            )
+        again = private.charged_again(federation.context("plan"), own)
+        shared = with_private_part(federation.algorithm, federation.shared, again)
+        federation.server.overwrite(shared)  # type: ignore[attr-defined] # of a `ModuleServer`
+        told.append(f"{SECRET_FILE} {reason}: noise is drawn anew, and the round that was interrupted is charged twice")
+    secret = kept or federation.terms.secret
+    assert secret is not None
+    key: bytes = trainer.strategy.broadcast(secret.key)
+    federation.terms = federation.terms._replace(secret=Secret(key))
+    return told
+
+
+def keep_secret(trainer: Trainer, secret: Secret | None) -> None:
+    """Write the secret beside the checkpoints of a run, for its owner alone."""
+    folder = checkpoint_folder(trainer)
+    if folder is None or secret is None or not trainer.is_global_zero:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(folder / SECRET_FILE, private=True) as file:
+        file.write(secret.key.hex().encode())
+
+
+def read_secret(folder: Path) -> Secret | None:
+    """The secret beside a checkpoint; None where there is none.
+
+    Raises:
+        ConfigError: if the file holds something else.
+    """
+    path = folder / SECRET_FILE
+    if not path.is_file():
+        return None
+    found = path.read_text(errors="replace").strip()
+    if len(found) != 2 * SECRET_BYTES or not set(found) <= set(hexdigits):
+        raise ConfigError(f"{path} is not what was written; restore it, or delete it to go on with fresh noise")
+    return Secret(bytes.fromhex(found))
 
 
 def guarantee_in_words(found: dict[str, Any]) -> str:

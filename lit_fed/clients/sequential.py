@@ -163,8 +163,8 @@ class SequentialTrainer:
         size = len(data.all_y) if job.block.multiplicity[row] > 0 else 0
         plan = make_plan(
             [size], [client_id], job.block.phase.work,
-            batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
-            smallest_batch=job.ctx.task.smallest_batch,
+            batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
+            round_idx=job.ctx.round_idx, phase=job.ctx.phase, smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             width = max(count, 1)  # a batch into which nothing was drawn is one sample that does not count

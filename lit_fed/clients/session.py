@@ -181,6 +181,7 @@ class Session(NamedTuple):
             augmentation=make_augmentation(facts.augment, facts.normalisation),
             sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
             attackers=facts.attacking, sizes=facts.sizes,
+            secret=None if settings.privacy is None else settings.privacy.secret(),
         )  # fmt: skip
         check_augmented_steps(algorithm, settings.name, terms)
         shared = algorithm.shared_init(terms)

@@ -199,8 +199,8 @@ class VectorizedTrainer:
         ghost, data, client_ids = job.block.multiplicity.cpu() == 0, job.block.data, job.block.phase.client_ids
         plan = make_plan(
             sizes.masked_fill(ghost, 0).tolist(), client_ids.tolist(), job.block.phase.work,
-            batch_size=job.batch_size, seed=job.ctx.seed, round_idx=job.ctx.round_idx, phase=job.ctx.phase,
-            smallest_batch=job.ctx.task.smallest_batch,
+            batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
+            round_idx=job.ctx.round_idx, phase=job.ctx.phase, smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
         starts = data.offsets[data.positions(client_ids)].view(-1, 1, 1, 1)
         mask = torch.arange(plan.index.shape[3]) < plan.counts[:, :, None, None]

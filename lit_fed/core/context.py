@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientData
+from lit_fed.core.types import ClientData, LocalWork
 
 __all__ = ["Context"]
 
@@ -42,7 +43,12 @@ class Context(NamedTuple):
     mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
     drawn_weight: float | None = None  # of those that were drawn for this phase, whoever came; None: nobody asks
     sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them
+    secret: Secret | None = None  # that noise which protects follows from; None: there is no privacy
     unprotected: Context | None = None  # the same without protection of samples; None: there is none
+
+    def seed_of_batches(self, work: LocalWork) -> int:
+        """Seed of the batches of local work: of drawn ones that privacy relies on, one that nobody else knows."""
+        return self.secret.seed("batches") if work.sample_rate and self.secret is not None else self.seed
 
     @property
     def own(self) -> Context:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["generator", "generators", "normals", "seed_of", "torch_generator", "uniforms"]
+__all__ = ["generator", "generators", "seed_of", "torch_generator", "uniforms"]
 
 MANY = 16
 """Generators from which making them together is faster."""
@@ -108,13 +108,12 @@ def torch_generator(seed: int, round_idx: int, client_id: int, purpose: str) -> 
     return torch.Generator().manual_seed(int(state) & (2**63 - 1))
 
 
-def uniforms(
-    seed: int, round_idx: int, client_id: Tensor, purpose: str, count: int, step: Tensor | None = None
-) -> Tensor:
+def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: int) -> Tensor:
     """Random numbers in [0, 1) of one client, [count] float64, where the id is a tensor, as under `torch.func.vmap`.
 
     They are hashes of their own numbers, of whole numbers alone: the same on every device, and without a table of all
-    clients, which large models would make too large. A step [] of a client has numbers of its own.
+    clients, which large models would make too large. They have 32 bits and hide nothing: noise that protects comes from
+    `lit_fed.core.privacy.noise`.
 
     Example:
         >>> uniforms(0, 1, torch.tensor(2), "rounding", 2).round(decimals=4).tolist()
@@ -123,30 +122,7 @@ def uniforms(
     first, second = (int(word) for word in seed_of(seed, round_idx, 0, purpose).generate_state(2))
     client = _scramble(_scramble(_signed(client_id + first).int()) ^ _signed(second))
     word = _scramble(_scramble(torch.arange(count, dtype=torch.int32, device=client_id.device)) + client)
-    if step is not None:  # a second key: of many steps of many clients two would else share all their numbers
-        key = _scramble(_scramble(_signed(client_id + second).int()) ^ _scramble(_signed(step.long()).int()))
-        word = _scramble(word ^ key)
     return word.bitwise_xor_(LOWEST).double().mul_(1 / (WORD + 1)).add_(0.5)  # the word without a sign, over 2^32
-
-
-def normals(
-    seed: int, round_idx: int, client_id: Tensor, purpose: str, count: int, step: Tensor | None = None
-) -> Tensor:
-    """Standard normal numbers of one client, [count] float64, where the id is a tensor, as under `torch.func.vmap`.
-
-    They come in pairs from two uniform numbers (Box and Muller 1958), each of two draws, so that they have all bits of
-    a float64 and reach 8.5.
-
-    Example:
-        >>> normals(0, 1, torch.tensor(2), "noise", 3).round(decimals=4).tolist()
-        [0.4401, 0.2853, 1.6812]
-    """
-    pairs = (count + 1) // 2
-    coarse, fine = uniforms(seed, round_idx, client_id, purpose, 4 * pairs, step).view(2, 2, pairs)
-    radius, angle = coarse + fine / (WORD + 1)
-    radius = torch.sqrt(-2 * torch.log1p(-radius.clamp(max=1 - 2**-53)))
-    both = torch.stack([radius * torch.cos(2 * torch.pi * angle), radius * torch.sin(2 * torch.pi * angle)])
-    return both.flatten()[:count]
 
 
 def _signed(word: Any) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 
 from lit_fed.core.types import ClientBlock, Split
 from lit_fed.rounds import FederatedRounds
+from lit_fed.wrappers.client_privacy import clips_messages
 
 __all__ = ["FederationPlanner"]
 
@@ -27,7 +28,9 @@ class FederationPlanner:
         """Training seed and index of the coming round; where clients fail, who can be reached and how many to draw."""
         federation = self._federation
         seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, federation.faults
-        draw: dict[str, Any] = {"seed": seed, "round_idx": round_idx}
+        hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
+        # ε counts on it that nobody knows who takes part
+        draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
         if faults is None:
             return draw
         there = faults.available(seed, round_idx, federation.terms.num_clients)

@@ -36,7 +36,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
 from lit_fed.core.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
-from lit_fed.core.seeds import torch_generator
+from lit_fed.core.privacy.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.news import known, news, tell
@@ -88,6 +88,8 @@ class ClientPrivacy(Privacy):
         noise_scale: share of the noise that is really added, to imitate a population 1/share times as large; only the
             ε of that population is then reported.
         public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+        noise_seed: seed of the noise, for simulations that must repeat; such noise protects nobody. Null draws it from
+            a secret that is kept beside the checkpoints.
     """
 
     noise_multiplier: float | None = None
@@ -104,6 +106,7 @@ class ClientPrivacy(Privacy):
     accountant: Accountant = "pld"
     noise_scale: float = 1.0
     public_start: bool = False
+    noise_seed: int | None = None
 
     unit = "a client with all of its samples"
     adjacency = "add or remove one"
@@ -216,12 +219,12 @@ class PrivateAverage(Private):
         share, mean, bound = reduced.weight / usual, reduced.value, own.clip_norm
         noise = self._noise(ctx) if float(own.releases) == 0 else float(own.noise_multiplier)
         unit = privacy.noise_scale * privacy.largest_weight / usual  # deviation at a multiplier and a bound of 1
-        rng = torch_generator(ctx.seed, ctx.round_idx, 0, f"privacy/{ctx.phase}")
         of_models = noise
         if privacy.adaptive:
             of_counts, mean, within = self._count_noise(ctx), mean.value, mean.within
             of_models = noise_beside_counts(noise, of_counts)
-            within = share * within + (unit * of_counts * _normal(within, rng) if noise else 0.0)
+            drawn = _drawn(ctx, "counts", 1)[0].to(within.device) if noise else 0.0
+            within = share * within + unit * of_counts * drawn
             bound = adapted_bound(bound, within, privacy.clip_quantile, privacy.clip_lr)
         of_old = known(self.inner, self.inside(shared), mean)
         value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, of_old)
@@ -230,12 +233,19 @@ class PrivateAverage(Private):
             bounds = self._bounds(own)
             several = [unit * of_models * math.sqrt(len(bounds)) * one for one in bounds]
             deviations = [several[part] for part in self._parts(value)]
-            leaves = [leaf + std * _normal(leaf, rng) for leaf, std in zip(tree.leaves(value), deviations, strict=True)]
+            leaves = tree.leaves(value)
+            drawn = _drawn(ctx, "models", sum(leaf.numel() for leaf in leaves)).split([leaf.numel() for leaf in leaves])
+            noise_of = zip(leaves, deviations, drawn, strict=True)
+            leaves = [leaf + std * one.view(leaf.shape).to(leaf.device) for leaf, std, one in noise_of]
             value = tree.rebuild(value, leaves)
             variance = sum(std**2 * leaf.numel() for leaf, std in zip(leaves, deviations, strict=True))
             noise_share = torch.sqrt(variance) / tree.norm(news(value, of_old))
         new = Released(bound, torch.full_like(bound, noise), own.releases + 1, noise_share)
         return Reduced(value, torch.full_like(reduced.weight, usual)), new
+
+    def charged_again(self, ctx: Context, own: Released) -> Released:
+        """One release more."""
+        return own._replace(releases=own.releases + 1)
 
     def told(self, own: Released, client_id: int) -> Released:
         """The bound, which a client needs to keep to it."""
@@ -332,9 +342,11 @@ def clips_messages(algorithm: Any) -> bool:
     return False
 
 
-def _normal(like: Tensor, rng: torch.Generator) -> Tensor:
-    """Normal numbers in a leaf's shape, drawn on the CPU: the same on every rank and device."""
-    return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.device)
+def _drawn(ctx: Context, purpose: str, count: int) -> Tensor:
+    """Standard normal numbers of the server, [count] float64 on the CPU: the same on every rank and device."""
+    assert ctx.secret is not None
+    nobody = torch.zeros((), dtype=torch.int64)
+    return protecting_normals(ctx.secret, ctx.round_idx, nobody, f"central/{ctx.phase}/{purpose}", count)
 
 
 def _beside_models(value: Tree) -> list[int]:

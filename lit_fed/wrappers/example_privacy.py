@@ -69,6 +69,8 @@ class ExamplePrivacy(Privacy):
             mixture weights; FedEM needs it.
         accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
         public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+        noise_seed: seed of the noise, for simulations that must repeat; such noise protects nobody. Null draws it from
+            a secret that is kept beside the checkpoints.
     """
 
     noise_multiplier: float | None = None
@@ -80,9 +82,11 @@ class ExamplePrivacy(Privacy):
     mixture_noise: float | None = None
     accountant: Accountant = "pld"
     public_start: bool = False
+    noise_seed: int | None = None
 
     unit = "a sample of a client"
     adjacency = "add or remove one"
+    noises_steps = True
 
     def __post_init__(self) -> None:
         """Refuse values outside their range, and what does not go together."""
@@ -197,8 +201,9 @@ class PrivateSteps(Private):
             bound, rate, noise = self.privacy.clip_norm, self.privacy.sample_rate, self._noise(ctx, shared.own)
             assert bound is not None
             assert rate is not None
+            assert ctx.secret is not None
             noisy = NoisyStep(
-                bound, noise, rate * work.num_samples, ctx.seed, ctx.round_idx, ctx.phase, work.client_id, work.step
+                bound, noise, rate * work.num_samples, ctx.secret, ctx.round_idx, ctx.phase, work.client_id, work.step
             )
             protected = protected._replace(solver=PrivateSolver.of(ctx.solver, noisy))
         stepped = self.inner.client_step(protected, self.heard(ctx, shared), own_work(work), batch)
@@ -226,6 +231,13 @@ class PrivateSteps(Private):
         mixtures = own.mixtures if self.privacy.mixture_noise is None else own.mixtures + here
         noise = torch.full_like(own.noise_multiplier, self._noise(ctx, own))
         return Charged(noise, own.steps + here * _steps(work), mixtures)
+
+    def charged_again(self, ctx: Context, own: Charged) -> Charged:
+        """The steps of a round of all clients."""
+        everybody = torch.arange(ctx.num_clients)
+        for phase in self.phases(ctx._replace(phase="plan"), everybody):
+            own = self.charged(ctx._replace(phase=phase.name), own, phase.client_ids, sends=True)
+        return own
 
     # ------------------------------------------------------------------ what it costs
     def _noise(self, ctx: Context, own: Charged) -> float:

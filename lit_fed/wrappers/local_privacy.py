@@ -30,7 +30,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
 from lit_fed.core.privacy.clipping import clip_factor
-from lit_fed.core.seeds import normals
+from lit_fed.core.privacy.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, Tree
 from lit_fed.wrappers.around import Around
 from lit_fed.wrappers.news import known, news, tell
@@ -63,6 +63,8 @@ class LocalPrivacy(Privacy):
         delta: δ, the probability with which ε may fail; to be set, far below 1.
         clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set.
         public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+        noise_seed: seed of the noise, for simulations that must repeat; such noise protects nobody. Null draws it from
+            a secret that is kept beside the checkpoints.
     """
 
     noise_multiplier: float | None = None
@@ -70,6 +72,7 @@ class LocalPrivacy(Privacy):
     delta: float | None = None
     clip_norm: float | None = None
     public_start: bool = False
+    noise_seed: int | None = None
 
     noises_messages = True
     unit = "the data of a client, whoever sees what it sends"
@@ -121,17 +124,13 @@ class NoisyClients(Private):
         factor, noise = clip_factor(tree.norm(changes), self.privacy.clip_norm), self._noise(ctx)
         told = [leaf * factor for leaf in tree.leaves(changes)]
         if noise:
-            std, paths = noise * self.privacy.clip_norm, [path for path, _ in tree.items(changes)]
-            told = [
-                leaf + std * self._normal(ctx, data, path, leaf.numel()).view(leaf.shape)
-                for path, leaf in zip(paths, told, strict=True)
-            ]
+            std, sizes = noise * self.privacy.clip_norm, [leaf.numel() for leaf in told]
+            assert ctx.secret is not None
+            drawn = protecting_normals(ctx.secret, ctx.round_idx, data.client_id, f"local/{ctx.phase}", sum(sizes))
+            told = [leaf + std * one.view(leaf.shape) for leaf, one in zip(told, drawn.split(sizes), strict=True)]
         value = tell(message.value, of_old, changes, tree.rebuild(changes, told))
         alike = torch.ones_like(message.weight)
         return message._replace(value=value, weight=alike), memory, {"privacy/clipped_share": (factor < 1).double()}
-
-    def _normal(self, ctx: Context, data: ClientData, path: str, count: int) -> Tensor:
-        return normals(ctx.seed, ctx.round_idx, data.client_id, f"privacy/{ctx.phase}/{path}", count)
 
     def charged(self, ctx: Context, own: Sent, client_ids: Tensor, sends: bool) -> Sent:
         """One message more of each client, if there are messages."""
@@ -140,6 +139,10 @@ class NoisyClients(Private):
         ids = client_ids.to(own.messages.device)
         messages = own.messages.index_add(0, ids, torch.ones_like(ids))
         return Sent(messages, torch.full_like(own.noise_multiplier, self._noise(ctx)))
+
+    def charged_again(self, ctx: Context, own: Sent) -> Sent:
+        """One message more of each client."""
+        return self.charged(ctx, own, torch.arange(ctx.num_clients), sends=True)
 
     def _noise(self, ctx: Context) -> float:
         """z: what was given, or what keeps to the target for a client that takes part in all rounds."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from lit_fed.algorithms.base import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
+from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.types import Tree
-from lit_fed.wrappers.around import Around, WrapperSettings
+from lit_fed.wrappers.around import Around, Guarded, WrapperSettings
 from lit_fed.wrappers.fedbn import averages_statistics
 
 __all__ = [
@@ -19,9 +20,11 @@ __all__ = [
     "Private",
     "check_statistics",
     "planned",
+    "privacy_of",
     "private_part",
     "spent_by",
     "whole_guarantee",
+    "with_private_part",
 ]
 
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
@@ -43,6 +46,10 @@ class Private(Around):
             own: what the wrapper remembers.
             exact: False where many rounds ask, and ε may be larger by a thousandth or two.
         """
+
+    @abstractmethod
+    def charged_again(self, ctx: Context, own: Tree) -> Tree:
+        """`own` after a round that may have been released already is done again, with other noise."""
 
     def worth(self, own: Tree) -> dict[str, float]:
         """What tells how the last release was, by name, for every round."""
@@ -68,7 +75,10 @@ class Privacy(WrapperSettings):
     target_epsilon: float | None
     delta: float | None
     public_start: bool
+    noise_seed: int | None
     weight_cap: int | None = None
+    noises_steps = False
+    """Whether clients add noise as they train, so that nodes draw it, and not the server."""
     fixes_denominator = False
     """Whether averages are divided by what takes part in general, whoever it is."""
     noises_messages = False
@@ -96,8 +106,13 @@ class Privacy(WrapperSettings):
             "noise_multiplier": (noise is None or 0 <= noise < math.inf, "a number >= 0"),
             "target_epsilon": (target is None or 0 < target < math.inf, "a number > 0"),
             "delta": (0 < self.delta < 1, "a number in (0, 1)"),
+            "noise_seed": (self.noise_seed is None or self.noise_seed >= 0, "a whole number >= 0, or null"),
         }
         check_settings(self, checks, here)
+
+    def secret(self) -> Secret:
+        """What noise follows from: the seed that was given, or chance."""
+        return Secret.fresh() if self.noise_seed is None else Secret.of_seed(self.noise_seed)
 
     @property
     def charged(self) -> float:
@@ -198,6 +213,15 @@ def planned(
     return lines
 
 
+def privacy_of(algorithm: Any) -> Privacy | None:
+    """The settings of the private wrapper among those around an algorithm; None: there is none."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, Private):
+            return algorithm.privacy
+        algorithm = algorithm.inner
+    return None
+
+
 def check_statistics(algorithm: Any, ctx: Context) -> None:
     """Refuse BatchNorm whose running statistics would be averaged: a bound on changes does not cover them.
 
@@ -255,6 +279,14 @@ def _is_spent(value: Any) -> bool:
     types = {"epsilon": float, "delta": float, "unit": str, "adjacency": str}
     whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in types.items())
     return whole and value["epsilon"] >= 0 and 0 <= value["delta"] <= 1
+
+
+def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
+    """The shared state with something else in the memory of the private wrapper, which there is."""
+    if isinstance(algorithm, Private):
+        return Guarded(shared.inner, own)
+    inner = with_private_part(algorithm.inner, algorithm.inside(shared), own)
+    return Guarded(inner, shared.own) if algorithm.remembers_rounds else inner
 
 
 def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:

@@ -1,11 +1,13 @@
 """What a private run says of its guarantee: before it begins, in metrics.csv, on the terminal, in summary.json."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from fed_runs import run_cli
 
 from lit_fed.callbacks.guarantees import guarantee_in_words
@@ -62,6 +64,79 @@ def test_a_run_of_central_privacy(tmp_path, capsys):
     }
     assert f"privacy: ε {expected[1]:.4g}, δ 0.001 after 2 releases (PLD, dp-accounting 0.6.0)\n" in said
     assert f"not for: {NOT_COVERED}\n" in said
+
+
+KINDS = {
+    "central": [*CENTRAL, "--model.privacy.noise_multiplier", "0.3"],
+    "local": ["--model.privacy", "LocalPrivacy", *PRIVATE, "--model.privacy.noise_multiplier", "0.3"],
+    "steps": ["--model.privacy", "ExamplePrivacy", *PRIVATE, "--model.privacy.noise_multiplier", "0.3",
+              "--model.privacy.sample_rate", "0.5", "--model.privacy.mixture_noise", "1"],
+}  # fmt: skip
+
+
+def parameters(out):
+    state = torch.load(out / LAST, weights_only=True)["state_dict"]
+    return {name: leaf for name, leaf in state.items() if name.startswith("models")}
+
+
+def same(one, other):
+    return all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_secret_of_the_noise_makes_a_resumed_run_exact(tmp_path, capsys, kind):
+    whole, half, rounds = tmp_path / "whole", tmp_path / "half", ["--trainer.max_epochs", "1"]
+    run(half, [*KINDS[kind], *rounds])
+    secret = half / LAST.replace("last.ckpt", "noise.secret")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    shutil.copytree(half, whole)
+    run(half, [*KINDS[kind], "--ckpt_path", "last"])
+    run(whole, [*KINDS[kind], "--ckpt_path", "last"])
+    assert same(parameters(half), parameters(whole)), "both go on with the same noise"
+    other = tmp_path / "other"
+    _, _, summary = run(other, KINDS[kind])
+    assert not same(parameters(half), parameters(other)), "another run has another secret"
+    assert summary["privacy/releases"]
+    for path in half.rglob("*"):
+        if path.is_file() and path != secret:
+            content = path.read_bytes()
+            assert secret.read_bytes() not in content
+            assert bytes.fromhex(secret.read_text()) not in content
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_without_its_secret_charges_the_interrupted_round_twice(tmp_path, capsys, kind):
+    _, _, before = run(tmp_path, [*KINDS[kind], "--trainer.max_epochs", "1"])
+    (tmp_path / LAST.replace("last.ckpt", "noise.secret")).unlink()
+    _, _, summary = run(tmp_path, [*KINDS[kind], "--ckpt_path", "last"])
+    assert "noise.secret is not beside it: noise is drawn anew, and the round that" in capsys.readouterr().err
+    assert summary["privacy/releases"] == 3 * before["privacy/releases"], "two rounds, and one that may be out twice"
+
+
+def test_a_run_that_goes_on_with_changes_has_other_noise(tmp_path, capsys):
+    run(tmp_path, [*KINDS["local"], "--trainer.max_epochs", "1"])
+    secret = tmp_path / LAST.replace("last.ckpt", "noise.secret")
+    first = secret.read_text()
+    changed = ["--ckpt_path", "last", "--resume_with_changes", "true", "--model.solver.lr", "0.02"]
+    _, _, summary = run(tmp_path, [*KINDS["local"], *changed])
+    assert "noise.secret is not used with other settings: noise is drawn anew" in capsys.readouterr().err
+    assert (summary["privacy/releases"], secret.read_text() == first) == (3, False)
+
+
+def test_a_damaged_secret_is_refused(tmp_path, capsys):
+    run(tmp_path, [*KINDS["local"], "--trainer.max_epochs", "1"])
+    (tmp_path / LAST.replace("last.ckpt", "noise.secret")).write_text("0x12")
+    with pytest.raises(SystemExit):
+        run(tmp_path, [*KINDS["local"], "--ckpt_path", "last"])
+    assert "noise.secret is not what was written; restore it, or delete it" in capsys.readouterr().err
+
+
+def test_noise_that_anybody_can_repeat_is_called_that(tmp_path, capsys):
+    for out in ("one", "other"):
+        run(tmp_path / out, [*KINDS["central"], "--model.privacy.noise_seed", "3"])
+    assert "--model.privacy.noise_seed lets anybody repeat the noise" in capsys.readouterr().err
+    assert same(parameters(tmp_path / "one"), parameters(tmp_path / "other"))
+    assert not (tmp_path / "one" / LAST.replace("last.ckpt", "noise.secret")).exists()
 
 
 def test_what_was_spent_on_the_models_that_a_run_starts_from(tmp_path, capsys):

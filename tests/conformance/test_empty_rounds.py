@@ -172,7 +172,7 @@ def test_wrappers_leave_it_at_that(wrap):
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 def test_a_private_average_of_nobody_is_noise(noise):
     """Whether somebody took part is private: the server takes its step in any case."""
-    private = PrivateAverage(FedAvg(), ClientPrivacy(noise, clip_norm=1.0, delta=1e-3))
+    private = PrivateAverage(FedAvg(), ClientPrivacy(noise, clip_norm=1.0, delta=1e-3, noise_seed=0))
     federation = fresh(private, sampling_probability=0.5, weighting="uniform")
     before = federation.shared.inner
     federation.round([])

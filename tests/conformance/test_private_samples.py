@@ -49,7 +49,9 @@ def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
     """The algorithm inside; without noise, bound and draws its steps are full batches."""
     if algorithm.heeds_mixture_noise:
         more = {"mixture_noise": 5 * noise} | more
-    settings = ExamplePrivacy(noise_multiplier=noise, clip_norm=clip_norm, sample_rate=sample_rate, delta=1e-3, **more)
+    settings = ExamplePrivacy(
+        noise_multiplier=noise, clip_norm=clip_norm, sample_rate=sample_rate, delta=1e-3, noise_seed=0, **more
+    )
     settings.check(algorithm, name_of(algorithm), "renormalised", None)
     return settings.around(algorithm)
 

@@ -21,7 +21,7 @@ from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.robustness import Robustness
 from lit_fed.wrappers.secure_sum import SecureSum
 
-BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3}
+BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3, "noise_seed": 0}
 
 WRAPPERS = {
     "FedBN": {"batch_norm": "local"},

@@ -69,7 +69,10 @@ def compressed(algorithm, up, down, feedback="ef14"):
 
 IDENTITIES = {
     "memory": (lambda one: Memory(Memory(one)), ALL),
-    "privacy": (lambda one: PrivateAverage(one, ClientPrivacy(0.0, clip_norm=1e300, delta=1e-3)), AVERAGES),
+    "privacy": (
+        lambda one: PrivateAverage(one, ClientPrivacy(0.0, clip_norm=1e300, delta=1e-3, noise_seed=0)),
+        AVERAGES,
+    ),
     "compression": (lambda one: compressed(one, Exact(), Exact()), SUMS),
 }
 """Wrappers that change nothing, with the algorithms that they may go around."""
@@ -129,7 +132,7 @@ def test_a_client_without_work_has_no_news(algorithm):
 
 @named(AVERAGES)
 def test_privacy_is_the_same_for_both_client_trainers(algorithm):
-    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, clip_norm=0.1, delta=1e-3))
+    wrapped = PrivateAverage(algorithm, ClientPrivacy(0.5, clip_norm=0.1, delta=1e-3, noise_seed=0))
     runs = (two_rounds(wrapped, trainer, dtype=torch.float64) for trainer in (SequentialTrainer, VectorizedTrainer))
     assert distance(*map(everything, runs)) < 1e-9
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.seeds import generator, generators, normals, seed_of, torch_generator, uniforms
+from lit_fed.core.seeds import generator, generators, seed_of, torch_generator, uniforms
 
 PROGRAM = """
 from lit_fed.core.seeds import generator, torch_generator
@@ -135,24 +135,3 @@ def test_hashed_numbers_of_many_clients_at_once():
     ids = torch.tensor([4, 0, 7])
     at_once = torch.func.vmap(lambda one: uniforms(0, 1, one, "rounding", 50))(ids)
     assert torch.equal(at_once, torch.stack([hashed(int(one), count=50) for one in ids]))
-
-
-def test_normal_numbers():
-    numbers = normals(0, 1, torch.tensor(2), "noise", 200_001)
-    assert numbers.shape == (200_001,)
-    moments = [float((numbers**power).mean()) for power in (1, 2, 3, 4)]
-    assert moments == pytest.approx([0, 1, 0, 3], abs=0.06)
-    assert float((numbers[:-1] * numbers[1:]).mean()) == pytest.approx(0, abs=0.01)
-    together = torch.func.vmap(lambda client_id: normals(0, 1, client_id, "noise", 5))(torch.arange(3))
-    assert torch.equal(together[2], normals(0, 1, torch.tensor(2), "noise", 5))
-
-
-def test_steps_of_a_client_have_numbers_of_their_own():
-    many = torch.func.vmap(lambda client_id, step: normals(0, 1, client_id, "noise", 400, step))
-    ids, steps = torch.tensor([2, 2, 3, 3]), torch.tensor([0.0, 1.0, 0.0, 1.0])
-    rows = many(ids, steps)
-    assert torch.equal(rows[1], normals(0, 1, torch.tensor(2), "noise", 400, torch.tensor(1)))
-    assert (torch.corrcoef(rows) - torch.eye(4)).abs().max() < 0.2
-    assert rows.unique().numel() == rows.numel()
-    assert rows.mean().abs() < 0.1
-    assert abs(float(rows.std()) - 1) < 0.1

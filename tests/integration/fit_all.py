@@ -135,7 +135,9 @@ class Whole(NamedTuple):
     """The leaves of it that are in files."""
 
 
-NOISY_STEPS = ExamplePrivacy(noise_multiplier=0.5, clip_norm=1.0, sample_rate=0.3, delta=1e-3, mixture_noise=3.0)
+NOISY_STEPS = ExamplePrivacy(
+    noise_multiplier=0.5, clip_norm=1.0, sample_rate=0.3, delta=1e-3, mixture_noise=3.0, noise_seed=0
+)
 
 ABSENT = Faults(
     0.2, "after", deadline=2.0, compute_mean=1.0, comes_back=0.5, goes_away=0.2, average="expected",
@@ -144,7 +146,11 @@ ABSENT = Faults(
 
 WRAPPED = {
     "client privacy": {
-        "model": {"privacy": ClientPrivacy(0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp")},
+        "model": {
+            "privacy": ClientPrivacy(
+                0.2, delta=1e-3, adaptive=True, clip_count_noise=1.0, accountant="rdp", noise_seed=0
+            )
+        },
         "data": {"client_sampling": "poisson", "client_fraction": 0.3},
     },
     "secure sum": {"model": {"secure_aggregation": SecureSum(masks=True, dropout_fraction=0.3, threshold=0.4)}},

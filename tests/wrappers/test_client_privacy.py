@@ -25,8 +25,8 @@ from lit_fed.wrappers.privacy import private_part
 from lit_fed.wrappers.secure_sum import SecureSum
 
 CHANGES = [[3.0, 4.0, 0.0], [0.3, 0.4, 0.0], [0.0, 0.0, -2.0], [0.6, -0.8, 0.0]]
-QUIET = ClientPrivacy(0.0, clip_norm=1.0, delta=1e-3)
-SILENT_BOUND = ClientPrivacy(0.0, adaptive=True, initial_clip_norm=2.0, delta=1e-3)
+QUIET = ClientPrivacy(0.0, clip_norm=1.0, delta=1e-3, noise_seed=0)
+SILENT_BOUND = ClientPrivacy(0.0, adaptive=True, initial_clip_norm=2.0, delta=1e-3, noise_seed=0)
 
 
 class Client:
@@ -255,7 +255,7 @@ def test_components_are_clipped_jointly():
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_blocks_change_no_bit(adaptive):
     fixed = {"adaptive": True, "clip_count_noise": 1.0} if adaptive else {"clip_norm": 0.1}
-    algorithm = PrivateAverage(FedEM(2), ClientPrivacy(0.5, delta=1e-3, **fixed))
+    algorithm = PrivateAverage(FedEM(2), ClientPrivacy(0.5, delta=1e-3, noise_seed=0, **fixed))
     train = make_clients([6, 3, 9, 4, 5], dtype=torch.float32)
     runs = []
     for per_block in (1, 2, 5):

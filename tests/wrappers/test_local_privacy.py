@@ -22,7 +22,7 @@ from lit_fed.wrappers.privacy import private_part
 from lit_fed.wrappers.robustness import Robustness
 from lit_fed.wrappers.secure_sum import SecureSum
 
-QUIET = LocalPrivacy(0.0, delta=1e-5, clip_norm=1.0)
+QUIET = LocalPrivacy(0.0, delta=1e-5, clip_norm=1.0, noise_seed=0)
 SIZES = [6, 3, 9, 4]
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
+from lit_fed.core.privacy.noise import protecting_normals
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.seeds import normals
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState, Reduced
 
@@ -86,7 +86,8 @@ def private_expectation(
     pi, q, negative = expectation(mixture, losses, data.mask, num_factors)
     if ctx.mixture_noise is None:
         return pi, q, negative
-    chances = normals(ctx.seed, ctx.round_idx, data.client_id, f"mixture/{ctx.phase}", len(mixture))
+    assert ctx.secret is not None
+    chances = protecting_normals(ctx.secret, ctx.round_idx, data.client_id, f"mixture/{ctx.phase}", len(mixture))
     total = q.sum(0, dtype=torch.float64) + ctx.mixture_noise * chances
     noised = nearest_mixture(total / data.num_samples.clamp(min=1)).to(mixture.dtype)
     return torch.where(data.num_samples > 0, noised, mixture), q, negative

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.privacy.noise import Secret, protecting_normals
 from lit_fed.core.privacy.private_task import PrivateTask, refuse_gradient
-from lit_fed.core.seeds import normals
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 
@@ -34,7 +34,7 @@ class NoisyStep(NamedTuple):
     clip_norm: float  # C
     noise: Tensor | float  # z, standard deviation of the noise over C
     expected: Tensor  # [] L, samples in a batch on average
-    seed: int
+    secret: Secret
     round_idx: int
     phase: str
     client_id: Tensor  # []
@@ -66,17 +66,18 @@ class PrivateSolver(LocalSolver):
             raise ConfigError("--model.privacy ExamplePrivacy charges one gradient in a local step, and this takes two")
         self.taken.append(True)
         loss, total = task.clipped_sum(models, batch, weight, self.noisy.clip_norm)
-        gradient = {name: self._noised(name, leaf) for name, leaf in total.items()}
-        return loss / self.noisy.expected.to(loss.dtype), gradient, models.buffers
+        noisy = dict(zip(total, self._noised(list(total.values())), strict=True))
+        return loss / self.noisy.expected.to(loss.dtype), noisy, models.buffers
 
-    def _noised(self, name: str, total: Tensor) -> Tensor:
-        """(Σ_s f_s·g_s + N(0, (zC)²))/L."""
-        seed, round_idx, phase, client_id, step = self.noisy[3:]
+    def _noised(self, total: list[Tensor]) -> list[Tensor]:
+        """(Σ_s f_s·g_s + N(0, (zC)²))/L, leaf by leaf."""
+        secret, round_idx, phase, client_id, step = self.noisy[3:]
         if isinstance(self.noisy.noise, Tensor) or self.noisy.noise:
-            chances = normals(seed, round_idx, client_id, f"example/{phase}/{name}", total.numel(), step)
-            noise = self.noisy.noise * self.noisy.clip_norm * chances.view(total.shape)
-            total = total + noise.to(total.dtype)
-        return total / self.noisy.expected.to(total.dtype)
+            sizes = [leaf.numel() for leaf in total]
+            chances = protecting_normals(secret, round_idx, client_id, f"example/{phase}", sum(sizes), step)
+            noise = (self.noisy.noise * self.noisy.clip_norm * chances).split(sizes)
+            total = [leaf + one.view(leaf.shape).to(leaf.dtype) for leaf, one in zip(total, noise, strict=True)]
+        return [leaf / self.noisy.expected.to(leaf.dtype) for leaf in total]
 
     def update(self, *_: object, **__: object) -> NoReturn:
         """Refused: a gradient that comes from elsewhere is neither clipped nor noised."""

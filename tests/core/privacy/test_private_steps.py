@@ -9,6 +9,7 @@ from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.penalty import Penalty
+from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.privacy.private_solver import NoisyStep, PrivateSolver
 from lit_fed.core.privacy.private_task import PrivateTask, _factors
 from lit_fed.core.targets import Regression
@@ -45,7 +46,7 @@ def three(y=(1.0, -2.0, 1.0)):
 
 
 def noisy(noise=0.0, expected=4.0, clip_norm=1.0, step=0, client_id=0):
-    return NoisyStep(clip_norm, noise, torch.tensor(expected), 0, 0, "train", torch.tensor(client_id),
+    return NoisyStep(clip_norm, noise, torch.tensor(expected), Secret.of_seed(0), 0, "train", torch.tensor(client_id),
                      torch.tensor(float(step)))  # fmt: skip
 
 
