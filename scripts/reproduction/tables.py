@@ -78,7 +78,8 @@ class Setting(NamedTuple):
         """The run of a method; None where the setting has no such method."""
         for one in self.methods:
             if one.name == method:
-                arguments = (*self.arguments, *one.arguments, *self._seeds(seed))
+                noise = ("--model.privacy.noise_seed", str(seed)) if "--model.privacy" in one.arguments else ()
+                arguments = (*self.arguments, *one.arguments, *noise, *self._seeds(seed))
                 measures = (*self.measures, *one.measures)
                 return Run(f"{self.name}/{method}-{seed}", self.config, arguments, measures)
         return None
