@@ -224,9 +224,7 @@ def unseen_tables(
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
     module.keep_rows("unseen", rows)
-    table = (
-        client_table({"unseen": population}, module).drop(columns="population").rename(columns={"client_id": "client"})
-    )
+    table = client_table({"unseen": population}, module).drop(columns="population")
     table["num_test"] = served.sizes.numpy()
     results = module.statistics(rows)
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

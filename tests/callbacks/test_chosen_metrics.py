@@ -79,7 +79,7 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
     root = save_clients(tmp_path / "data")
     module, data, trainer = fit(root, tmp_path, ["AUROC", "F1Score", {"brier": "HingeLoss"}], algorithm)
     folder = Path(trainer.log_dir)
-    clients = pd.read_csv(folder / "clients.csv").set_index("client_id")
+    clients = pd.read_csv(folder / "clients.csv").set_index("client")
     summary = json.loads((folder / "summary.json").read_text())
     with (folder / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
@@ -92,9 +92,9 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
                 key = f"test/{population}/{name}{suffix}"
                 assert summary[key] == module.results[key] == pytest.approx(value, rel=1e-6)
                 assert float(last[key]) == pytest.approx(value, rel=1e-6)
-    columns = ["population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
-    assert list(clients)[:8] == columns
-    assert list(clients)[8:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]
+    columns = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
+    assert list(clients)[:9] == columns
+    assert list(clients)[9:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]
     assert module.client_rows["seen"].shape == (5, 3 + (algorithm.num_models if algorithm.num_models > 1 else 0))
     assert module.client_metrics["unseen"].shape == (2, 3)
     assert not any(key.startswith(("tables", "chosen")) for key in module.state_dict())
