@@ -14,7 +14,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_fed.callbacks.report import print_table
-from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
+from lit_fed.callbacks.served_clients import ServedClients, prediction_table, served_in_words, unseen_tables
 from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -206,6 +206,7 @@ class FederatedTrainer(Trainer):
         clients: str = "",
         output: str = "",
         format: Literal["csv", "parquet"] = "csv",
+        unknown_categories: Literal["error", "zeros"] | None = None,
     ) -> DataFrame | None:
         """Serve new clients from a checkpoint alone: their adapted states, accuracies and predictions.
 
@@ -215,10 +216,14 @@ class FederatedTrainer(Trainer):
             clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
                 be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
                 clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1. After a
-                training on a `Table` also a `.csv` or `.parquet` file with the same columns; its rows without a label
-                are predicted. After one on pictures with named classes also a folder of pictures for each client.
+                training on a `Table` also a `.csv` or `.parquet` file with the same columns: rows without a label are
+                predicted, as are those that a column `split` calls `test`; if every row has a label and no column says
+                the split, a fifth of each client's rows is held out and measured. After one on pictures with named
+                classes also a folder of pictures for each client.
             output: folder to be written, new or empty: clients.csv, predictions and `states/<client>.pt`.
             format: kind of the file of predictions.
+            unknown_categories: of a text in a table that no training row holds: an `error`, or `zeros` in all inputs of
+                its column; null: as in the training.
 
         Returns:
             The table of clients on rank zero; None elsewhere.
@@ -233,7 +238,8 @@ class FederatedTrainer(Trainer):
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
         module = federated(model)
-        data = UnseenFolder(clients, restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), ckpt_path))
+        checkpoint = load_checkpoint(Path(ckpt_path))
+        data = UnseenFolder(clients, restore_for_unseen_clients(module, checkpoint, ckpt_path, unknown_categories))
         with new_folder(folder, owner=self.is_global_zero) as partial:
             served = ServedClients(partial / "states")
             with self._also(served), self._interrupts_passed_on():
@@ -245,7 +251,7 @@ class FederatedTrainer(Trainer):
             write_table(predictions, partial / f"predictions.{format}")
         if results:
             print_table(results, "unseen clients", module.target.metric, module.chosen_metrics.names)
-        sys.stdout.write(f"results: {folder}\n")
+        sys.stdout.write(f"{served_in_words(served, data)}results: {folder}\n")
         return table
 
     def personal_model(
@@ -256,6 +262,7 @@ class FederatedTrainer(Trainer):
         client: str = "",
         clients: str = "",
         weights_only: bool | None = None,
+        unknown_categories: Literal["error", "zeros"] | None = None,
     ) -> PersonalModel | None:
         """Serve one client, as in the test of the run, and return what serves it as a plain module.
 
@@ -264,8 +271,9 @@ class FederatedTrainer(Trainer):
             datamodule: the data module; not needed with `clients`.
             ckpt_path: checkpoint of the run; None takes the model as it is.
             client: name of the client, seen or unseen; what is no client's name is taken for its number.
-            clients: folder of unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
+            clients: unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
             weights_only: refuse checkpoints with anything but tensors and plain types.
+            unknown_categories: as for `personalize`.
 
         Returns:
             The module, on the CPU, on rank zero; None elsewhere.
@@ -278,7 +286,8 @@ class FederatedTrainer(Trainer):
         if clients:
             if ckpt_path is None:
                 raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
-            facts = restore_for_unseen_clients(module, load_checkpoint(Path(ckpt_path)), str(ckpt_path))
+            checkpoint = load_checkpoint(Path(ckpt_path))
+            facts = restore_for_unseen_clients(module, checkpoint, str(ckpt_path), unknown_categories)
             data, ckpt_path = UnseenFolder(clients, facts, client), None
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)
@@ -305,6 +314,7 @@ class FederatedTrainer(Trainer):
         clients: str = "",
         format: Literal["pt", "onnx"] = "pt",
         output: str = "",
+        unknown_categories: Literal["error", "zeros"] | None = None,
     ) -> PersonalModel | None:
         """Write a client's personalised model as a program that runs without lit_fed.
 
@@ -318,9 +328,11 @@ class FederatedTrainer(Trainer):
             weights_only: refuse checkpoints with anything but tensors and plain types.
             client: the client, by its name in `clients.csv`, seen or unseen; what is no client's name is taken for its
                 number, the column `client_id` of `predict`.
-            clients: folder of unseen clients as for `personalize`, of which `client` is one, without the ending .npz.
+            clients: unseen clients as for `personalize`, a folder or a table, of which `client` is one, without the
+                ending .npz.
             format: `pt` for `torch.export.load`, or `onnx`.
             output: the file to be written, `.pt2` or `.onnx`.
+            unknown_categories: as for `personalize`.
 
         Returns:
             The model as a module, on rank zero; None elsewhere.
@@ -333,7 +345,9 @@ class FederatedTrainer(Trainer):
         path = check_program_file(output, format)
         if not clients:
             refuse_remote(datamodule, "export")
-        exported = self.personal_model(model, datamodule, ckpt_path, client, clients, weights_only)
+        exported = self.personal_model(
+            model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories
+        )  # fmt: skip
         if exported is not None:
             save_program(exported, path, format)
             sys.stdout.write(f"program: {path}\n")

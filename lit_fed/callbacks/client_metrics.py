@@ -63,7 +63,8 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
     for name, some in reported_rows(module, population, rows).items():
         log_results(module, f"{split}/{name}", module.statistics(some))
     _notice_outlier(module, population, split, rows)
-    _notice_undefined(module, population, split)
+    if module.trainer.is_global_zero:
+        _notice_chosen(module, population, split)
 
 
 def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dict[str, Tensor]:
@@ -99,15 +100,20 @@ def _notice_outlier(module: FederatedModule, population: str, split: str, rows: 
     )
 
 
-def _notice_undefined(module: FederatedModule, population: str, split: str) -> None:
-    """Say once in a run which chosen metric some clients have no number of, and which has no worse end."""
+def _notice_chosen(module: FederatedModule, population: str, split: str) -> None:
+    """Say once in a run which chosen metrics are the accuracy, are undefined for some clients, or have no worse end."""
     clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
+    same = [one.name for one in chosen.metrics if one.is_accuracy]
+    if same and "accuracy" not in chosen.said:
+        chosen.said.add("accuracy")
+        notice(
+            f"{', '.join(same)}: averaged over samples (micro), which is the accuracy again; give "
+            "{F1Score: {average: macro}}, say, for a mean over classes"
+        )
     measured = torch.arange(len(clients.names)) if clients.measured is None else clients.measured
     held = module.client_rows[population][:, 0] > 0
     missing = ~module.client_metrics[population].isfinite() & held[:, None]
     for one, nobody in zip(chosen.metrics, missing.T, strict=True):
-        if not module.trainer.is_global_zero:
-            return
         if one.larger_is_better is None and f"{one.name}_worst" not in chosen.said:
             chosen.said.add(f"{one.name}_worst")
             notice(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,10 +12,13 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lit_fed.callbacks.training_split import TrainingSplitEvaluation
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import RoundRecord
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.metrics import summarise
+from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["MonitorCheck"]
+__all__ = ["MonitorCheck", "evaluation_keys", "no_evaluation"]
 
 TRAINING_LOSS = "train/seen/loss"
 
@@ -63,9 +67,10 @@ class MonitorCheck(FederatedCallback):
             return
         for callback, key in _watching(trainer):
             if key not in known and decided(key):
+                never = no_evaluation(trainer)
                 raise ConfigError(
                     f"--trainer.callbacks: {type(callback).__name__}.monitor is {key}, which this run does not log; "
-                    f"give one of {', '.join(sorted(known))}"
+                    f"give one of {', '.join(sorted(known))}{never and f' ({never})'}"
                 )
 
 
@@ -76,13 +81,43 @@ def _watching(trainer: Trainer) -> list[tuple[Callback, str]]:
     return [(one, one.monitor) for one in watching if one.monitor is not None]
 
 
+def no_evaluation(trainer: Any) -> str:
+    """Why clients are measured in the test alone, and the fix; "" if they are measured during the training, too.
+
+    Args:
+        trainer: a trainer, or the arguments of one.
+    """
+    if trainer.limit_val_batches == 0:
+        return "--trainer.limit_val_batches is 0; leave it out"
+    every, rounds = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if every is None or (rounds is not None and 0 <= rounds < every):
+        return (
+            f"--trainer.max_epochs is {rounds}, and the first evaluation is in round {every}; lower "
+            "--trainer.check_val_every_n_epoch"
+        )
+    return ""
+
+
+def evaluation_keys(data: FederatedDataModule, chosen: ChosenMetrics, split: str) -> set[str]:
+    """Keys that measuring the clients on a split logs.
+
+    Args:
+        data: after its `setup`.
+        chosen: metrics beside accuracy and loss.
+        split: name of the split; `train` calls its loss `loss@served`.
+    """
+    populations = ["seen", *(["unseen"] if data.unseen else []), *(["honest"] if data.attackers is not None else [])]
+    one = torch.ones(1, max(3, len(chosen)))
+    statistics = summarise(one[:, :3], data.target.metric) | chosen.statistics(one[:, : len(chosen)], one[:, 0])
+    names = ["loss@served" if split == "train" and key == "loss" else key for key in statistics]
+    return {f"{split}/{population}/{name}" for population in populations for name in names}
+
+
 def known_keys(trainer: Trainer, pl_module: LightningModule) -> set[str]:
     """Keys that the callbacks of this package log in a fit; the algorithm's own metrics are left out."""
-    data, module = data_of(trainer), federated(pl_module)
-    populations = ["seen", *(["unseen"] if data.unseen else []), *(["honest"] if data.attackers is not None else [])]
-    statistics = module.statistics(torch.ones(1, 3 + len(module.chosen_metrics)))
-    keys = {f"{data.evaluation_split}/{one}/{key}" for one in populations for key in statistics}
+    data, chosen, keys = data_of(trainer), federated(pl_module).chosen_metrics, {TRAINING_LOSS}
+    if no_evaluation(trainer):
+        return keys
     if any(isinstance(one, TrainingSplitEvaluation) for one in trainer.callbacks):  # type: ignore[attr-defined]
-        served = ["loss@served", *statistics]
-        keys |= {f"train/{one}/{key}" for one in populations for key in served if key != "loss"}
-    return keys | {TRAINING_LOSS}
+        keys |= evaluation_keys(data, chosen, "train")
+    return keys | evaluation_keys(data, chosen, data.evaluation_split)

@@ -50,8 +50,9 @@ def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
 def client_table(populations: dict[str, Population | None], module: FederatedModule) -> pd.DataFrame:
     """One row per measured client with its last results.
 
-    `group` is its true group, where known; `attacker` says whether it attacks, where some do; `kept` how much of its
-    last message a robust rule let in; `pi_m` are the weights that it was served with.
+    `client` is its name and `client_id` its number, as in the table of predictions. `group` is its true group, where
+    known; `attacker` says whether it attacks, where some do; `kept` how much of its last message a robust rule let in;
+    `pi_m` are the weights that it was served with.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
@@ -70,7 +71,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         each = rows[:, 1:3] / count.clamp(min=1)[:, None]
         hit = module.target.metric
         columns = {
-            "client_id": [population.names[position] for position in positions],
+            "client": [population.names[position] for position in positions],
+            "client_id": [population.train.first_id + position for position in positions],
             "population": name,
             "num_train": population.train.sizes[list(positions)].tolist(),
             "num_test": count.long().tolist(),

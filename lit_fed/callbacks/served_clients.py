@@ -18,13 +18,13 @@ from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.roll_call import exchange
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
-from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
 from lit_fed.training.module import FederatedModule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ServedClients", "prediction_table", "unseen_tables"]
+__all__ = ["ServedClients", "prediction_table", "served_in_words", "unseen_tables"]
 
 
 class ServedClients(Callback):
@@ -175,6 +175,29 @@ def _vector_columns(served: ServedClients, target: Target, names: tuple[str, ...
     return {f"{kind}_{name}": column.numpy() for kind, pairs in columns.items() for name, column in pairs}
 
 
+def served_in_words(served: ServedClients, data: UnseenFolder) -> str:
+    """What was done for unseen clients, in a line or two.
+
+    Args:
+        served: the gathered predictions of all of them.
+        data: the clients.
+    """
+    total, measured = int(served.sizes.sum()), int(served.sizes[data.labelled].sum())
+    said = f"served: {len(served.sizes)} clients, with {data.unseen.train.num_samples} samples to adapt on; "
+    said += f"{total} samples predicted, {measured} of them measured\n"
+    if data.held_out:
+        said += (
+            f"every row has a label, so {HELD_OUT:.0%} of each client's were held out and measured; a column `split` "
+            "(train, test) says which, and an empty label that a row is predicted\n"
+        )
+    elif not total:
+        said += (
+            "no client has samples to be predicted or measured: give x_test (and y_test), rows without a label, or "
+            "pictures beside the folders of classes\n"
+        )
+    return said
+
+
 def unseen_tables(
     served: ServedClients, data: UnseenFolder, module: FederatedModule
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
@@ -201,9 +224,7 @@ def unseen_tables(
     rows = served.rows.clone()
     rows[~data.labelled, :3] = 0
     module.keep_rows("unseen", rows)
-    table = (
-        client_table({"unseen": population}, module).drop(columns="population").rename(columns={"client_id": "client"})
-    )
+    table = client_table({"unseen": population}, module).drop(columns="population")
     table["num_test"] = served.sizes.numpy()
     results = module.statistics(rows)
     return table, predictions, {f"unseen clients/unseen/{key}": value for key, value in results.items()}

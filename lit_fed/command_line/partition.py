@@ -96,9 +96,9 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
         data: after its `setup`.
 
     Returns:
-        Columns `client_id`, `population`, `group` where true groups are known, `num_train`, `num_val`, `num_test`, and
-        `label_0`, `label_1`, … where samples have one class each and are in memory; where classes have names, these
-        instead of numbers.
+        Columns `client` (name), `client_id`, `population`, `group` where true groups are known, `num_train`, `num_val`,
+        `num_test`, and `label_0`, `label_1`, … where samples have one class each and are in memory; where classes have
+        names, these instead of numbers.
     """
     import pandas as pd
 
@@ -111,7 +111,9 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
         counts = _label_counts(population, data.target)
         called = population.class_names or range(data.target.num_classes)
         labels = {} if counts is None else {f"label_{one}": each for one, each in zip(called, counts.T, strict=True)}
-        tables.append(pd.DataFrame({"client_id": population.names, "population": name, **groups, **sizes, **labels}))
+        first = population.train.first_id
+        named = {"client": population.names, "client_id": range(first, first + len(population.names))}
+        tables.append(pd.DataFrame({**named, "population": name, **groups, **sizes, **labels}))
     return pd.concat(tables, ignore_index=True)
 
 

@@ -31,7 +31,8 @@ class ClientMetric:
     """A metric that measures one client at a time.
 
     For torchmetrics, the area under the curve of a class that a client does not have is 0, and most clients have few of
-    many classes. So averages of areas are taken here, over the classes for which there is one.
+    many classes. So averages of areas are taken here, over the classes for which there is one. Correlations and R² of
+    constants, 0 or huge in torchmetrics, are undefined.
 
     Args:
         name: its key in the results.
@@ -54,6 +55,14 @@ class ClientMetric:
             metric.average = "none"
         self.reason, self._failure = "", ""
         self._count = self._positives = torch.zeros((), dtype=torch.int64)
+        self._ranges: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def is_accuracy(self) -> bool:
+        """Whether it is the accuracy under another name, as averages over the samples of several classes are."""
+        metric: Any = self.metric
+        plain = type(metric) in _shares() and metric.top_k == 1 and metric.ignore_index is None
+        return plain and self._average == "micro"
 
     def update(self, shown: Tensor, labels: Tensor) -> None:
         """Add samples of the client under way.
@@ -64,6 +73,7 @@ class ClientMetric:
         """
         if self._is_curve:
             self._add_classes(labels)
+        self._add_ranges(shown, labels)
         try:
             self.metric.update(*self.facing(shown, labels))
         except (ValueError, RuntimeError) as error:  # what a metric says of samples that it cannot measure
@@ -71,7 +81,18 @@ class ClientMetric:
 
     def facing(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Predictions as the metric takes them, and labels: of two classes the probability of the second alone."""
-        return (shown[:, 1] if self._one_column else shown), labels
+        return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous()
+
+    def _add_ranges(self, shown: Tensor, labels: Tensor) -> None:
+        """Keep the smallest and largest number of what has to vary."""
+        values = [labels] * isinstance(self.metric, _spreads()) + [shown] * isinstance(self.metric, _spreads()[:1])
+        if values and len(labels):
+            found = [(one.amin(0), one.amax(0)) for one in values]
+            before = self._ranges or found
+            self._ranges = [
+                (torch.minimum(low, a), torch.maximum(high, b))
+                for (low, high), (a, b) in zip(found, before, strict=True)
+            ]
 
     def _add_classes(self, labels: Tensor) -> None:
         ignored = getattr(self.metric, "ignore_index", None)
@@ -96,10 +117,14 @@ class ClientMetric:
         self.reason = self._failure or self.reason
         self._failure = ""
         self._count = self._positives = torch.zeros((), dtype=torch.int64)
+        self._ranges = []
         self.metric.reset()
         return number
 
     def _number(self) -> float:
+        if any(bool((low == high).any()) for low, high in self._ranges):
+            self._failure = "its labels or predictions are constant"
+            return float("nan")
         if not self._is_curve:
             return float(self.metric.compute())
         most = self._count if isinstance(self.metric, _precisions()) else self._count - 1
@@ -228,6 +253,27 @@ def _precisions() -> tuple[type[torchmetrics.Metric], ...]:
     """Those of them that are defined where all samples are of the class."""
     kinds = torchmetrics.classification
     return kinds.BinaryAveragePrecision, kinds.MulticlassAveragePrecision, kinds.MultilabelAveragePrecision
+
+
+def _spreads() -> tuple[type[torchmetrics.Metric], ...]:
+    """What divides by the spread of the labels and says nothing of a spread of 0; the first by that of predictions too.
+
+    The other correlations are NaN there.
+    """
+    kinds = torchmetrics.regression
+    return kinds.SpearmanCorrCoef, kinds.R2Score, kinds.ExplainedVariance, kinds.RelativeSquaredError
+
+
+def _shares() -> tuple[type[torchmetrics.Metric], ...]:
+    """Metrics of classes that over samples are one number: each wrong sample is missed by one class, found by another.
+
+    FBetaScore is one of them for any beta.
+    """
+    kinds = torchmetrics.classification
+    return (
+        kinds.MulticlassAccuracy, kinds.MulticlassPrecision, kinds.MulticlassRecall, kinds.MulticlassF1Score,
+        kinds.MulticlassFBetaScore,
+    )  # fmt: skip
 
 
 @contextmanager

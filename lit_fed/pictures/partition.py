@@ -111,4 +111,4 @@ def _name_clients(axes: Any, ordered: pd.DataFrame, keys: dict[str, str]) -> Non
     if len(ordered) > MOST_NAMES:
         axes.set_xticks([])
         return
-    axes.set_xticks(range(len(ordered)), map(short_name, ordered["client_id"]), fontsize=7, rotation=90)
+    axes.set_xticks(range(len(ordered)), map(short_name, ordered["client"]), fontsize=7, rotation=90)

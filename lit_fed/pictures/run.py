@@ -183,7 +183,7 @@ def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
     seen = clients[clients["population"] == "seen"]
     weights = seen[[column for column in clients if str(column).startswith("pi_")]].to_numpy()
     order = np.lexsort((-weights.max(1), weights.argmax(1)))
-    names = seen["client_id"].to_numpy()[order] if "client_id" in seen else None
+    names = seen["client"].to_numpy()[order] if "client" in seen else None
     groups = seen["group"].to_numpy()[order] if "group" in clients else np.zeros(len(seen))
     known = np.unique(groups)
     marked = len(known) if "group" in clients and len(known) <= MOST_GROUPS else 0

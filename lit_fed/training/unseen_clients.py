@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
@@ -20,13 +20,19 @@ from lit_fed.training.warm_start import WarmStart
 __all__ = ["restore_for_unseen_clients"]
 
 
-def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, Any], path: str) -> TrainingFacts:
+def restore_for_unseen_clients(
+    module: FederatedModule,
+    checkpoint: dict[str, Any],
+    path: str,
+    unknown_categories: Literal["error", "zeros"] | None = None,
+) -> TrainingFacts:
     """Give a fresh module what serving unseen clients takes: the shared state of a checkpoint, no seen client's.
 
     Args:
         module: a module that has not been built yet.
         checkpoint: content of one of its checkpoints.
         path: where the checkpoint was found, for error messages.
+        unknown_categories: as of `Table`, for later tables; None: that of the training.
 
     Returns:
         What the checkpoint says of the training.
@@ -46,6 +52,8 @@ def restore_for_unseen_clients(module: FederatedModule, checkpoint: dict[str, An
     given, inside = (not_about_serving(each, module.algorithm) for each in found)
     refuse_differences(given or inside)
     facts = TrainingFacts.from_plain(stored["serving"])
+    if unknown_categories is not None and facts.columns is not None:
+        facts = facts._replace(columns=facts.columns._replace(unknown_categories=unknown_categories))
     module.history.warm_start = WarmStart.found_in(stored)
     module.build_shared(facts)
     module.federation.schedule_rounds = schedule_rounds(stored)

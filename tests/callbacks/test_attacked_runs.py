@@ -48,8 +48,8 @@ def left_behind(tmp_path_factory):
 
 def test_attackers_are_listed_and_counted(left_behind):
     _, data, folder, _ = left_behind
-    table = pd.read_csv(folder / "clients.csv", dtype={"client_id": str})
-    assert table[table["attacker"]]["client_id"].tolist() == [data.seen.names[one] for one in data.seen.attackers]
+    table = pd.read_csv(folder / "clients.csv", dtype={"client": str})
+    assert table[table["attacker"]]["client"].tolist() == [data.seen.names[one] for one in data.seen.attackers]
     assert table[table["attacker"]]["population"].tolist() == ["seen"] * 3
     assert json.loads((folder / "summary.json").read_text())["attackers"] == 3
 

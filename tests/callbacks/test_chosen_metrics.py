@@ -21,7 +21,7 @@ from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, LocalSolve
 from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.errors import ConfigError
-from lit_fed.data import ClientFolder
+from lit_fed.data import ClientFolder, Digits
 from lit_fed.data.module import FederatedDataModule
 
 SUFFIXES = ["", "_decile", "_worst", "_std", "_unweighted", "_undefined"]
@@ -79,7 +79,7 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
     root = save_clients(tmp_path / "data")
     module, data, trainer = fit(root, tmp_path, ["AUROC", "F1Score", {"brier": "HingeLoss"}], algorithm)
     folder = Path(trainer.log_dir)
-    clients = pd.read_csv(folder / "clients.csv").set_index("client_id")
+    clients = pd.read_csv(folder / "clients.csv").set_index("client")
     summary = json.loads((folder / "summary.json").read_text())
     with (folder / "metrics.csv").open() as file:
         last = list(csv.DictReader(file))[-1]
@@ -92,9 +92,9 @@ def test_numbers_are_those_of_scikit_learn_on_the_predictions(tmp_path, algorith
                 key = f"test/{population}/{name}{suffix}"
                 assert summary[key] == module.results[key] == pytest.approx(value, rel=1e-6)
                 assert float(last[key]) == pytest.approx(value, rel=1e-6)
-    columns = ["population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
-    assert list(clients)[:8] == columns
-    assert list(clients)[8:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]
+    columns = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "auroc", "f1_score", "brier"]
+    assert list(clients)[:9] == columns
+    assert list(clients)[9:] == [f"pi_{m}" for m in range(algorithm.num_models) if algorithm.num_models > 1]
     assert module.client_rows["seen"].shape == (5, 3 + (algorithm.num_models if algorithm.num_models > 1 else 0))
     assert module.client_metrics["unseen"].shape == (2, 3)
     assert not any(key.startswith(("tables", "chosen")) for key in module.state_dict())
@@ -117,6 +117,19 @@ def test_numbers_of_a_regression(tmp_path, capsys):
     sentence = "PearsonCorrCoef does not say whether larger is better, so pearson_corr_coef has no worst client"
     assert said.count(sentence) == 1
     assert out.count("test, chosen metrics") == 1
+
+
+def test_three_rows_that_are_the_accuracy_are_said_once(capsys):
+    data = FederatedDataModule(Digits(), num_clients=3)
+    module = FederatedModule(FedAvg(), LocalSolver(lr=0.1), metrics="Precision,Recall,F1Score,AUROC")
+    trainer = FederatedTrainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    trainer.fit(module, datamodule=data)
+    trainer.test(module, datamodule=data)
+    results, said = module.results, capsys.readouterr().err
+    assert results["test/seen/f1_score"] == pytest.approx(results["test/seen/accuracy"])
+    assert said.count("precision, recall, f1_score: averaged over samples (micro), which is the accuracy again") == 1
 
 
 def test_all_client_trainers_find_the_same(tmp_path):

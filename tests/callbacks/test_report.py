@@ -47,8 +47,20 @@ def test_the_summary(left_behind):
 def test_the_clients(left_behind):
     folder, _ = left_behind
     table = pd.read_csv(folder / "clients.csv")
-    expected = ["client_id", "population", "num_train", "num_test", "accuracy", "loss", "pi_0", "pi_1", "pi_2"]
+    expected = [
+        "client",
+        "client_id",
+        "population",
+        "num_train",
+        "num_test",
+        "accuracy",
+        "loss",
+        "pi_0",
+        "pi_1",
+        "pi_2",
+    ]
     assert list(table.columns) == expected
+    assert table["client_id"].tolist() == list(range(10))  # the names of unseen clients are missing among the seen
     assert table["population"].value_counts().to_dict() == {"seen": 8, "unseen": 2}
     assert table[["pi_0", "pi_1", "pi_2"]].sum(axis=1).tolist() == pytest.approx([1.0] * 10)
     summary = json.loads((folder / "summary.json").read_text())

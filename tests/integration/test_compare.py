@@ -41,7 +41,7 @@ def write_run(folder, a_config, accuracies=(0.5, 1.0), hit="accuracy", bytes_of_
     rows[f"test/seen/{hit}"] = [last / 2, None, last]
     rows["test/seen/loss"] = [2.0, None, 1.0]
     pd.DataFrame(rows).to_csv(folder / "metrics.csv", index=False)
-    clients = {"client_id": range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
+    clients = {"client": range(len(accuracies)), "population": "seen", hit: accuracies, "loss": 1.0}
     pd.DataFrame(clients).to_csv(folder / "clients.csv", index=False)
     summary = {f"test/seen/{hit}": last, f"test/seen/{hit}_decile": min(accuracies), "test/seen/loss": 1.0, "rounds": 3}
     sent = {f"comm/total_bytes_{way}": 3 * bytes_of_round for way in ("up", "down")}

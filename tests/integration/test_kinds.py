@@ -66,7 +66,7 @@ def test_kind(folder, tmp_path, kind, client_trainer):
     run = out / "FedEM/version_0"
     summary = json.loads((run / "summary.json").read_text())
     table = pd.read_csv(run / "clients.csv")
-    assert table["client_id"].tolist() == [*CLIENTS, "dan"]
+    assert table["client"].tolist() == [*CLIENTS, "dan"]
     if kind == "regression":
         assert summary["test/seen/mse"] < 0.1
         assert summary["test/seen/loss"] == pytest.approx(summary["test/seen/mse"] / 2, rel=1e-6)

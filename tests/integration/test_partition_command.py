@@ -50,9 +50,10 @@ def refused(capsys, tmp_path, *arguments):
 def test_table_says_what_the_clients_have():
     data = prepared(Digits(), Dirichlet(0.4), 12, unseen_fraction=0.25, val_fraction=0.1, seed=3)
     table = partition_table(data)
-    assert table.columns.tolist() == ["client_id", "population", *SPLITS, *LABELS]
+    assert table.columns.tolist() == ["client", "client_id", "population", *SPLITS, *LABELS]
     assert table["population"].tolist() == ["seen"] * 9 + ["unseen"] * 3
-    assert table["client_id"].tolist() == data.seen.names + data.unseen.names
+    assert table["client"].tolist() == data.seen.names + data.unseen.names
+    assert table["client_id"].tolist() == list(range(12))
     for client, row in table.iterrows():
         population = data.seen if client < 9 else data.unseen
         splits = [one.client(client) for one in (population.train, population.val, population.test)]
@@ -64,7 +65,7 @@ def test_table_says_what_the_clients_have():
 
 def test_groups_are_in_the_table():
     table = partition_table(prepared(Digits(), LabelGroups(2), 10, unseen_fraction=0.3))
-    assert table["group"].tolist() == [client % 2 for client in table["client_id"].astype(int)]
+    assert table["group"].tolist() == [client % 2 for client in table["client"].astype(int)]
 
 
 @pytest.mark.parametrize("dataset", [Sine(), Synthetic(num_clients=50, on_demand=True, variant="corrected")])
@@ -77,7 +78,7 @@ def test_without_classes_in_memory_there_are_sizes_alone(dataset):
 def test_printed_numbers(capsys):
     table = pd.DataFrame(
         {
-            "client_id": list("abcd"), "population": ["seen", "seen", "seen", "unseen"], "group": [0, 1, 1, 1],
+            "client": list("abcd"), "population": ["seen", "seen", "seen", "unseen"], "group": [0, 1, 1, 1],
             "num_train": [4, 1000, 8, 3], "num_val": 0, "num_test": [1, 2, 3, 9],
             "label_0": [5, 0, 1, 0], "label_1": [0, 2, 10, 12],
         }
@@ -98,7 +99,7 @@ def test_picture_shows_shares_by_group_with_unseen_clients_last():
     order = table.sort_values(["population", "group"], kind="stable")
     counts = order[LABELS].to_numpy()
     np.testing.assert_allclose(shares.images[0].get_array(), (counts / counts.sum(1, keepdims=True)).T)
-    assert [one.get_text() for one in shares.get_xticklabels()] == order["client_id"].tolist()
+    assert [one.get_text() for one in shares.get_xticklabels()] == order["client"].tolist()
     assert [one.get_text() for one in sizes.texts] == ["seen", "unseen"]
     unseen_from = [line.get_xdata()[0] for line in shares.lines if line.get_linestyle() == "--"]
     assert unseen_from == [6.5]
@@ -110,7 +111,7 @@ def test_picture_shows_shares_by_group_with_unseen_clients_last():
 @pytest.mark.parametrize("num_labels", [0, 100])
 def test_picture_of_many_clients_has_no_names(num_labels, tmp_path):
     rng = np.random.default_rng(0)
-    table = pd.DataFrame({"client_id": "a rather long name", "population": "seen", "num_train": rng.permutation(500)})
+    table = pd.DataFrame({"client": "a rather long name", "population": "seen", "num_train": rng.permutation(500)})
     labels = pd.DataFrame(rng.integers(1, 9, (500, num_labels))).add_prefix("label_")
     table = pd.concat([table.assign(num_val=0, num_test=1), labels], axis=1)
     figure = _figure(table, Figure)
@@ -146,14 +147,14 @@ def test_command_with_the_configuration_of_a_run(tmp_path, capsys):
     main(["partition", "--config", str(config), *changed, "--output", str(tmp_path / "out")])
     table, _ = made(tmp_path / "out")
     expected = partition_table(prepared(Digits(), LabelGroups(2, Dirichlet(0.05)), 10))
-    pd.testing.assert_frame_equal(table.astype({"client_id": str}), expected)
+    pd.testing.assert_frame_equal(table.astype({"client": str}), expected)
     assert "LabelGroups(num_groups=2, inside=Dirichlet(alpha=0.05" in capsys.readouterr().out
 
 
 def test_natural_clients(tmp_path, capsys):
     main(["partition", "--data.dataset", "Sine", "--output", str(tmp_path / "out")])
     table, _ = made(tmp_path / "out")
-    assert table.columns.tolist() == ["client_id", "population", *SPLITS]
+    assert table.columns.tolist() == ["client", "client_id", "population", *SPLITS]
     assert "Sine, natural clients" in capsys.readouterr().out
 
 

@@ -70,7 +70,7 @@ def test_results_are_those_of_the_runs_unseen_clients(tmp_path, clients, name, c
     )
     found = personalize(checkpoint, clients, tmp_path / "served")
     expected = pd.read_csv(folder(tmp_path / "runs", name) / "clients.csv").query("population == 'unseen'")
-    expected = expected.drop(columns=["client_id", "population"]).reset_index(drop=True)
+    expected = expected.drop(columns=["client", "population"]).reset_index(drop=True)
     if name != "FedEM":
         expected = expected.dropna(axis=1)  # seen clients have no mixture weights either
     assert found.pop("client").tolist() == ["client_0", "client_1"]
@@ -90,7 +90,7 @@ def test_local_batch_norm(tmp_path, clients):
     found = personalize(checkpoint, clients, tmp_path / "served")
     expected = pd.read_csv(folder(tmp_path / "runs", "FedEM") / "clients.csv").query("population == 'unseen'")
     assert found.pop("client").tolist() == ["client_0", "client_1"]
-    expected = expected.drop(columns=["client_id", "population"]).reset_index(drop=True)
+    expected = expected.drop(columns=["client", "population"]).reset_index(drop=True)
     pd.testing.assert_frame_equal(found, expected, rtol=1e-6)
     state = torch.load(tmp_path / "served/states/client_0.pt", weights_only=True)
     np.testing.assert_allclose(

@@ -57,7 +57,8 @@ def test_predictions_are_those_of_the_test(out, tmp_path, population, ending):
     table["hit"] = table["label"] == table["prediction"]
     table["loss"] = -np.log(table[P].to_numpy()[np.arange(len(table)), table["label"]])
     by_client = table.groupby("client_id")
-    assert by_client["client"].first().astype(int).tolist() == clients["client_id"].tolist()
+    assert by_client["client"].first().astype(int).tolist() == clients["client"].tolist()
+    assert by_client["client"].first().index.tolist() == clients["client_id"].tolist()
     first_id = 0 if population == "seen" else 6
     assert by_client["hit"].mean().index.tolist() == list(range(first_id, first_id + len(clients)))
     np.testing.assert_allclose(by_client["hit"].mean(), clients["accuracy"], rtol=1e-12)

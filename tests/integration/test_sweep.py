@@ -306,6 +306,7 @@ def test_a_point_runs_offline_as_wandb_starts_it(tmp_path):
 
 # ---------------------------------------------------------------------- wrong input
 LR = "model.solver.lr"
+EVERY_FIVE = ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=5"]
 OTHER_LOGGER = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]
 
 
@@ -336,6 +337,12 @@ OTHER_LOGGER = ["--trainer.logger=CSVLogger", "--trainer.logger.save_dir=x"]
         ({"parameters": {LR: {"values": [0.1, "fast"]}}}, (), [f"parameters.{LR}: fast is refused", "float"]),
         ({"parameters": {"model.algorithm": {"values": ["FedEM", "FedEmm"]}}}, (), ["FedEmm is refused"]),
         ({"command": [*COMMAND, *OTHER_LOGGER]}, (), ["trainer.logger", "folder logger"]),
+        ({"command": [*COMMAND, *EVERY_FIVE]}, (), ["val/seen/accuracy", "max_epochs is 2", "in round 5"]),
+        ({"parameters": {"trainer.max_epochs": {"values": [8, 2]}}, "command": [*COMMAND, EVERY_FIVE[1]]}, (),
+         ["parameters.trainer.max_epochs: 2 is refused", "round 5"]),
+        ({"command": [*COMMAND, "--data.val_fraction=0"]}, (), ["no client", "--data.val_fraction"]),
+        ({"metric": {"name": "val/seen/mse"}}, (), ["val/seen/mse is not measured", "val/seen/accuracy"]),
+        ({"metric": {"name": "test/unseen/auroc"}}, (), ["test/unseen/auroc is not measured", "test/unseen/loss"]),
     ],
 )  # fmt: skip
 def test_wrong_files_are_refused(tmp_path, capsys, changes, arguments, parts):

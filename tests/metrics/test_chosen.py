@@ -9,7 +9,7 @@ import torchmetrics
 from sklearn import metrics as sk
 from torchmetrics import classification
 
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, VectorRegression
 from lit_fed.metrics.selection import choose_metrics
 
 MULTILABEL = SimpleNamespace(
@@ -107,6 +107,47 @@ def test_what_is_undefined_is_no_number():
     found = measured("R2Score,MeanAbsoluteError", Regression(), [(y[:1, None], y[:1]), (y[:, None], y)])
     assert found[0].isnan().tolist() == [True, False]
     assert found[1].tolist() == [1.0, 0.0]
+
+
+def test_correlations_of_constants_are_undefined():
+    """torchmetrics gives 0 for SpearmanCorrCoef, R2Score and ExplainedVariance, 1e7 for RelativeSquaredError."""
+    y, ones = torch.linspace(0, 1, 6), torch.ones(6)
+    given = "SpearmanCorrCoef,PearsonCorrCoef,R2Score,ExplainedVariance,RelativeSquaredError,MeanAbsoluteError"
+    clients = [(y[:, None].square(), y), (y[:, None], ones), (ones[:, None], y), (y[:, None].square(), y)]
+    found = measured(given, Regression(), clients, parts=3)
+    assert found.isnan().tolist() == [
+        [False] * 6, [True] * 5 + [False], [True, True, False, False, False, False], [False] * 6
+    ]  # fmt: skip
+    assert found[0].equal(found[3])
+    vectors = torch.stack([y, ones], 1)
+    assert measured("R2Score", VectorRegression(2), [(vectors, vectors)]).isnan().all()
+
+
+@pytest.mark.parametrize("name", ["MeanAbsoluteError", "MeanSquaredError"])
+def test_errors_of_vectors(name):
+    """Over all entries: torchmetrics takes a view of the predictions that it is tried on."""
+    y = torch.linspace(-1, 2, 24).view(8, 3)
+    expected = float(getattr(torchmetrics, name)()(y.cos(), y))
+    assert float(measured(name, VectorRegression(3), [(y.cos(), y)])) == pytest.approx(expected, rel=1e-6)
+
+
+def test_which_metrics_are_the_accuracy():
+    given = [
+        "Precision", "Recall", "F1Score", "Specificity", "AUROC",
+        {"macro": {"class_path": "F1Score", "init_args": {"average": "macro"}}},
+        {"some": {"class_path": "Recall", "init_args": {"ignore_index": 0}}},
+        {"share": {"class_path": "Accuracy", "init_args": {"average": "micro"}}},
+        {"two": {"class_path": "FBetaScore", "init_args": {"beta": 2.0}}},
+    ]  # fmt: skip
+    chosen = choose_metrics(given, Multiclass(4))
+    same = [one.name for one in chosen.metrics if one.is_accuracy]
+    assert same == ["precision", "recall", "f1_score", "share", "two"]
+    prediction, y = classes(4, 50)
+    found = measured(given, Multiclass(4), [(prediction, y)])[0]
+    accuracy = sk.accuracy_score(y, prediction.argmax(1))
+    for number, one in zip(found.tolist(), chosen.metrics, strict=True):
+        assert (number == pytest.approx(accuracy, rel=1e-6)) == one.is_accuracy, one.name
+    assert not any(one.is_accuracy for one in choose_metrics("Precision,Recall,F1Score", Binary()).metrics)
 
 
 def test_why_there_is_no_number():

@@ -27,7 +27,7 @@ def write_history(folder, num_rounds, hit="accuracy", bytes_of_round=1500.0, **c
 
 
 def clients_of(values, hit="accuracy", **columns):
-    return pd.DataFrame({"client_id": range(len(values)), "population": "seen", hit: values, **columns})
+    return pd.DataFrame({"client": range(len(values)), "population": "seen", hit: values, **columns})
 
 
 def drawn(folder, clients):
@@ -134,7 +134,7 @@ def test_unseen_clients_stand_below_in_bins_of_the_same_edges(tmp_path):
 def test_clients_have_names_while_there_is_room(tmp_path, num_clients):
     weights = np.linspace(1, 0.6, num_clients)
     names = [f"c{number}" for number in range(num_clients)]
-    clients = clients_of([0.5] * num_clients, pi_0=weights, pi_1=1 - weights).assign(client_id=names)
+    clients = clients_of([0.5] * num_clients, pi_0=weights, pi_1=1 - weights).assign(client=names)
     axes = drawn(tmp_path, clients)["mixture_weights.png"].axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == (names if num_clients == 4 else [])
     assert axes.get_xlabel().startswith(f"{num_clients} seen clients")

@@ -240,6 +240,20 @@ def test_an_unknown_monitor_is_refused_before_training(new_run, tmp_path, make):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ({"check_val_every_n_epoch": 5}, "max_epochs is 3, and the first evaluation is in round 5"),
+        ({"limit_val_batches": 0}, "limit_val_batches is 0"),
+    ],
+)
+def test_a_monitor_that_is_never_measured_is_refused_before_training(new_run, tmp_path, arguments, parts):
+    with pytest.raises(ConfigError, match="monitor is test/seen/loss, which this run does not log") as refused:
+        new_run(stock.ModelCheckpoint(monitor="test/seen/loss"), **arguments).fit()
+    assert parts in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_metric_of_the_algorithm_is_refused_behind_the_first_round(new_run):
     run = new_run(stock.EarlyStopping("train/seen/gradient", check_on_train_epoch_end=True))
     with pytest.raises(ConfigError, match="monitor is train/seen/gradient"):

@@ -164,7 +164,7 @@ def test_the_table_of_clients_speaks_of_those_measured(everyone_and_some):
     assert some["population"].value_counts().to_dict() == {"seen": 2, "unseen": 2}
     assert not some.isna().any().any()
     assert (some["num_test"] == 9).all()
-    pd.testing.assert_frame_equal(some, everyone.merge(some[["client_id", "population"]])[list(some)])
+    pd.testing.assert_frame_equal(some, everyone.merge(some[["client", "population"]])[list(some)])
 
 
 def test_the_summary_speaks_of_the_clients_measured(everyone_and_some):

@@ -82,7 +82,7 @@ class TableEncoder:
         train_rows, ends = seen.train.x.numpy(), seen.train.offsets[1:-1].numpy()
         features = tuple(self._learned(one, train_rows) for one in self.columns.features)
         columns = self.columns._replace(features=features)
-        inputs = encode(self.rows, columns, self.category_columns)
+        inputs = encode(self.rows, columns, self.category_columns, "--data.dataset.")
         normalisation = None
         if self.standardize and any(one.categories is None for one in features):
             normalisation = standardisation(np.split(inputs[train_rows], ends), features)
@@ -113,13 +113,16 @@ class TableEncoder:
         return feature._replace(categories=categories)
 
 
-def encode(rows: TableRows, columns: TableColumns, mixed: Sequence[str] | None = None) -> np.ndarray:
+def encode(
+    rows: TableRows, columns: TableColumns, mixed: Sequence[str] | None = None, option: str = "--"
+) -> np.ndarray:
     """Inputs of all rows, before they are standardised.
 
     Args:
         rows: the table.
         columns: how it is read.
         mixed: columns of which some categories may look like numbers and others not; None: any.
+        option: how the command line begins the options of the table, for error messages.
 
     Returns:
         Array [n, W] float32.
@@ -141,8 +144,8 @@ def encode(rows: TableRows, columns: TableColumns, mixed: Sequence[str] | None =
                 inputs[row, position[value]] = 1
             elif columns.unknown_categories == "error":
                 raise rows.error(
-                    row, feature.name, f"{value!r} is in no training sample of a seen client; correct it, or set "
-                    "unknown_categories to zeros, which gives it none of their inputs",
+                    row, feature.name, f"{value!r} is in no training sample of a seen client; correct it, or give "
+                    f"{option}unknown_categories zeros, which sets its inputs to 0",
                 )  # fmt: skip
         start += len(position)
     return inputs

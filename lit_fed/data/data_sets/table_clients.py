@@ -14,13 +14,15 @@ from lit_fed.data.data_sets.table_rows import TableRows, as_text, missing_values
 __all__ = ["read_table_clients"]
 
 OPTION = "--clients"
+SPLIT_COLUMN = "split"
+"""Name of the column that says `train`, `val` or `test` in a table whose training had no such column."""
 
 
 def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str, ...] | None) -> list[ClientArrays]:
     """The clients of a table, with inputs that are not standardised yet.
 
-    Rows with a label are for training, rows without one are to be predicted. Where the training had a `split_column`,
-    this says it instead, and rows of `val` play no part.
+    Rows with a label are for training, rows without one are to be predicted. The `split_column` of the training, or a
+    column `split` of this table, says it instead, and rows of `val` play no part.
 
     Args:
         path: a .csv or .parquet file with the columns of the training's table.
@@ -28,13 +30,14 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
         class_names: its classes; None: labels are numbers.
 
     Returns:
-        `x_train` and `y_train` of each client and, if it has rows for that, `x_test` and `y_test`; by name. Without a
-        client column all rows are those of one client, called as the file.
+        `x_train` and `y_train` of each client and, if it has rows for that or a column says the split, `x_test` and
+        `y_test`; by name. Without a client column all rows are those of one client, called as the file.
 
     Raises:
         ConfigError: naming file, row, column and value of what is wrong.
     """
     rows = read_rows([(str(path), OPTION)], columns.separator)
+    columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
     wanted = [one.name for one in columns.features]
     wanted += [one for one in (columns.label_column, columns.client_column, columns.split_column) if one]
     rows.require_columns(wanted, f"{OPTION} {path}, column")
@@ -51,8 +54,19 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     for name in sorted(set(clients)):
         require("/" not in name, f"{path}: client {name!r} would be a file in a folder of results; call it without a /")
         own = clients == name
-        arrays.append(_client(rows, name, own & (split == "train"), own & (split == "test"), x, y, labelled))
+        client = _client(rows, name, own & (split == "train"), own & (split == "test"), x, y, labelled)
+        if columns.split_column is not None and "x_test" not in client.arrays:  # it says that nothing is to be tested
+            client.arrays.update(x_test=x[:0], y_test=y[:0])
+        arrays.append(client)
     return arrays
+
+
+def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
+    """The column `split` of a table, unless the training used it for something else or it holds other words."""
+    used = (columns.label_column, columns.client_column, *(one.name for one in columns.features))
+    if SPLIT_COLUMN in used or SPLIT_COLUMN not in rows.frame.columns:
+        return None
+    return SPLIT_COLUMN if rows.frame[SPLIT_COLUMN].isin(SPLITS).all() else None
 
 
 def _client(

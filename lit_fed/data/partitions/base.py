@@ -65,19 +65,18 @@ class Partition(ABC):
 def fill_up(parts: list[np.ndarray], min_samples: int) -> list[np.ndarray]:
     """Move samples, one at a time, from the currently largest client to each one below the minimum.
 
-    At most T · min_samples moves. Where the samples do not suffice, the minimum is what they suffice for.
+    At most T · min_samples moves.
 
     Args:
         parts: sample indices of each client, T arrays.
-        min_samples: samples that every client shall have.
+        min_samples: minimum of every client, at most 1/T of all samples (`check_enough`).
 
     Returns:
         T new arrays; clients that neither give nor receive are unchanged.
     """
-    sizes = np.array([len(part) for part in parts])
-    parts, minimum = list(parts), min(min_samples, int(sizes.sum()) // len(parts))
-    for client_id in np.flatnonzero(sizes < minimum):
-        while sizes[client_id] < minimum:
+    sizes, parts = np.array([len(part) for part in parts]), list(parts)
+    for client_id in np.flatnonzero(sizes < min_samples):
+        while sizes[client_id] < min_samples:
             donor = int(sizes.argmax())
             parts[client_id] = np.append(parts[client_id], parts[donor][-1])
             parts[donor] = parts[donor][:-1]
@@ -118,12 +117,18 @@ def check_at_least_one(partition: Partition, **values: int) -> None:
         require(value >= 1, f"{type(partition).__name__}: {field} = {value}; choose a whole number of at least 1")
 
 
-def check_enough(num_samples: int, num_clients: int) -> None:
-    """Raise a `ConfigError` unless there are a client at least and a sample for each."""
+def check_enough(num_samples: int, num_clients: int, min_samples: int = 1) -> None:
+    """Raise a `ConfigError` unless there are a client at least and `min_samples` samples for each."""
     require(num_clients >= 1, f"num_clients = {num_clients}; choose a whole number of at least 1")
     require(
         num_clients <= num_samples,
         f"num_clients = {num_clients}, but there are only {num_samples} samples; choose at most {num_samples} clients",
+    )
+    require(
+        num_clients * min_samples <= num_samples,
+        f"min_samples = {min_samples} for each of {num_clients} clients takes {num_clients * min_samples:,} samples, "
+        f"and there are {num_samples:,}; choose min_samples = {num_samples // num_clients} or less, or "
+        f"at most {max(1, num_samples // min_samples)} clients",
     )
 
 

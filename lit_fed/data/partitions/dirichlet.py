@@ -31,7 +31,7 @@ class Dirichlet(Partition):
     Args:
         alpha: concentration; small: few clients hold most of a label.
         label_groups: cut the shuffled labels into so many groups first; None: each label is its own group.
-        min_samples: samples that every client gets at least, where there are enough of them.
+        min_samples: samples that every client gets at least; an error if there are too few.
     """
 
     alpha: float = 0.4
@@ -50,7 +50,7 @@ class Dirichlet(Partition):
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Divide by label; see the base class."""
-        check_enough(len(labels), num_clients)
+        check_enough(len(labels), num_clients, self.min_samples)
         check_discrete(labels, "Dirichlet")
         rng = generator(seed, 0, 0, "partition")
         dealt = [deal(rows, num_clients, self.alpha, rng) for rows in _label_sets(labels, self.label_groups, rng)]

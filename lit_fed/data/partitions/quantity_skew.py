@@ -21,7 +21,7 @@ class QuantitySkew(Partition):
 
     Args:
         alpha: concentration; small: few clients hold most of the samples.
-        min_samples: samples that every client gets at least, where there are enough of them.
+        min_samples: samples that every client gets at least; an error if there are too few.
     """
 
     alpha: float = 0.5
@@ -35,6 +35,6 @@ class QuantitySkew(Partition):
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
         """Deal out without a look at the labels; see the base class."""
-        check_enough(len(labels), num_clients)
+        check_enough(len(labels), num_clients, self.min_samples)
         parts = deal(np.arange(len(labels)), num_clients, self.alpha, generator(seed, 0, 0, "partition"))
         return [np.sort(part) for part in fill_up(parts, self.min_samples)]

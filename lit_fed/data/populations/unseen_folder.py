@@ -7,6 +7,8 @@ FILE.csv, FILE.parquet          the rows of all of them, where the training was 
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
@@ -24,8 +26,12 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client_name
 from lit_fed.data.populations.find_client import find_client
+from lit_fed.data.populations.splits import split_rows
 
-__all__ = ["UnseenFolder"]
+__all__ = ["HELD_OUT", "UnseenFolder"]
+
+HELD_OUT = 0.2
+"""Share of each client's rows that is measured where a table says nothing of what to adapt on."""
 
 
 class UnseenFolder(LightningDataModule):
@@ -38,6 +44,11 @@ class UnseenFolder(LightningDataModule):
         folder: folder with a .npz file for each client, or of pictures; or a table, see `read_table_clients`.
         facts: what a checkpoint says of its training.
         only: name of the one to be served; None: all.
+
+    Attributes:
+        labelled: whether each client has labels to be measured on, [T] bool.
+        held_out: whether a share of each client's samples was held out, since all rows of a table had a label and no
+            column said what to predict; where one client alone is served there is nothing to measure.
 
     Raises:
         ConfigError: naming the file and the array that does not fit, or if there is no such client.
@@ -52,6 +63,10 @@ class UnseenFolder(LightningDataModule):
         clients = _read_clients(folder, facts)
         for client in clients:
             _check_test_arrays(client)
+        bare = not any("x_test" in one.arrays for one in clients)
+        self.held_out = only is None and bare and _is_table(given_path(folder, "--clients"))
+        if self.held_out:
+            clients = [_divided(client, position) for position, client in enumerate(clients)]
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
         clients = [checked(_with_labels(client)) for client in clients]
         _check_fit(clients, facts)
@@ -84,7 +99,7 @@ class UnseenFolder(LightningDataModule):
 def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
     """The clients of a folder or a table, as they were stored."""
     root = given_path(folder, "--clients")
-    if is_table_file(root) and not root.is_dir():
+    if _is_table(root):
         require(
             facts.columns is not None,
             f"--clients {folder}: the checkpoint was not trained on a table; pass a folder with a .npz file for each "
@@ -100,6 +115,18 @@ def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
     clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
     require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
     return clients
+
+
+def _is_table(root: Path) -> bool:
+    return is_table_file(root) and not root.is_dir()
+
+
+def _divided(client: ClientArrays, position: int) -> ClientArrays:
+    """The client with some of its samples held out, as if it had been an unseen client of the training."""
+    rows = split_rows(np.arange(len(client.arrays["y_train"])), 0.0, HELD_OUT, seed=0, client_id=position)
+    kept = {"train": np.sort(rows.train), "test": np.sort(rows.test)}
+    arrays = {f"{name}_{split}": client.arrays[f"{name}_train"][some] for split, some in kept.items() for name in "xy"}
+    return client._replace(arrays=arrays)
 
 
 def _check_test_arrays(client: ClientArrays) -> None:

@@ -171,7 +171,7 @@ def test_a_class_path_with_its_arguments(tmp_path, monkeypatch):
     )  # fmt: skip
     run = tmp_path / "runs/clips/version_0"
     assert json.loads((run / "summary.json").read_text())["test/seen/accuracy"] >= 0
-    assert (run / "clients.csv").read_text().splitlines()[1].startswith("s0,seen")
+    assert (run / "clients.csv").read_text().splitlines()[1].startswith("s0,0,seen")
 
 
 @pytest.mark.parametrize(

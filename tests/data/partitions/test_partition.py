@@ -1,10 +1,11 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.data import IID, Dirichlet, Natural
+from lit_fed.data import IID, Dirichlet, Natural, QuantitySkew
 from lit_fed.data.partitions.base import fill_up
 
 LABELS = np.random.default_rng(0).integers(0, 6, size=1000)
@@ -18,6 +19,8 @@ def as_lists(parts):
 @pytest.mark.parametrize("partition", SEEDED, ids=str)
 @pytest.mark.parametrize("num_clients", [1, 7, 300, 1000])
 def test_every_sample_has_one_client_and_no_client_is_empty(partition, num_clients):
+    if num_clients == 1000 and isinstance(partition, Dirichlet):  # there is one sample for each
+        partition = replace(partition, min_samples=1)
     parts = partition(LABELS, num_clients, seed=3)
     assert len(parts) == num_clients
     assert min(len(part) for part in parts) >= 1
@@ -93,9 +96,14 @@ def test_repair_moves_only_what_is_missing():
     assert len(parts[0]) == 10
 
 
-def test_repair_lowers_the_minimum_where_samples_are_short():
-    repaired = fill_up([np.arange(5), np.array([], dtype=int), np.array([], dtype=int)], 4)
-    assert [len(part) for part in repaired] == [3, 1, 1]
+@pytest.mark.parametrize("partition", [Dirichlet(min_samples=40), QuantitySkew(min_samples=40)], ids=str)
+def test_a_minimum_that_the_samples_do_not_suffice_for_is_refused(partition):
+    """Lowered to what they suffice for, it would make all clients alike, whatever alpha is."""
+    with pytest.raises(
+        ConfigError, match=r"40 for each of 100 clients takes 4,000.*are 1,000; .*min_samples = 10 or.*25 c"
+    ):
+        partition(LABELS, 100, seed=0)
+    assert [len(part) for part in partition(LABELS, 25, seed=0)] == [40] * 25
 
 
 @pytest.mark.parametrize("partition", [IID(), Dirichlet()], ids=str)

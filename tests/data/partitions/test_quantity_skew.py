@@ -12,9 +12,10 @@ LABELS = np.random.default_rng(0).integers(0, 6, size=1000)
 @pytest.mark.parametrize("alpha", [1e-300, 0.01, 0.5, 1e4])
 @pytest.mark.parametrize("num_clients", [1, 7, 300, 1000])
 def test_every_sample_has_one_client_and_each_client_the_minimum(alpha, num_clients):
-    parts = QuantitySkew(alpha)(LABELS, num_clients, seed=3)
+    minimum = min(2, 1000 // num_clients)
+    parts = QuantitySkew(alpha, minimum)(LABELS, num_clients, seed=3)
     assert len(parts) == num_clients
-    assert min(len(part) for part in parts) >= min(2, 1000 // num_clients)
+    assert min(len(part) for part in parts) >= minimum
     assert np.sort(np.concatenate(parts)).tolist() == list(range(1000))
     assert all((np.diff(part) > 0).all() for part in parts)
 

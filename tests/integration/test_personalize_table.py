@@ -1,0 +1,85 @@
+"""New clients from a table: which rows are adapted on, predicted and measured, and what is said of it."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from running import folder
+from test_predict import CPU, refused
+
+from lit_fed.cli import main
+
+
+def frame(seed, names, size=20):
+    """Rows of some shops, about evenly of two kinds."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(len(names) * size, 2))
+    kind = np.where(x[:, 0] + x[:, 1] > 0, "dear", "cheap")
+    return pd.DataFrame({"shop": np.repeat(names, size), "a": x[:, 0], "b": x[:, 1], "town": "Oslo", "kind": kind})
+
+
+@pytest.fixture(scope="module")
+def last(tmp_path_factory):
+    """A checkpoint of FedAvg, whose training knew no column of splits."""
+    root = tmp_path_factory.mktemp("table")
+    frame(0, ["a", "b", "c"]).to_csv(root / "train.csv", index=False)
+    main(["fit", *CPU, "--model.algorithm", "FedAvg", "--model.solver.lr", "1", "--data.dataset", "Table",
+          "--data.dataset.path", str(root / "train.csv"), "--data.dataset.client_column", "shop",
+          "--data.dataset.label_column", "kind", "--trainer.max_epochs", "20",
+          "--trainer.default_root_dir", str(root)])  # fmt: skip
+    return folder(root, "FedAvg") / "checkpoints/last.ckpt"
+
+
+def served(last, table, output, *arguments):
+    table.to_csv(output.with_suffix(".csv"), index=False)
+    main(["personalize", *CPU, "--ckpt_path", str(last), "--clients", str(output.with_suffix(".csv")),
+          "--output", str(output), *arguments])  # fmt: skip
+    return pd.read_csv(output / "clients.csv"), pd.read_csv(output / "predictions.csv")
+
+
+def test_a_fully_labelled_table_is_measured_on_rows_that_are_held_out(tmp_path, capsys, last):
+    clients, predictions = served(last, frame(1, ["x", "y"]), tmp_path / "served")
+    assert (clients["num_train"].tolist(), clients["num_test"].tolist()) == ([16, 16], [4, 4])
+    assert (clients["accuracy"] > 0.7).all()
+    assert predictions["label"].notna().all()
+    said = capsys.readouterr().out
+    assert "served: 2 clients, with 32 samples to adapt on; 8 samples predicted, 8 of them measured" in said
+    assert "every row has a label, so 20% of each client's were held out and measured; a column `split`" in said
+
+
+def test_a_column_of_splits_that_the_training_lacked(tmp_path, capsys, last):
+    table = frame(1, ["x", "y"]).assign(split=["train"] * 15 + ["test"] * 25)
+    table = pd.concat([table, frame(2, ["y"], 10).assign(split="train")])
+    clients, predictions = served(last, table, tmp_path / "served")
+    assert (clients["num_train"].tolist(), clients["num_test"].tolist()) == ([15, 10], [5, 20])
+    assert predictions["label"].tolist() == table.loc[table["split"] == "test", "kind"].tolist()
+    said = capsys.readouterr().out
+    assert "25 samples predicted, 25 of them measured" in said
+    assert "held out" not in said
+
+
+@pytest.mark.parametrize("column", [{"split": "train"}, {"split": "north"}, {}])
+def test_what_is_said_where_nothing_or_all_is_predicted(tmp_path, capsys, last, column):
+    """A column that says `train` of all rows is obeyed; one of other words is none of splits."""
+    table = frame(1, ["x", "y"]).assign(**column)
+    if not column:
+        table.loc[table.index[1::2], "kind"] = ""
+    clients, _ = served(last, table, tmp_path / "served")
+    said = capsys.readouterr().out
+    expected = {"train": [0, 0], "north": [4, 4]}.get(column.get("split"), [10, 10])
+    assert clients["num_test"].tolist() == expected
+    assert ("no client has samples to be predicted" in said) == (column == {"split": "train"})
+    assert ("20 samples predicted, 0 of them measured" in said) == (not column)
+
+
+def test_texts_of_no_training_row(tmp_path, capsys, last):
+    table = frame(1, ["x", "y"]).assign(town=["Oslo", "Bern"] * 20)
+    table.to_csv(tmp_path / "bern.csv", index=False)
+    given = [*CPU, "--ckpt_path", str(last), "--clients", str(tmp_path / "bern.csv")]
+    said = refused(capsys, ["personalize", *given, "--output", str(tmp_path / "refused")])
+    assert "'Bern' is in no training sample of a seen client" in said
+    advice = ("--unknown_categories", "zeros")
+    assert " ".join(advice) in said
+    clients, _ = served(last, table, tmp_path / "served", *advice)
+    assert clients["num_test"].tolist() == [4, 4]
+    main(["export", *given, "--client", "y", "--output", str(tmp_path / "y.pt2"), *advice])
+    assert (tmp_path / "y.pt2").is_file()
