@@ -14,7 +14,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_fed.callbacks.report import print_table
-from lit_fed.callbacks.served_clients import ServedClients, prediction_table, unseen_tables
+from lit_fed.callbacks.served_clients import ServedClients, unseen_tables
 from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.core.errors import ConfigError
@@ -26,7 +26,14 @@ from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
-from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
+from lit_fed.training.output import (
+    check_new_folder,
+    check_table_file,
+    check_table_format,
+    new_folder,
+    prediction_table,
+    write_table,
+)
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -292,7 +299,7 @@ class FederatedTrainer(Trainer):
         if served is None:
             return None
         example = (data.seen or data.unseen).train.x[:1]
-        return personal_model(module, tree.index(served.states, 0), example, module.facts.normalisation, client)
+        return personal_model(module.federation, module.facts, tree.index(served.states, 0), example, client)
 
     def export(
         self,

@@ -23,6 +23,7 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.states import VersionStore
 from lit_fed.metrics.gathered import ClientTable
@@ -213,8 +214,10 @@ class FederatedModule(Described, ServingSteps):
         self._show_lr()
 
     def on_fit_end(self) -> None:
-        """Delete what was kept for checkpoints that are gone by now."""
+        """Delete what was kept for checkpoints that are gone; let nodes keep what serving their clients takes."""
         self.store.collect()
+        if isinstance(self.federation.client_trainer, RemoteTrainer):
+            self.federation.client_trainer.keep()
 
     def _show_lr(self) -> None:
         """Let Lightning's learning-rate monitor see the coming round's local learning rate."""
