@@ -55,8 +55,8 @@ def check_start(wanted: Sequence[float], found: Sequence[float]) -> None:
 
 
 def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
-    """Facts for JSON; true groups and attackers stay where they are, since nobody would know them."""
-    return facts._replace(groups=None, attackers=None, columns=None, class_names=None).plain()
+    """Facts for JSON; true groups and attackers stay where they are, and names of clients, which other nodes have."""
+    return facts._replace(groups=None, attackers=None, columns=None, class_names=None, named=None).plain()
 
 
 def facts_from_json(plain: Mapping[str, Any]) -> TrainingFacts:
