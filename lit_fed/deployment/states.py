@@ -109,8 +109,13 @@ class VersionStore(ClientStore):
         super().__init__(lambda _: {"state": {"versions": torch.tensor(-1)}}, num_clients)
         self._trained.fill_(True)  # checkpoints hold the whole index, by which the nodes' files are found
         self.register_buffer("run", torch.tensor(secrets.randbits(62)))
-        self._next = secrets.randbits(30) << 32
+        self._next = _first_version()
         self._checkpoints: CheckpointIndex | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Count anew: the process that this store was pickled in may go on."""
+        super().__setstate__(state)
+        self._next = _first_version()
 
     def next_version(self) -> int:
         """A version that no state has."""
@@ -134,6 +139,10 @@ class VersionStore(ClientStore):
         for one, version in zip(client_ids, under_way.tolist(), strict=True):
             found[one].add(version)
         return {one: sorted(version for version in versions if version >= 0) for one, versions in found.items()}
+
+
+def _first_version() -> int:
+    return secrets.randbits(30) << 32
 
 
 def node_key(folder: Path) -> bytes:

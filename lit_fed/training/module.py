@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -154,13 +155,14 @@ class FederatedModule(Described, ServingSteps):
         if not self.is_built:
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
-            if isinstance(data.dataset, RemoteClients):
-                self.federation.client_trainer = remote_trainer(
-                    self.federation, self.settings, self.facts, self.history.arguments, data
-                )
         elif stage == "fit":
             self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
             self.federation.schedule_rounds = None
+        self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
+        if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
+            self.federation.client_trainer = remote_trainer(
+                self.federation, self.settings, self.facts, self.history.arguments, data
+            )
         data.plan_with(FederationPlanner(self.federation))
 
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:

@@ -166,8 +166,8 @@ def test_stored_states_of_clients_are_not_left_out_without_a_word(tmp_path, caps
     export(data.unseen, tmp_path / "new")
     shutil.copy(tmp_path / "data/seen/client_2.npz", tmp_path / "new/client_2.npz")
     (tmp_path / "new/client_0.npz").rename(tmp_path / "new/dora.npz")
-    fit = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "data"), "--trainer.default_root_dir",
-           str(tmp_path / "runs"), "--model.algorithm", "Local"]  # fmt: skip
+    fit = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "data"),
+           "--trainer.default_root_dir", str(tmp_path / "runs"), "--model.algorithm", "Local"]  # fmt: skip
     main(["fit", *CPU, *fit, "--trainer.max_epochs", "5"])
     last = ["--ckpt_path", str(folder(tmp_path / "runs", "Local") / "checkpoints/last.ckpt")]
     said = "took part in the training; --clients serves new clients, so the stored state is not used"
