@@ -49,7 +49,7 @@ __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
 
 NEXT_OF_NODES = """\
-next: on a node, personalize takes it as --ckpt_path {last}; test takes it here
+next: on a node, lit-fed client measure, predict and export serve its clients; here test takes --ckpt_path {last}
       the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
 """
 """What the end of a fit says whose clients are on nodes."""

@@ -65,6 +65,10 @@ class FederatedRounds:
         self.schedule_rounds: int | None = None
         self._round: RoundUnderWay | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the client trainer, which may hold connections or a GPU's graphs, and is chosen again."""
+        return {name: value for name, value in self.__dict__.items() if name != "client_trainer"}
+
     @cached_property
     def client_trainer(self) -> ClientTrainer:
         """Runs the clients; chosen when it is first needed, since the choice depends on the device."""

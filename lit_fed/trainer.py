@@ -14,10 +14,10 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
 from lit_fed.callbacks.report import print_table
-from lit_fed.callbacks.served_clients import ServedClients, prediction_table, served_in_words, unseen_tables
+from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
 from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, notice
 from lit_fed.core.machine.packages import DataFrame
 from lit_fed.core.machine.roll_call import LostRanksError, check_timeout
 from lit_fed.data.module import FederatedDataModule, Predicted
@@ -26,7 +26,15 @@ from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
 from lit_fed.training.loop import FederatedLoop
-from lit_fed.training.output import check_new_folder, check_table_file, check_table_format, new_folder, write_table
+from lit_fed.training.module import FederatedModule
+from lit_fed.training.output import (
+    check_new_folder,
+    check_table_file,
+    check_table_format,
+    new_folder,
+    prediction_table,
+    write_table,
+)
 from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse_remote, rounds_of
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
@@ -238,8 +246,7 @@ class FederatedTrainer(Trainer):
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
         module = federated(model)
-        checkpoint = load_checkpoint(Path(ckpt_path))
-        data = UnseenFolder(clients, restore_for_unseen_clients(module, checkpoint, ckpt_path, unknown_categories))
+        data = self._unseen_clients(module, ckpt_path, clients, unknown_categories=unknown_categories)
         with new_folder(folder, owner=self.is_global_zero) as partial:
             served = ServedClients(partial / "states")
             with self._also(served), self._interrupts_passed_on():
@@ -286,9 +293,8 @@ class FederatedTrainer(Trainer):
         if clients:
             if ckpt_path is None:
                 raise ConfigError("unseen clients are served from a checkpoint; give ckpt_path")
-            checkpoint = load_checkpoint(Path(ckpt_path))
-            facts = restore_for_unseen_clients(module, checkpoint, str(ckpt_path), unknown_categories)
-            data, ckpt_path = UnseenFolder(clients, facts, client), None
+            data = self._unseen_clients(module, str(ckpt_path), clients, client, unknown_categories)
+            ckpt_path = None  # it has been restored
         elif isinstance(data, FederatedDataModule):
             data.predicted = Predicted(client=client)
         else:
@@ -301,7 +307,7 @@ class FederatedTrainer(Trainer):
         if served is None:
             return None
         example = (data.seen or data.unseen).train.x[:1]
-        return personal_model(module, tree.index(served.states, 0), example, module.facts.normalisation, client)
+        return personal_model(module.federation, module.facts, tree.index(served.states, 0), example, client)
 
     def export(
         self,
@@ -352,6 +358,26 @@ class FederatedTrainer(Trainer):
             save_program(exported, path, format)
             sys.stdout.write(f"program: {path}\n")
         return exported
+
+    def _unseen_clients(
+        self,
+        module: FederatedModule,
+        ckpt_path: str,
+        clients: str,
+        only: str | None = None,
+        unknown_categories: Literal["error", "zeros"] | None = None,
+    ) -> UnseenFolder:
+        """Clients to be served from a checkpoint alone; says which of them have states of the training, unused here."""
+        checkpoint = load_checkpoint(Path(ckpt_path))
+        facts = restore_for_unseen_clients(module, checkpoint, ckpt_path, unknown_categories)
+        data = UnseenFolder(clients, facts, only)
+        known = facts.took_part(data.unseen.names if only is None else [only])
+        if known and self.is_global_zero:
+            notice(
+                f"{', '.join(known)} took part in the training; --clients serves new clients, so the stored state is "
+                "not used. predict, and export without --clients, use it; in a federation `lit-fed client predict`"
+            )
+        return data
 
     @contextmanager
     def _also(self, callback: Callback) -> Iterator[None]:

@@ -26,6 +26,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.metrics.client_table import client_columns
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -67,18 +68,13 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         if population is None or rows is None:
             continue
         positions = range(len(population.names)) if population.measured is None else population.measured.tolist()
-        count = rows[:, 0]
-        each = rows[:, 1:3] / count.clamp(min=1)[:, None]
-        hit = module.target.metric
         columns = {
             "client": [population.names[position] for position in positions],
             "client_id": [population.train.first_id + position for position in positions],
             "population": name,
             "num_train": population.train.sizes[list(positions)].tolist(),
-            "num_test": count.long().tolist(),
-            hit: each[:, 1].masked_fill(count == 0, float("nan")).tolist(),
-            "loss": each[:, 0].masked_fill(count == 0, float("nan")).tolist(),
         }
+        columns |= client_columns(rows, module.target.metric)
         columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
             columns["group"] = population.groups[list(positions)].tolist()

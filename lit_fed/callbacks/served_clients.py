@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,15 +14,15 @@ from lit_fed.callbacks.report import client_table
 from lit_fed.core import tree
 from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.roll_call import exchange
-from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.output import prediction_table
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ServedClients", "prediction_table", "served_in_words", "unseen_tables"]
+__all__ = ["ServedClients", "served_in_words", "unseen_tables"]
 
 
 class ServedClients(Callback):
@@ -110,69 +108,6 @@ def _plain(state: Tree) -> Any:
         return {name: _plain(one) for name, one in state.items()}
     names = getattr(state, "_fields", None) or map(str, range(len(state)))
     return {name: _plain(one) for name, one in zip(names, state, strict=True)}
-
-
-def prediction_table(
-    served: ServedClients,
-    names: Sequence[str],
-    first_id: int,
-    target: Target,
-    class_names: tuple[str, ...] | None = None,
-) -> pd.DataFrame:
-    """One row for each sample, of sequences for each position of each sample.
-
-    Args:
-        served: the gathered predictions.
-        names: names of the clients of the population, [T].
-        first_id: identity of the first of them.
-        target: what is predicted.
-        class_names: of the classes, or of several labels, [C]; None: their numbers.
-
-    Returns:
-        Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
-        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`, with names of classes
-        instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
-        the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
-    """
-    import pandas as pd
-
-    length = served.labels.shape[1] if target.positions else 1
-    client_ids = served.client_ids.repeat_interleave(served.sizes)
-    before = served.sizes.cumsum(0) - served.sizes
-    sample = torch.arange(len(client_ids)) - before.repeat_interleave(served.sizes)
-    columns: dict[str, Any] = {
-        "client": np.array(names)[(client_ids - first_id).repeat_interleave(length).numpy()],
-        "client_id": client_ids.repeat_interleave(length).numpy(),
-        "sample": sample.repeat_interleave(length).numpy(),
-    }
-    if target.positions:
-        columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
-    if not len(served.labels):  # all samples that there are were adapted on
-        return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
-    if target.vectors:
-        return pd.DataFrame(columns | _vector_columns(served, target, class_names))
-    columns["label"] = served.labels.flatten().numpy()
-    if target.continuous:
-        return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
-    log_prob = served.log_prob.flatten(0, -2)
-    columns["prediction"] = log_prob.argmax(1).numpy()
-    if class_names is not None:
-        called = np.array(class_names, dtype=object)
-        columns |= {name: called[columns[name]] for name in ("label", "prediction")}
-    probabilities = log_prob.exp_()
-    classes = range(probabilities.shape[1]) if class_names is None else class_names
-    return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
-
-
-def _vector_columns(served: ServedClients, target: Target, names: tuple[str, ...] | None) -> dict[str, np.ndarray]:
-    """Columns of labels that are vectors of C entries, by their names or numbers."""
-    shown = target.shown(served.log_prob)  # [n, C]
-    values = {"label": served.labels, "prediction": shown}
-    if not target.continuous:
-        values |= {"prediction": served.log_prob.argmax(-1), "p": shown}
-    called = names or range(shown.shape[1])
-    columns = {kind: zip(called, rows.unbind(1), strict=True) for kind, rows in values.items()}
-    return {f"{kind}_{name}": column.numpy() for kind, pairs in columns.items() for name, column in pairs}
 
 
 def served_in_words(served: ServedClients, data: UnseenFolder) -> str:

@@ -27,7 +27,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Criterion, Loss
 from lit_fed.core.networks.frozen import HEAD, choose_trained
-from lit_fed.core.networks.start import copies_of, start_of
+from lit_fed.core.networks.start import NetworkCopies, start_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation
@@ -193,7 +193,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
     shape, outputs = facts.input_shape, facts.target.num_outputs
     init_seeds = None if settings.init_seeds is None else tuple(settings.init_seeds)
     task = Task.create(
-        lambda: _build(settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
+        partial(_build, settings, shape, facts.dtype, outputs), facts.target, facts.seed, init_seeds=init_seeds,
         criterion=None if settings.loss is None else Criterion(settings.loss, facts.target),
     )  # fmt: skip
     if isinstance(settings.network, nn.Module) and settings.lora_rank is None:  # beside adapters it is frozen, or fresh
@@ -207,7 +207,7 @@ def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Tas
 def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dtype, outputs: int) -> nn.Module:
     """A network whose parameters are trained as the settings say; beside adapters the last layer alone, by default."""
     given = settings.network
-    maker = copies_of(given) if isinstance(given, nn.Module) else given
+    maker = NetworkCopies(given) if isinstance(given, nn.Module) else given
     network = build_network(maker, shape, input_type, outputs)
     trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
     if trainable is not None:

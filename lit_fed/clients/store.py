@@ -91,6 +91,14 @@ class ClientStore(nn.Module):
         self._version = 0  # of the next file
         self._collects = False  # only one rank deletes
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what makes initial states, which holds the clients' samples: a file of a module is none of them."""
+        return {name: value for name, value in self.__dict__.items() if name != "_initial"}
+
+    def start_from(self, initial: Callable[[int], Tree]) -> None:
+        """Give a store that was unpickled what makes initial states; others keep their own."""
+        self.__dict__.setdefault("_initial", initial)
+
     def _fill(self, num_clients: int) -> None:
         """Write the initial states into the buffers [T, ...]."""
         if self._alike:

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,16 +63,17 @@ def folder_beside(checkpoints: Path) -> Path:
 
 
 class ClientFiles:
-    """Files `<client_id>.<version>.pt`, each a dict of tensors, in one folder; the checkpoints that need some of them.
+    """Files `<client>.<version>.pt`, each a dict of tensors, in one folder; the checkpoints that need some of them.
 
     Each file says beside its tensors whose state it is, so that one in the place of another is noticed.
 
     Args:
         names: names of the leaves in a file.
+        called: what a file is called after, by the client's id; by default the id.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
+    def __init__(self, names: Sequence[str], called: Callable[[int], str] = str) -> None:
+        self.names, self._called = list(names), called
         self.folder: Path | None = None
         self.checkpoints: CheckpointIndex | None = None
         self._temporary: Path | None = None
@@ -81,7 +82,7 @@ class ClientFiles:
     # ------------------------------------------------------------------ one state
     def _path(self, client_id: int, version: int) -> Path:
         assert self.folder is not None, "open() chooses the folder at the start of a fit"
-        return self.folder / _file_name(client_id, version)
+        return self.folder / _file_name(self._called(client_id), version)
 
     def write(self, client_id: int, version: int, leaves: Iterable[Tensor]) -> None:
         """Write a state beside its place and move it there.
@@ -241,8 +242,8 @@ class ClientFiles:
         self._superseded = kept
 
 
-def _file_name(client_id: int, version: int) -> str:
-    return f"{client_id}.{version}.pt"
+def _file_name(client: int | str, version: int) -> str:
+    return f"{client}.{version}.pt"
 
 
 def _pairs(index: Tensor) -> list[tuple[int, int]]:

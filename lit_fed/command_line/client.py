@@ -1,4 +1,7 @@
-"""`python -m lit_fed client`: a node, which works on the data of this machine for a federation's server."""
+"""`python -m lit_fed client`: a node, which works on the data of this machine for a federation's server.
+
+With `measure`, `predict` or `export` behind it, the node serves its clients after the training, without the server.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import contextlib
 import os
 import signal
 import sys
+from argparse import Namespace
+from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
@@ -17,9 +22,20 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_node import run_node
 
-__all__ = ["client_parser", "end_at_once", "run_client"]
+if TYPE_CHECKING:
+    from lit_fed.core.machine.packages import DataFrame
+    from lit_fed.deployment.kept import KeptTraining
+
+__all__ = ["client_parser", "end_at_once", "run_client", "serving_parser"]
 
 PATIENCE = 3600.0
+
+SERVING = {
+    "measure": "Measure this machine's clients after a training.",
+    "predict": "Write what the trained models say about each sample of this machine's clients.",
+    "export": "Write the model of one of this machine's clients as a file that loads without lit_fed.",
+}
+"""Commands behind `client` that need no server."""
 
 
 def client_parser() -> PlainParser:
@@ -27,9 +43,24 @@ def client_parser() -> PlainParser:
     parser = PlainParser(
         "client",
         f"{COMMANDS['client']} Samples and what clients keep stay on this machine; messages and sums go to the server. "
-        "It runs until it is stopped, and may be killed and started again at any time.",
+        "It may be killed and started again at any time. After the training `client measure`, `client predict` and "
+        "`client export` serve this machine's clients, each with its own --help.",
     )
     parser.add_argument("--server", required=True, metavar="HOST:PORT", help="where the server listens")
+    _add_folders(parser)
+    parser.add_argument(
+        "--tls", metavar="DIR", help="folder with node.pem, node.key and ca.pem, which `lit-fed certificates` writes"
+    )
+    parser.add_argument("--name", metavar="NAME", help="of this node, where it has no certificate: on one machine")
+    _add_trust(parser)
+    parser.add_argument(
+        "--patience", type=float, default=PATIENCE, metavar="SECONDS",
+        help="how long to go on without a server (default: %(default)g)",
+    )  # fmt: skip
+    return parser
+
+
+def _add_folders(parser: PlainParser) -> None:
     parser.add_argument(
         "--data.root", dest="root", required=True, metavar="DIR",
         help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
@@ -37,18 +68,46 @@ def client_parser() -> PlainParser:
     parser.add_argument(
         "--states", required=True, metavar="DIR", help="folder of this node alone, for what its clients keep"
     )
-    parser.add_argument(
-        "--tls", metavar="DIR", help="folder with node.pem, node.key and ca.pem, which `lit-fed certificates` writes"
-    )
-    parser.add_argument("--name", metavar="NAME", help="of this node, where it has no certificate: on one machine")
+
+
+def _add_trust(parser: PlainParser) -> None:
     parser.add_argument(
         "--trust", action="append", default=[], metavar="MODULE",
         help="module whose classes the server may ask for, besides those of lit_fed; may be given often",
     )  # fmt: skip
+
+
+def serving_parser(command: str) -> PlainParser:
+    """The arguments of a command that serves clients after the training.
+
+    Args:
+        command: `measure`, `predict` or `export`.
+    """
+    parser = PlainParser(
+        f"client {command}",
+        f"{SERVING[command]} Each client is served by what this node kept when the training ended: its own state, and "
+        "the shared state as it was sent to it. No server is needed.",
+    )
+    _add_folders(parser)
+    many = "; may be given often (default: all)"
     parser.add_argument(
-        "--patience", type=float, default=PATIENCE, metavar="SECONDS",
-        help="how long to go on without a server (default: %(default)g)",
+        "--client", action="append", default=[], metavar="NAME", required=command == "export",
+        help=f"name of a client, that of its file{'' if command == 'export' else many}",
     )  # fmt: skip
+    if command != "export":
+        parser.add_argument(
+            "--split", choices=["train", "val", "test"], default="test", help="which samples (default: %(default)s)"
+        )
+    else:
+        parser.add_argument(
+            "--format", choices=["pt", "onnx"], default="pt", help="torch.export or ONNX (default: %(default)s)"
+        )
+    file = "file to be written, .pt2 or .onnx" if command == "export" else "table to be written, .csv or .parquet"
+    parser.add_argument("--output", metavar="FILE", required=command != "measure", help=file)
+    parser.add_argument(
+        "--run", default="", metavar="RUN", help="subfolder of --states (default: the training that ended last)"
+    )
+    _add_trust(parser)
     return parser
 
 
@@ -61,14 +120,15 @@ def run_client(arguments: list[str]) -> None:
     Raises:
         ConfigError: naming an argument that will not do, or saying why the node cannot go on.
     """
+    if arguments and arguments[0] in SERVING:
+        _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]))
+        return
     given = client_parser().parse_args(arguments)
     end_at_once()
     if not given.patience > 0:
         raise ConfigError(f"--patience is {given.patience:g}; give a number of seconds > 0")
     tls = None if given.tls is None else given_path(given.tls, "--tls")
-    root, states = given_path(given.root, "--data.root"), given_path(given.states, "--states")
-    if not root.is_dir():
-        raise ConfigError(f"--data.root {given.root}: no such folder; give that of the clients' files")
+    root, states = _folders(given)
     link = Link(given.server, tls, given.name, given.patience, notice)
     with FolderLock(states, f"--states {given.states}", "give each node a folder of its own"):
         from lit_fed.deployment.node import Node  # loads PyTorch
@@ -76,6 +136,64 @@ def run_client(arguments: list[str]) -> None:
         node = Node(root, states, given.trust)
         notice(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
         run_node(node.handle, link)
+
+
+def _folders(given: Namespace) -> tuple[Path, Path]:
+    root, states = given_path(given.root, "--data.root"), given_path(given.states, "--states")
+    if not root.is_dir():
+        raise ConfigError(f"--data.root {given.root}: no such folder; give that of the clients' files")
+    return root, states
+
+
+def _serve(command: str, given: Namespace) -> None:
+    """Serve clients after the training."""
+    from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
+    from lit_fed.training.export import check_program_file, personal_model, save_program
+    from lit_fed.training.output import check_table_file, write_table
+
+    if command == "export":
+        path = check_program_file(given.output, given.format)
+    else:
+        path = None if given.output is None else check_table_file(given.output)
+    kept = KeptTraining(*_folders(given), given.run, given.trust)
+    clients = kept.find(given.client)
+    if kept.left_out and not given.client:
+        notice(f"{', '.join(kept.left_out)} took no part in the training, and is left out")
+    if command == "export":
+        if len(clients) != 1:
+            raise ConfigError(f"--client is given {len(clients)} times; a file holds the model of one client")
+        state, example = kept.serve(clients[0]), next(iter(kept.training.splits.values()))["train"].x[:1]
+        model = personal_model(kept.training.rounds, kept.facts, state, example, given.client[0])
+        save_program(model, path, given.format)
+    else:
+        table = _table(command, kept, clients, given.split)
+        if command == "measure":
+            sys.stdout.write(table.to_string(index=False) + "\n")
+        if path is not None:
+            write_table(table, path)
+    if path is not None:
+        sys.stdout.write(f"{'program' if command == 'export' else 'table'}: {path}\n")
+
+
+def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:
+    """What is measured of clients, a row for each, or predicted for them, a row for each sample."""
+    import pandas as pd
+
+    from lit_fed.metrics.client_table import client_columns
+    from lit_fed.training.output import prediction_table
+
+    names = kept.names
+    if command == "predict":
+        called = [names.get(one, "") for one in range(max(names) + 1)]
+        tables = [prediction_table(block, called, 0, kept.facts.target) for block in kept.predict(clients, split)]
+        return pd.concat(tables, ignore_index=True)
+    rows, chosen = kept.measure(clients, split), kept.training.chosen.names
+    seen = ["seen" if one < kept.facts.num_clients else "unseen" for one in clients]
+    columns = {"client": [names[one] for one in clients], "population": seen}
+    measured, mixtures = client_columns(rows, kept.facts.target.metric), rows.shape[1] - 3 - len(chosen)
+    weights = {f"pi_{m}": rows[:, 3 + m].tolist() for m in range(mixtures)}
+    more = {name: rows[:, 3 + mixtures + place].tolist() for place, name in enumerate(chosen)}
+    return pd.DataFrame(columns | measured | more | weights)
 
 
 def end_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,10 +43,11 @@ def in_batches(transform: Any) -> Any:
 
     if type(transform) in (v2.RandomHorizontalFlip, v2.RandomVerticalFlip):
         axis = -1 if isinstance(transform, v2.RandomHorizontalFlip) else -2
-        return BatchTransform(lambda pictures: _flipped(pictures, transform.p, axis))
+        return BatchTransform(partial(_flipped, probability=transform.p, axis=axis))
     plain = type(transform) is v2.RandomCrop and not transform.pad_if_needed and transform.padding_mode == "constant"
     if plain and isinstance(transform.fill, int | float):
-        return BatchTransform(lambda pictures: _cropped(pictures, transform.size, transform.padding, transform.fill))
+        size, padding, fill = transform.size, transform.padding, transform.fill
+        return BatchTransform(partial(_cropped, size=size, padding=padding, fill=fill))
     return transform
 
 

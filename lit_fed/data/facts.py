@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -11,7 +13,7 @@ from lit_fed.core.targets import Target
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.data_sets.columns import TableColumns
 
-__all__ = ["TrainingFacts"]
+__all__ = ["TrainingFacts", "name_digests"]
 
 
 class TrainingFacts(NamedTuple):
@@ -38,6 +40,7 @@ class TrainingFacts(NamedTuple):
     capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
     attackers: Tensor | None = None  # [A] clients that attack; None: nobody was asked for
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
+    named: Tensor | None = None  # [T] int64 digests of the clients' names; None: the data give them none
 
     @property
     def dtype(self) -> torch.dtype:
@@ -50,6 +53,13 @@ class TrainingFacts(NamedTuple):
         if self.attackers is None:
             return None
         return torch.zeros(self.num_clients, dtype=torch.bool).index_fill(0, self.attackers, True)
+
+    def took_part(self, names: Sequence[str]) -> list[str]:
+        """Those of some names that clients of the training had."""
+        if self.named is None:
+            return []
+        known = torch.isin(name_digests([*names, ""]), self.named)[:-1]
+        return [name for name, found in zip(names, known.tolist(), strict=True) if found]
 
     def plain(self) -> dict[str, Any]:
         """These facts in numbers, strings, tuples and tensors, which a checkpoint may hold."""
@@ -75,6 +85,14 @@ class TrainingFacts(NamedTuple):
                 "groups": None if plain["groups"] is None else plain["groups"].long(),
             }
         )
+
+
+def name_digests(names: Sequence[str]) -> Tensor | None:
+    """By what a checkpoint knows a client's name again, [T] int64; None for clients that are but numbered."""
+    if all(name == str(position) for position, name in enumerate(names)):
+        return None
+    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.frombuffer(bytearray(digests), dtype=torch.int64)
 
 
 def _narrowed(numbers: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from lit_fed.data.augmentation import check_augmentation, written_out
 from lit_fed.data.data_sets.base import DataSet, Normalisation
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
-from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison.base import Poison
 from lit_fed.data.populations.attackers import draw_attackers
@@ -269,7 +269,7 @@ class FederatedDataModule(LightningDataModule):
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
             self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
-            attackers=self.seen.attackers,
+            attackers=self.seen.attackers, named=name_digests(self.seen.names),
         )  # fmt: skip
 
     def capped_samples(self, cap: int) -> int:

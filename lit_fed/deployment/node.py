@@ -17,6 +17,7 @@ import lit_fed
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.deployment.kept import keep_training, kept_versions
 from lit_fed.deployment.node_data import NodeData
 from lit_fed.deployment.node_training import NodeTraining
 from lit_fed.deployment.session_facts import session_name
@@ -67,11 +68,13 @@ class Node:
         kind = packet.facts.get("kind")
         if kind == "facts":
             return Packet({"version": lit_fed.__version__, "facts": self.data.facts.plain()})
-        if kind not in ("train", "measure"):
+        if kind not in ("train", "measure", "keep"):
             raise WireError(f"the server asks for {str(kind)[:20]!r}, which this version does not know")
         training = self._session_of(packet.facts)
         if training is None:
             return Packet({"needs": "session"})
+        if kind == "keep":
+            return keep_training(training, packet)
         return training.train(packet) if kind == "train" else training.measure(packet)
 
     # ------------------------------------------------------------------ trainings
@@ -91,6 +94,7 @@ class Node:
                 raise ConfigError("the server is a program that sends no settings; give `Node` those of its module")
             settings = settings_from_json(sent["model"], self._trusted)
         self._training = NodeTraining(name, sent, settings, self.data, folder)
+        self._training.states.kept = kept_versions(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_atomically(kept, json.dumps(sent))
         return self._training

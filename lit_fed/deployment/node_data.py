@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
+from lit_fed.data.populations.build import select_clients
 from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.facts import POPULATIONS, SPLITS, ClientFacts, NodeFacts
 from lit_fed.deployment.states import node_key
@@ -57,9 +59,30 @@ class NodeData:
                 largest = None if labels.is_floating_point() else int(labels.max())
                 sizes = tuple(int(split.sizes[position]) for split in splits)
                 clients[name] = ClientFacts(kind, sizes, largest)  # type: ignore[arg-type] # three of them
+        return NodeFacts(clients, self.types, digest.hexdigest()[:32])
+
+    @property
+    def types(self) -> dict[str, tuple[str, list[int]]]:
+        """Type and shape of a sample, for `x` and `y`."""
         some = next(iter(self.populations.values())).train
-        types = {which: _type_of(getattr(some, which)) for which in ("x", "y")}
-        return NodeFacts(clients, types, digest.hexdigest()[:32])
+        return {which: _type_of(getattr(some, which)) for which in ("x", "y")}
+
+    def keep_only(self, names: Collection[str]) -> list[str]:
+        """Leave out all clients but these; returns the names of those that are left out.
+
+        Raises:
+            ConfigError: if none is left.
+        """
+        left_out = []
+        for kind, population in list(self.populations.items()):
+            positions = [place for place, name in enumerate(population.names) if name in names]
+            left_out += [name for name in population.names if name not in names]
+            del self.populations[kind]
+            if positions:
+                self.populations[kind] = select_clients(population, np.array(positions))
+        if not self.populations:
+            raise ConfigError("--data.root: no client in it took part in the training; give the node's folder")
+        return left_out
 
     def numbered(self, ids: dict[str, int], val_fraction: float, seed: int) -> dict[str, dict[str, Split]]:
         """The splits of this node's clients, by population, under the numbers that the server has given them.

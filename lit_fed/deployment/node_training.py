@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class NodeTraining:
     """
 
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
-        self.name = name
+        self.name, self.sent = name, sent
         facts = facts_from_json(sent["facts"])
         session = Session.of(settings, facts, device := torch.device("cpu"))
         check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
@@ -47,22 +48,20 @@ class NodeTraining:
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         self.splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
-        everyone = {
-            sent["ids"][name]: self.splits[kind]["train"]
-            for kind, population in data.populations.items()
-            for name in population.names
-        }
-        self.states = NodeStates(folder, lambda one: self.rounds.initial_state(everyone[one], one), min(everyone))
+        own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
+        train = {one: self.splits[kind]["train"] for kind, names in own.items() for one in names}
+        self.names = {one: name for names in own.values() for one, name in names.items()}
+        self.states = NodeStates(folder, lambda one: self.rounds.initial_state(train[one], one), self.names)
         self.rounds.store = self.states  # type: ignore[assignment] # the part of it that serving needs
 
-    def _prepare(self, packet: Packet) -> tuple[list[int], dict[int, Tree]]:
+    def prepare(self, packet: Packet) -> tuple[list[int], dict[int, Tree]]:
         """Take over what the server says of the round; the clients, and what each of them is sent."""
         facts, server = packet.facts, self.server
         server.rounds_done = facts["round"]
         self.rounds.schedule_rounds = facts["horizon"]
         self.rounds.terms = self.rounds.terms._replace(num_rounds=facts["num_rounds"])
         clients = [int(one) for one in facts["clients"]]
-        self.states.versions = dict(zip(clients, facts["versions"], strict=True))
+        self.states.versions = dict(zip(clients, map(int, facts["versions"]), strict=True))
         if facts["needed"] is not None:
             self.states.sweep({int(one): versions for one, versions in facts["needed"].items()})
         ctx, algorithm = self.rounds.context(facts["phase"]), self.rounds.algorithm
@@ -77,7 +76,7 @@ class NodeTraining:
 
     def train(self, packet: Packet) -> Packet:
         """The work of a phase: messages go back, states stay."""
-        facts, (clients, sent) = packet.facts, self._prepare(packet)
+        facts, (clients, sent) = packet.facts, self.prepare(packet)
         answers: dict[str, list[Tensor]] = {}
         failures: dict[str, list[str]] = {}
         for some in _alike(clients, sent):
@@ -115,25 +114,47 @@ class NodeTraining:
             new = {"state": done.result.state, "optimizer": done.optimizers}
             for place, row in enumerate(rows):
                 state = tree.index({name: new[name] for name in kept}, place)
-                self.states.write(clients[row], facts["version"], state)
+                self.states.write(clients[row], int(facts["version"]), state)
                 answer = tree.index((tuple(done.result.message), done.result.metrics), place)
                 found.append((clients[row], tree.leaves(answer)))
         return found
 
     def measure(self, packet: Packet) -> Packet:
         """Serve clients and measure them: sums go back, predictions and mixture weights stay."""
-        facts, (clients, sent) = packet.facts, self._prepare(packet)
-        splits, width = self.splits[facts["population"]], 3 + len(self.chosen)
-        rows = torch.zeros(len(clients), width, dtype=torch.float64)
-        places = {one: place for place, one in enumerate(clients)}
+        facts, (clients, sent) = packet.facts, self.prepare(packet)
+        rows = self.measured(clients, sent, facts["population"], facts["split"])
+        told = torch.cat([rows[:, :3], rows[:, rows.shape[1] - len(self.chosen) :]], dim=1)
+        return Packet({"clients": clients}, {"rows": [told]})
+
+    def measured(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Tensor:
+        """Rows of clients of one population that are served and measured, [C, 3 + M + K] as of `serving.measure`.
+
+        Args:
+            clients: their numbers.
+            sent: what each of them is sent.
+            population: `seen` or `unseen`.
+            split: what they are measured on.
+        """
+        found = [
+            rows
+            for block in self.blocks(clients, sent, population, split)
+            for _, rows in serving.measure(self.rounds, block, seen=population == "seen", chosen=self.chosen)
+        ]
+        return torch.cat(found)
+
+    def blocks(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Iterator[ServingBlock]:
+        """Clients in their order, those together that are sent the same; this is the shared state while one is served.
+
+        Args:
+            clients: their numbers.
+            sent: what each of them is sent.
+            population: `seen` or `unseen`.
+            split: what is predicted.
+        """
+        splits = self.splits[population]
         for some in _alike(clients, sent):
             self.server.shared = sent[some[0]]
-            ids, where = torch.tensor(some), torch.tensor([places[one] for one in some])
-            block = ServingBlock(ids, where, splits[facts["split"]], splits["train"])
-            measured = serving.measure(self.rounds, block, seen=facts["population"] == "seen", chosen=self.chosen)
-            for positions, values in measured:
-                rows[positions] = torch.cat([values[:, :3], values[:, values.shape[1] - len(self.chosen) :]], dim=1)
-        return Packet({"clients": clients}, {"rows": [rows]})
+            yield ServingBlock(torch.tensor(some), torch.arange(len(some)), splits[split], splits["train"])
 
 
 def _alike(clients: list[int], sent: dict[int, Tree]) -> list[list[int]]:

@@ -103,6 +103,20 @@ class RemoteTrainer:
         which = NotFiniteError if kind == "not finite" else ClientError
         return Failed(rows, which(client_id, stage, job.ctx.round_idx, reason))
 
+    def keep(self) -> None:
+        """Let each node keep what serving its clients takes: the shared state as they are sent it, versions of states.
+
+        Raises:
+            LostNodesError: if a node that is needed does not answer.
+        """
+        (seen, unseen), store = self.populations, self.questions.store
+        num_seen, num_unseen = seen.train.num_clients, 0 if unseen is None else unseen.train.num_clients
+        versions = store.gather(torch.arange(num_seen, device=self._device))["state"]["versions"].tolist()
+        each = {"versions": dict(enumerate(versions + [-1] * num_unseen))}
+        common, form = {"kind": "keep", "phase": "adapt"}, torch.zeros(0)
+        ctx, ids = self.rounds.context("adapt"), list(range(num_seen + num_unseen))
+        self.questions.ask(ctx, self.rounds.shared, ids, common, each, form, may_drop=True, seconds=None)
+
     # ------------------------------------------------------------------ serving
     def predict(self, job: PredictJob) -> NoReturn:
         """Nothing: predictions stay with the clients.
@@ -111,8 +125,7 @@ class RemoteTrainer:
             ConfigError: always.
         """
         raise ConfigError(
-            "predictions of a federation's clients stay on their nodes; run `lit-fed personalize --ckpt_path "
-            "last.ckpt` where the samples are"
+            "predictions of a federation's clients stay on their nodes; run `lit-fed client predict` there"
         )
 
     def measure(

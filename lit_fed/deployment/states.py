@@ -33,17 +33,21 @@ class NodeStates:
     Args:
         folder: of this run, made when the first state is written.
         initial: a client's initial state by its number.
-        some_client: the number of any client of this node, whose initial state shows the form of all.
+        names: of this node's clients by their numbers, after which the files are named.
+
+    Attributes:
+        kept: versions by which clients are served after the training, which stay whatever the server needs.
     """
 
-    def __init__(self, folder: Path, initial: Callable[[int], dict[str, Tree]], some_client: int) -> None:
-        self.folder, self._initial = folder, initial
-        self.template = initial(some_client)
-        leaves = [path for path, _ in tree.items(self.template)]
-        self.files = ClientFiles([str(position) for position in range(len(leaves))]) if leaves else None
+    def __init__(self, folder: Path, initial: Callable[[int], dict[str, Tree]], names: Mapping[int, str]) -> None:
+        self.folder, self._initial, self._names = folder, initial, names
+        self.template = initial(min(names))  # the form of all
+        leaves = [str(position) for position, _ in enumerate(tree.items(self.template))]
+        self.files = ClientFiles(leaves, names.__getitem__) if leaves else None
         if self.files is not None:
             self.files.folder = folder
         self.versions: Mapping[int, int] = {}
+        self.kept: Mapping[int, int] = {}
 
     def gather(self, client_ids: Tensor) -> dict[str, Tree]:
         """States [C, ...] of some clients, of the versions that `versions` says; −1: the initial one.
@@ -75,11 +79,13 @@ class NodeStates:
         Args:
             needed: for each of these clients the versions that stay.
         """
-        for client_id, versions in needed.items() if self.folder.is_dir() else ():
-            stay = {f"{client_id}.{version}.pt" for version in versions}
-            for path in self.folder.glob(f"{client_id}.*.pt"):
-                if path.name not in stay:
-                    path.unlink(missing_ok=True)
+        stay = {self._names[one]: {str(version) for version in versions} for one, versions in needed.items()}
+        for one in needed.keys() & self.kept.keys():
+            stay[self._names[one]].add(str(self.kept[one]))
+        for path in self.folder.glob("*.*.pt"):
+            name, _, version = path.stem.rpartition(".")
+            if name in stay and version not in stay[name]:
+                path.unlink(missing_ok=True)
 
 
 class VersionStore(ClientStore):
@@ -103,8 +109,13 @@ class VersionStore(ClientStore):
         super().__init__(lambda _: {"state": {"versions": torch.tensor(-1)}}, num_clients)
         self._trained.fill_(True)  # checkpoints hold the whole index, by which the nodes' files are found
         self.register_buffer("run", torch.tensor(secrets.randbits(62)))
-        self._next = secrets.randbits(30) << 32
+        self._next = _first_version()
         self._checkpoints: CheckpointIndex | None = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Count anew: the process that this store was pickled in may go on."""
+        super().__setstate__(state)
+        self._next = _first_version()
 
     def next_version(self) -> int:
         """A version that no state has."""
@@ -128,6 +139,10 @@ class VersionStore(ClientStore):
         for one, version in zip(client_ids, under_way.tolist(), strict=True):
             found[one].add(version)
         return {one: sorted(version for version in versions if version >= 0) for one, versions in found.items()}
+
+
+def _first_version() -> int:
+    return secrets.randbits(30) << 32
 
 
 def node_key(folder: Path) -> bytes:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
-__all__ = ["client_statistics", "summarise"]
+__all__ = ["client_columns", "client_statistics", "summarise"]
 
 
 def client_statistics(
@@ -44,6 +44,21 @@ def client_statistics(
         f"{name}_std": float(values.std(correction=0)),
         f"{name}_unweighted": float(values.mean()),
     }
+
+
+def client_columns(rows: Tensor, metric: str) -> dict[str, list[Any]]:
+    """The columns `num_test`, the metric's and `loss` of a table of clients; NaN for clients without samples.
+
+    Args:
+        rows: number of samples, sum of losses and sum of hits of each client, [T, >=3].
+        metric: name of the mean of the third column.
+    """
+    count, loss, hits = rows[:, :3].unbind(1)
+    means = {metric: hits, "loss": loss}
+    columns: dict[str, list[Any]] = {"num_test": count.long().tolist()}
+    for name, sums in means.items():
+        columns[name] = (sums / count.clamp(min=1)).masked_fill(count == 0, float("nan")).tolist()
+    return columns
 
 
 def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> dict[str, float]:

@@ -27,8 +27,9 @@ from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.models.adapters import merge_adapters
-from lit_fed.training.module import FederatedModule
+from lit_fed.rounds import FederatedRounds
 from lit_fed.training.output import check_writable
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
@@ -129,24 +130,24 @@ class Combination(nn.Module):
 
 
 def personal_model(
-    module: FederatedModule, state: Tree, example: Tensor, normalisation: Normalisation | None = None, client: str = ""
+    federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ""
 ) -> PersonalModel:
     """What serves a client with this state, as a module of its own.
 
     Args:
-        module: the module that serves the client.
+        federation: what serves the client.
+        facts: what it was built from; by their constants the module normalises inputs in 0..1.
         state: what the client is served with, see `lit_fed.serving.serve`, of this client alone.
         example: any inputs of the right shape and type, [B, ...].
-        normalisation: constants by which the training normalised inputs in 0..1, to be applied by the module.
         client: the client's name, which files repeat.
 
     Raises:
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
     """
     example = torch.zeros(2, *example.shape[1:], dtype=example.dtype)
-    algorithm, ctx = module.algorithm, module.federation.context("evaluate")
+    algorithm, ctx, normalisation = federation.algorithm, federation.context("evaluate"), facts.normalisation
     shared, state, frozen = (
-        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (module.shared, state, ctx.task.frozen)
+        tree.map_leaves(lambda leaf: leaf.detach().cpu(), one) for one in (federation.shared, state, ctx.task.frozen)
     )
     task = replace(ctx.task, frozen=frozen)
     ctx = ctx._replace(lr=ctx.lr.cpu())
@@ -159,7 +160,7 @@ def personal_model(
     components = [
         _network(task, tree.index(models, m)) for models, counts in asked for m, one in enumerate(counts) if one
     ]
-    about = _about(module, client, example, normalisation)
+    about = _about(federation, facts, client, example)
     with torch.no_grad():
         outputs = [component(example) for component in components]
     combination = _folded(_traced(Combination(predict, task, asked), (example, outputs), about["algorithm"]))
@@ -197,15 +198,13 @@ def _network(task: Task, model: ModelState) -> nn.Module:
     return merge_adapters(network)
 
 
-def _about(
-    module: FederatedModule, client: str, example: Tensor, normalisation: Normalisation | None
-) -> dict[str, Any]:
+def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, example: Tensor) -> dict[str, Any]:
     """What a file says of its model."""
-    target, facts = module.target, module.facts
+    target, normalisation = facts.target, facts.normalisation
     return {
         "client": client,
-        "algorithm": module.algorithm_name,
-        "network": type(module.federation.terms.task.network).__name__,
+        "algorithm": federation.name,
+        "network": type(federation.terms.task.network).__name__,
         "input_shape": ["N", *example.shape[1:]],
         "input_type": str(example.dtype).removeprefix("torch."),
         "input_names": None if facts.columns is None else facts.columns.input_names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.states import VersionStore
 from lit_fed.metrics.gathered import ClientTable
@@ -153,13 +155,14 @@ class FederatedModule(Described, ServingSteps):
         if not self.is_built:
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
-            if isinstance(data.dataset, RemoteClients):
-                self.federation.client_trainer = remote_trainer(
-                    self.federation, self.settings, self.facts, self.history.arguments, data
-                )
         elif stage == "fit":
             self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
             self.federation.schedule_rounds = None
+        self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
+        if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
+            self.federation.client_trainer = remote_trainer(
+                self.federation, self.settings, self.facts, self.history.arguments, data
+            )
         data.plan_with(FederationPlanner(self.federation))
 
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
@@ -213,8 +216,10 @@ class FederatedModule(Described, ServingSteps):
         self._show_lr()
 
     def on_fit_end(self) -> None:
-        """Delete what was kept for checkpoints that are gone by now."""
+        """Delete what was kept for checkpoints that are gone; let nodes keep what serving their clients takes."""
         self.store.collect()
+        if isinstance(self.federation.client_trainer, RemoteTrainer):
+            self.federation.client_trainer.keep()
 
     def _show_lr(self) -> None:
         """Let Lightning's learning-rate monitor see the coming round's local learning rate."""

@@ -1,19 +1,24 @@
-"""Files and folders of results: refused before anything is computed, written whole or not at all."""
+"""Tables, files and folders of results: refused before anything is computed, written whole or not at all."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.given_paths import given_path, reason, shown
+from lit_fed.core.targets import Target
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,6 +31,7 @@ __all__ = [
     "check_table_format",
     "check_writable",
     "new_folder",
+    "prediction_table",
     "write_table",
 ]
 
@@ -175,3 +181,75 @@ def new_folder(path: Path, *, owner: bool) -> Iterator[Path]:
         partial.replace(path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+class Predictions(Protocol):
+    """What was predicted for the samples of some clients."""
+
+    client_ids: Tensor  # [C]
+    sizes: Tensor  # [C], samples of each client
+    labels: Tensor  # client after client, [n] or [n, L]
+    log_prob: Tensor  # [n, C] or [n, L, C], or for regression [n, 1] or [n, C]
+
+
+def prediction_table(
+    served: Predictions,
+    names: Sequence[str],
+    first_id: int,
+    target: Target,
+    class_names: tuple[str, ...] | None = None,
+) -> pd.DataFrame:
+    """One row for each sample, of sequences for each position of each sample.
+
+    Args:
+        served: the predictions.
+        names: names of the clients of the population, [T].
+        first_id: identity of the first of them.
+        target: what is predicted.
+        class_names: of the classes, or of several labels, [C]; None: their numbers.
+
+    Returns:
+        Columns `client` (name), `client_id`, `sample` (position in the client's split), for sequences `position`,
+        `label`, `prediction`, and for classes the float32 probabilities `p_0` … `p_{C-1}`, with names of classes
+        instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
+        the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
+    """
+    import pandas as pd
+
+    length = served.labels.shape[1] if target.positions else 1
+    client_ids = served.client_ids.repeat_interleave(served.sizes)
+    before = served.sizes.cumsum(0) - served.sizes
+    sample = torch.arange(len(client_ids)) - before.repeat_interleave(served.sizes)
+    columns: dict[str, Any] = {
+        "client": np.array(names)[(client_ids - first_id).repeat_interleave(length).numpy()],
+        "client_id": client_ids.repeat_interleave(length).numpy(),
+        "sample": sample.repeat_interleave(length).numpy(),
+    }
+    if target.positions:
+        columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
+    if not len(served.labels):  # all samples that there are were adapted on
+        return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
+    if target.vectors:
+        return pd.DataFrame(columns | _vector_columns(served, target, class_names))
+    columns["label"] = served.labels.flatten().numpy()
+    if target.continuous:
+        return pd.DataFrame(columns | {"prediction": served.log_prob[:, 0].numpy()})
+    log_prob = served.log_prob.flatten(0, -2)
+    columns["prediction"] = log_prob.argmax(1).numpy()
+    if class_names is not None:
+        called = np.array(class_names, dtype=object)
+        columns |= {name: called[columns[name]] for name in ("label", "prediction")}
+    probabilities = log_prob.exp_()
+    classes = range(probabilities.shape[1]) if class_names is None else class_names
+    return pd.DataFrame(columns | {f"p_{name}": probabilities[:, c].numpy() for c, name in enumerate(classes)})
+
+
+def _vector_columns(served: Predictions, target: Target, names: tuple[str, ...] | None) -> dict[str, np.ndarray]:
+    """Columns of labels that are vectors of C entries, by their names or numbers."""
+    shown = target.shown(served.log_prob)  # [n, C]
+    values = {"label": served.labels, "prediction": shown}
+    if not target.continuous:
+        values |= {"prediction": served.log_prob.argmax(-1), "p": shown}
+    called = names or range(shown.shape[1])
+    columns = {kind: zip(called, rows.unbind(1), strict=True) for kind, rows in values.items()}
+    return {f"{kind}_{name}": column.numpy() for kind, pairs in columns.items() for name, column in pairs}

@@ -196,6 +196,5 @@ def refuse_remote(data: Any, command: str) -> None:
     if dataset is not None and dataset.is_remote:
         raise ConfigError(
             f"{command} needs samples and states of clients, and those of {type(dataset).__name__} stay on their "
-            "nodes; copy last.ckpt to a node and run `lit-fed personalize --ckpt_path last.ckpt --clients DIR --output "
-            "OUT` there"
+            f"nodes; run `lit-fed client {command} --states DIR --data.root DIR` there, with what the training left"
         )

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.callbacks.served_clients import ServedClients, prediction_table
+from lit_fed.callbacks.served_clients import ServedClients
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.tree import stack
 from lit_fed.core.types import ModelState
 from lit_fed.serving import BlockPredictions
+from lit_fed.training.output import prediction_table
 
 TRAINER = SimpleNamespace(
     is_global_zero=True,

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import torch
 
-from lit_fed.callbacks.served_clients import prediction_table
 from lit_fed.core.targets import MultiLabel, VectorRegression
+from lit_fed.training.output import prediction_table
 
 CLIENTS = {"client_ids": torch.tensor([4, 5]), "sizes": torch.tensor([1, 1])}
 

@@ -20,6 +20,7 @@ from lit_fed.core.types import ServingBlock
 from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import infer_target
+from lit_fed.deployment.kept import KeptTraining
 from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.session_facts import facts_to_json
 from lit_fed.deployment.states import VersionStore
@@ -109,3 +110,20 @@ def test_nodes_equal_the_simulation(name, folders, tmp_path):
         assert records[0]._replace(seconds=0, client_ids=0) == records[1]._replace(seconds=0, client_ids=0)
     for seen in (True, False):
         assert torch.equal(both.measured("simulated", seen), both.measured("remote", seen))
+    nodes_serve_alone(both, folders, tmp_path, settings)
+
+
+def nodes_serve_alone(both, folders, states, settings):
+    """After the training each node gives the run's numbers without a server, also for one client at a time."""
+    both.remote.client_trainer.keep()
+    both.transport.nodes.clear()
+    wanted = torch.cat([both.measured("simulated", seen) for seen in (True, False)])
+    for name in ("anna", "ben", "carl"):
+        kept = KeptTraining(folders[name], states / name, settings=settings)
+        clients = kept.find([])
+        together = kept.measure(clients, "test")[:, :3]
+        assert torch.equal(together, wanted[clients])
+        alone = torch.cat([kept.measure([one], "test")[:, :3] for one in clients])
+        torch.testing.assert_close(alone, together, rtol=1e-6, atol=1e-6)
+        said = list(kept.predict(clients, "test"))
+        assert torch.equal(torch.cat([block.rows[:, :3] for block in said]), together)

@@ -110,7 +110,7 @@ def test_nodes_keep_what_checkpoints_need_and_no_more(folders, tmp_path):
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     fit(tmp_path / "run", InProcessFederation(transport), module, rounds=6, client_fraction=0.6)
     for node in ("anna", "ben", "carl"):
-        kept = list((tmp_path / "states" / node).glob("*/*.pt"))
+        kept = list((tmp_path / "states" / node).glob("*/*.*.pt"))
         clients = {path.name.split(".")[0] for path in kept}
         assert len(kept) <= 4 * len(clients)  # last and previous checkpoint, the round before, and this one
 
@@ -125,7 +125,7 @@ def test_no_sample_label_mixture_or_state_is_on_the_wire(folders, tmp_path):
         arrays = np.load(path)
         secret += [row.astype(np.float32).tobytes() for name in ("x_train", "x_test") for row in arrays[name]]
         secret += [arrays[name].astype(kind).tobytes() for name in ("y_train", "y_test") for kind in ("<i8", "<i4")]
-    for path in (tmp_path / "states").rglob("*.pt"):
+    for path in (tmp_path / "states").rglob("*.*.pt"):
         state = torch.load(path, weights_only=True)
         leaves = [leaf for leaf in state.values() if isinstance(leaf, torch.Tensor) and leaf.numel() > 2]
         assert leaves

@@ -159,6 +159,32 @@ def test_without_the_data_of_the_training(tmp_path, capsys):
     assert str(tmp_path / "served") in said
 
 
+def test_stored_states_of_clients_are_not_left_out_without_a_word(tmp_path, capsys):
+    """A client of the training is served as a new one from its file, which is said; `export` by its name is not."""
+    data = digits()
+    export(data.seen, tmp_path / "data/seen")
+    export(data.unseen, tmp_path / "new")
+    shutil.copy(tmp_path / "data/seen/client_2.npz", tmp_path / "new/client_2.npz")
+    (tmp_path / "new/client_0.npz").rename(tmp_path / "new/dora.npz")
+    fit = ["--data.dataset", "ClientFolder", "--data.dataset.root", str(tmp_path / "data"),
+           "--trainer.default_root_dir", str(tmp_path / "runs"), "--model.algorithm", "Local"]  # fmt: skip
+    main(["fit", *CPU, *fit, "--trainer.max_epochs", "5"])
+    last = ["--ckpt_path", str(folder(tmp_path / "runs", "Local") / "checkpoints/last.ckpt")]
+    said = "took part in the training; --clients serves new clients, so the stored state is not used"
+    capsys.readouterr()
+    main(["personalize", *CPU, *last, "--clients", str(tmp_path / "new"), "--output", str(tmp_path / "served")])
+    assert f"lit_fed: client_1, client_2 {said}" in capsys.readouterr().err
+    for client, expected in (("client_2", 1), ("dora", 0)):
+        out = ["--output", str(tmp_path / f"{client}.pt2")]
+        main(["export", *CPU, *last, "--clients", str(tmp_path / "new"), "--client", client, *out])
+        assert capsys.readouterr().err.count(said) == expected
+    main(["export", *CPU, *fit, *last, "--client", "client_2", "--output", str(tmp_path / "own.pt2")])
+    assert said not in capsys.readouterr().err
+    x = torch.rand(4, 1, 8, 8)
+    new, own = (torch.export.load(tmp_path / f"{name}.pt2").module()(x) for name in ("client_2", "own"))
+    assert (new - own).abs().max() > 1e-3
+
+
 def test_two_ranks_equal_one(tmp_path, clients, last):
     personalize(last, clients, tmp_path / "one")
     finished = run(

@@ -182,7 +182,7 @@ def test_every_network_is_exported_below():
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks(name, tmp_path):
     module, x = with_network(name)
-    save_program(personal_model(module, (), x), tmp_path / "model.pt2")
+    save_program(personal_model(module.federation, module.facts, (), x), tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
     for batch in (x, x[:1]):
         torch.testing.assert_close(program(batch), expectation(module, (), batch), rtol=0, atol=1e-6)
@@ -195,7 +195,7 @@ def test_networks(name, tmp_path):
 @pytest.mark.parametrize("name", ["LeafCNN", "CharLSTM"])
 def test_networks_as_onnx(name, tmp_path):
     module, x = with_network(name)
-    save_program(personal_model(module, (), x), tmp_path / "model.onnx", "onnx")
+    save_program(personal_model(module.federation, module.facts, (), x), tmp_path / "model.onnx", "onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     for batch in (x, x[:1]):
         (found,) = session.run(None, {"x": batch.numpy()})
@@ -209,7 +209,7 @@ def test_networks_as_onnx(name, tmp_path):
 def test_kinds_of_targets(target, shape):
     module = built(models.Linear, (6,), target, FedEM(num_components=2))
     state, x = MixtureState(torch.tensor([0.25, 0.75])), torch.randn(4, 6)
-    found = personal_model(module, state, x)(x)
+    found = personal_model(module.federation, module.facts, state, x)(x)
     assert found.shape == shape
     torch.testing.assert_close(found, expectation(module, state, x), rtol=0, atol=1e-6)
 
@@ -217,7 +217,8 @@ def test_kinds_of_targets(target, shape):
 def test_probabilities_are_mixed_and_inputs_normalised_as_numpy_says(tmp_path):
     module = built(models.Linear, (2, 3), algorithm=FedEM(num_components=2))
     x, constants = torch.rand(7, 2, 3), Normalisation((0.3, 0.6), (0.2, 0.4))
-    model = personal_model(module, MixtureState(torch.tensor([0.2, 0.8])), x, constants)
+    facts = module.facts._replace(normalisation=constants)
+    model = personal_model(module.federation, facts, MixtureState(torch.tensor([0.2, 0.8])), x)
     save_program(model, tmp_path / "model.pt2")
     mean, std = (np.array(one)[:, None] for one in constants)
     flat = ((x.double().numpy() - mean) / std).reshape(7, -1)
@@ -233,7 +234,7 @@ def test_probabilities_are_mixed_and_inputs_normalised_as_numpy_says(tmp_path):
 def test_components_without_weight_are_left_out(tmp_path):
     module = built(models.Linear, (6,), algorithm=FedEM(num_components=3))
     state, x = MixtureState(torch.tensor([0.0, 1.0, 0.0])), torch.randn(4, 6)
-    model = personal_model(module, state, x)
+    model = personal_model(module.federation, module.facts, state, x)
     own = module.shared.models.parameters["linear.weight"][1]
     assert [component.linear.weight.equal(own) for component in model.components] == [True]
     torch.testing.assert_close(model(x), expectation(module, state, x), rtol=0, atol=1e-6)
@@ -242,7 +243,7 @@ def test_components_without_weight_are_left_out(tmp_path):
 def test_nothing_in_the_file_is_pickled_or_tells_of_this_machine(tmp_path):
     module = built(models.MLP, (6,), algorithm=FedEM(num_components=2))
     state, x = MixtureState(torch.tensor([0.5, 0.5])), torch.randn(4, 6)
-    save_program(personal_model(module, state, x, client="anna"), tmp_path / "model.pt2")
+    save_program(personal_model(module.federation, module.facts, state, x, client="anna"), tmp_path / "model.pt2")
     with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
         content = {one: archive.read(one) for one in archive.namelist()}
     for name, data in content.items():
@@ -270,7 +271,7 @@ class Halved(models.Network):
 
 def test_a_network_that_cannot_be_traced_is_named_with_the_reason(tmp_path):
     module = built(Halved, (6,))
-    model = personal_model(module, (), torch.randn(4, 6))
+    model = personal_model(module.federation, module.facts, (), torch.randn(4, 6))
     with pytest.raises(ConfigError, match=r"Halved cannot be exported \(.+\).*traceable"):
         save_program(model, tmp_path / "model.pt2")
     assert not list(tmp_path.iterdir())

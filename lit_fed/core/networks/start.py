@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +12,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import ModelState
 
-__all__ = ["Start", "copies_of", "start_of"]
+__all__ = ["NetworkCopies", "Start", "start_of"]
 
 
 class Start(NamedTuple):
@@ -95,17 +94,22 @@ def start_of(network: nn.Module, frozen: frozenset[str]) -> Start:
     return Start(one, f"the {type(network).__name__} that was given as network", only)
 
 
-def copies_of(network: nn.Module) -> Callable[..., nn.Module]:
-    """A function that makes copies of a network, with weights of their own in the last layer where it can draw some."""
+class NetworkCopies:
+    """Makes copies of a network, with weights of their own in the last layer where it can draw some.
 
-    def build(*_: Any) -> nn.Module:
+    Args:
+        network: the network.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+
+    def __call__(self, *_: Any) -> nn.Module:
         """A copy, whatever the sizes of the data."""
-        made = copy.deepcopy(network)
+        made = copy.deepcopy(self.network)
         names = last_layers(made, 1) if any(leaf.requires_grad for leaf in made.parameters()) else ()
         for path in {name.rpartition(".")[0] for name in names}:
             reset = getattr(made.get_submodule(path), "reset_parameters", None)
             if callable(reset):
                 reset()
         return made
-
-    return build

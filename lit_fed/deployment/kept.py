@@ -1,0 +1,233 @@
+"""What a node keeps of a finished training, and how its clients are served from that alone.
+
+Beside the clients' states, one sealed file holds the settings, the facts of the training, and the shared state as it
+was sent to the clients. Nothing in it is executed when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed import serving
+from lit_fed.clients.session import ModelSettings
+from lit_fed.core import tree
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.files import whole_file
+from lit_fed.core.machine.given_paths import reason
+from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
+from lit_fed.core.types import Tree
+from lit_fed.deployment.node_data import NodeData
+from lit_fed.deployment.node_training import NodeTraining
+from lit_fed.deployment.session_facts import facts_from_json, session_name
+from lit_fed.deployment.settings import settings_from_json
+from lit_fed.deployment.wire import Packet, WireError
+
+__all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
+
+KEPT_FILE = "serving.pt"
+"""In the folder of a run's states."""
+
+
+def keep_training(training: NodeTraining, packet: Packet) -> Packet:
+    """Keep what serving this node's clients takes once the training is over.
+
+    Args:
+        training: the training.
+        packet: the shared state as the clients are sent it, and the versions of their states.
+
+    Returns:
+        The answer, which says that it is kept.
+
+    Raises:
+        WireError: if it does not have the form of this training, or not all of the node's clients are in it.
+    """
+    clients, _ = training.prepare(packet)
+    if training.names.keys() - set(clients):
+        raise WireError("the server leaves out a client of this node")
+    facts = {name: value for name, value in packet.facts.items() if name not in ("settings", "needed")}
+    trees = {name: list(leaves) for name, leaves in packet.trees.items()}
+    training.states.folder.mkdir(parents=True, exist_ok=True)
+    with whole_file(training.states.folder / KEPT_FILE, private=True) as file:
+        save_sealed({"facts": json.dumps([training.sent, facts]), "trees": trees}, file)
+    training.states.kept = dict(training.states.versions)
+    return Packet({"kept": clients})
+
+
+def kept_versions(folder: Path) -> dict[int, int]:
+    """The version of each client's state by which it is served after the training; {} where nothing is kept.
+
+    Args:
+        folder: of a run's states.
+    """
+    try:
+        facts = _read(folder / KEPT_FILE)[1].facts
+    except (DamagedFileError, OSError):  # serving says so; a training goes on without it
+        return {}
+    return dict(zip(facts["clients"], facts["versions"], strict=True))
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Packet]:
+    """The session as the server sent it, and the packet.
+
+    Raises:
+        DamagedFileError: if the file is not what was written.
+        OSError: if it cannot be opened.
+    """
+    content = load_sealed(path)
+    try:
+        sent, facts = json.loads(content["facts"])
+        return sent, Packet(facts | {"needed": None}, content["trees"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise DamagedFileError("it holds something else") from error
+
+
+class KeptTraining:
+    """A finished training as a node keeps it; serves the node's clients without a server.
+
+    Args:
+        root: folder with `seen/*.npz` and `unseen/*.npz`.
+        states: folder of states that the node had in the training.
+        run: name of the run's folder there; "": of the training that was finished last.
+        trusted: modules whose classes the settings may name beside those of lit_fed.
+        settings: of the training, where server and node were given them by programs; None: those that are kept.
+
+    Attributes:
+        run: name of the run's folder.
+        training: the training, whose `rounds` serve the clients.
+        facts: what it was built from.
+        left_out: names of clients in `root` that took no part in the training.
+
+    Raises:
+        ConfigError: naming what is missing, damaged, or does not fit the training.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        states: Path,
+        run: str = "",
+        trusted: Sequence[str] = (),
+        settings: ModelSettings | None = None,
+    ) -> None:
+        path = _kept_file(states, run)
+        try:
+            sent, packet = _read(path)
+        except (DamagedFileError, OSError) as error:
+            raise ConfigError(
+                f"--states: {path} cannot be read: {reason(error)}; put it back from a copy, or let the server run the "
+                "same fit with --ckpt_path last, which sends it again"
+            ) from error
+        if settings is None:
+            if sent["model"] is None:
+                raise ConfigError("the server was a program that sent no settings; give those of its module")
+            settings = settings_from_json(sent["model"], trusted)
+        self.run, self.facts = path.parent.name, facts_from_json(sent["facts"])
+        data = NodeData(root, states)
+        self.left_out = data.keep_only(sent["ids"])
+        self._check(data, sent["ids"])
+        self.training = NodeTraining(session_name(sent), sent, settings, data, path.parent)
+        self._clients, self._sent = self.training.prepare(packet)
+
+    def _check(self, data: NodeData, ids: dict[str, int]) -> None:
+        """Refuse samples that are not of the training's type, and clients that have changed their folder."""
+        wanted = {
+            "x": (self.facts.input_type, list(self.facts.input_shape)),
+            "y": ("float32" if self.facts.target.continuous else "int64", list(self.facts.label_shape)),
+        }
+        for which, found in data.types.items():
+            if found != wanted[which]:
+                here, there = (f"{kind} of shape {shape}" for kind, shape in (found, wanted[which]))
+                raise ConfigError(f"--data.root: samples of {which} are {here}, those of the training were {there}")
+        for kind, population in data.populations.items():
+            for name in population.names:
+                was = "seen" if ids[name] < self.facts.num_clients else "unseen"
+                if was != kind:
+                    raise ConfigError(
+                        f"--data.root: {name} was in the folder {was} in the training, and is in {kind}; move it back"
+                    )
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The clients that can be served, seen and unseen, by their numbers."""
+        return dict(sorted(self.training.names.items()))
+
+    def find(self, names: Sequence[str]) -> list[int]:
+        """The numbers of clients, ascending.
+
+        Args:
+            names: of the clients; none: all of them.
+
+        Raises:
+            ConfigError: naming a client that is not here, or took no part in the training.
+        """
+        numbers = {name: one for one, name in self.names.items()}
+        for name in names:
+            if name in self.left_out:
+                raise ConfigError(
+                    f"--client {name} took no part in the training; `lit-fed personalize` serves it from the server's "
+                    "checkpoint"
+                )
+            if name not in numbers:
+                raise ConfigError(f"--client {name}: no such client here; give one of {', '.join(list(numbers)[:5])}")
+        return sorted(numbers[name] for name in names or numbers)
+
+    def measure(self, clients: Sequence[int], split: str) -> Tensor:
+        """Rows [C, 3 + M + K] of clients, in their order, see `serving.measure`.
+
+        Args:
+            clients: their numbers, ascending.
+            split: what they are measured on: `train`, `val` or `test`.
+        """
+        parts = [self.training.measured(some, self._sent, kind, split) for kind, some in self._blocks(clients)]
+        return torch.cat(parts)
+
+    def predict(self, clients: Sequence[int], split: str) -> Iterator[serving.BlockPredictions]:
+        """Serve clients and predict their samples; arguments as of `measure`."""
+        for kind, some in self._blocks(clients):
+            for block in self.training.blocks(some, self._sent, kind, split):
+                yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")
+
+    def serve(self, client: int) -> Tree:
+        """The state that one client is served with, without an axis of clients; the shared state is then its own.
+
+        Args:
+            client: its number.
+        """
+        ((kind, some),) = self._blocks([client])
+        block = next(self.training.blocks(some, self._sent, kind, "train"))
+        states = serving.serve(self.training.rounds, block.client_ids, block.train, seen=kind == "seen")
+        return tree.index(states, 0)
+
+    def _blocks(self, clients: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
+        """Clients that are served together, as in the test of the run, with their population."""
+        found: dict[tuple[bool, int], list[int]] = {}
+        for one in clients:
+            unseen, first = one >= self.facts.num_clients, self.facts.num_clients
+            place = (one - first if unseen else one) // self.facts.clients_per_block
+            found.setdefault((unseen, place), []).append(one)
+        for (unseen, _), some in sorted(found.items()):
+            yield "unseen" if unseen else "seen", some
+
+
+def _kept_file(states: Path, run: str) -> Path:
+    """The file of a run, or of the training that was finished last.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    found = sorted(states.glob(f"*/{KEPT_FILE}"), key=lambda path: path.stat().st_mtime_ns)
+    if run:
+        found = [path for path in found if path.parent.name == run]
+    if not found:
+        which = f"run {run}" if run else "a finished training"
+        raise ConfigError(
+            f"--states {states} holds nothing of {which}; a node keeps what serving takes when a fit ends: give the "
+            "folder that `lit-fed client` had, or let the server finish by `fit --ckpt_path last`"
+        )
+    return found[-1]

@@ -1,0 +1,82 @@
+"""A module after a fit as a file of Python's own: it comes back with all that it predicts by, and without samples."""
+
+import io
+import pickle
+from functools import partial
+
+import joblib
+import pytest
+import torch
+from torch import nn
+
+from lit_fed import MLP, FedAvg, FedEM, FederatedModule, FederatedTrainer, Local
+from lit_fed.core.aggregation import Krum
+from lit_fed.core.attacks import SignFlip
+from lit_fed.core.codecs import TopK
+from lit_fed.data import Digits
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.faults import Faults
+
+NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+SETTINGS = {
+    "plain": (FedEM(), {}, {}),
+    "metrics": (FedEM(), {"metrics": "AUROC", "client_trainer": "sequential"}, {"val_fraction": 0.2}),
+    "instance": (FedEM(), {"network": NETWORK}, {}),
+    "frozen": (FedAvg(), {"network": partial(MLP, hidden_sizes=(8,)), "trainable": "head"}, {}),
+    "augmented": (FedAvg(), {}, {"augment": "RandomHorizontalFlip, RandomCrop(8, padding=1)"}),
+    "private": (
+        FedAvg(),
+        {"privacy": ClientPrivacy(noise_multiplier=1.0, clip_norm=1.0, delta=1e-3)},
+        {"client_sampling": "poisson"},
+    ),
+    "faults": (FedAvg(), {"faults": Faults(dropout=0.3), "compression": TopK()}, {}),
+    "attacked": (FedAvg(), {"robust_aggregation": Krum(num_attackers=1), "attack": SignFlip()}, {"attackers": 1}),
+    "files": (Local(), {"client_memory_gb": 0.0}, {}),
+}
+
+WAYS = {
+    "pickle": (pickle.dump, pickle.load),
+    "torch": (torch.save, partial(torch.load, weights_only=False)),
+    "joblib": (joblib.dump, joblib.load),
+}
+
+
+def trainer_of(folder, rounds=2):
+    return FederatedTrainer(
+        max_epochs=rounds, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        default_root_dir=str(folder),
+    )  # fmt: skip
+
+
+def again(module, way):
+    """The module that comes out of a file, and the file."""
+    dump, load = WAYS[way]
+    file = io.BytesIO()
+    dump(module, file)
+    file.seek(0)
+    return load(file), file.getvalue()
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_module_is_pickled_after_a_fit(kind, tmp_path):
+    algorithm, settings, options = SETTINGS[kind]
+    data, module = FederatedDataModule(Digits(), num_clients=5, **options), FederatedModule(algorithm, **settings)
+    trainer_of(tmp_path).fit(module, datamodule=data)
+    wanted = trainer_of(tmp_path).predict(module, datamodule=data)
+    samples = data.seen.train.x
+    for way in WAYS:
+        found, content = again(module, way)
+        assert trainer_of(tmp_path).predict(found, datamodule=data).equals(wanted), way
+        assert samples[:2].numpy().tobytes() not in content
+
+
+def test_a_module_that_comes_back_is_trained_on(tmp_path):
+    data, module = FederatedDataModule(Digits(), num_clients=5, client_fraction=0.4), FederatedModule(Local())
+    trainer_of(tmp_path, 1).fit(module, datamodule=data)
+    found, _ = again(module, "torch")
+    for one in (module, found):
+        trainer_of(tmp_path, 1).fit(one, datamodule=data)
+    for name, leaf in module.state_dict().items():
+        assert torch.equal(leaf, found.state_dict()[name]), name
