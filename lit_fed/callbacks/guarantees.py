@@ -32,7 +32,10 @@ def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
         module: the module of the run.
         exact: False where many rounds ask, and ε may be larger by a thousandth or two.
     """
-    return {f"privacy/{name}": value for name, value in module.history.guarantee(module.federation, exact).items()}
+    found, learned = module.history.guarantee(module.federation, exact), " and ".join(module.facts.learned)
+    if found and learned:
+        found["not_covered"] += f", and {learned}, learned without noise"
+    return {f"privacy/{name}": value for name, value in found.items()}
 
 
 class Guarantees(FederatedCallback):
@@ -57,6 +60,10 @@ class Guarantees(FederatedCallback):
         lines += take_secret(trainer, module, private, own)
         own = private_part(federation.algorithm, federation.shared)[1]  # type: ignore[index] # there is one
         lines += private.plan(federation.context("plan"), own)
+        if learned := " and ".join(module.facts.learned):
+            table = module.facts.columns is not None
+            fix = "; --data.dataset.constants FILE learns them from a table of public rows" if table else ""
+            lines.append(f"ε does not cover {learned}, which are learned from the clients' samples without noise{fix}")
         if privacy.noise_seed is None:
             keep_secret(trainer, federation.terms.secret)
         for line in lines if trainer.is_global_zero else ():

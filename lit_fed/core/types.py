@@ -295,6 +295,7 @@ class Population(NamedTuple):
     normalisation: Any = None  # a `Normalisation` by constants that were learnt from the training samples
     columns: Any = None  # the `TableColumns` that inputs were made from
     attackers: Tensor | None = None  # [A] int64 ascending, those that attack; None: nobody was asked for
+    learned: tuple[str, ...] = ()  # constants that were learned from the training samples, in words
 
     @property
     def num_measured(self) -> int:

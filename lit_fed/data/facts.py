@@ -39,6 +39,7 @@ class TrainingFacts(NamedTuple):
     sampling_probability: float = 1.0  # with which a client takes part in a round
     capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
     attackers: Tensor | None = None  # [A] clients that attack; None: nobody was asked for
+    learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
     named: Tensor | None = None  # [T] int64 digests of the clients' names; None: the data give them none
 

@@ -269,8 +269,15 @@ class FederatedDataModule(LightningDataModule):
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
             self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
-            attackers=self.seen.attackers, named=name_digests(self.seen.names),
+            attackers=self.seen.attackers, named=name_digests(self.seen.names), learned=self._learned,
         )  # fmt: skip
+
+    @property
+    def _learned(self) -> tuple[str, ...]:
+        """Constants that were learned from samples of the clients, in words."""
+        assert self.seen is not None
+        declared = self.dataset.num_classes is not None or getattr(self.dataset, "constants", None) is not None
+        return self.seen.learned if self.target.continuous or declared else (*self.seen.learned, "the classes")
 
     def capped_samples(self, cap: int) -> int:
         """Training samples of all seen clients, of each no more than a cap."""

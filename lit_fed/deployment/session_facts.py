@@ -57,7 +57,7 @@ def check_start(wanted: Sequence[float], found: Sequence[float]) -> None:
 def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
     """Facts for JSON, without what is for the server alone: groups, attackers, names and sizes of single clients."""
     facts = facts._replace(groups=None, attackers=None, columns=None, class_names=None, named=None, sizes=None)
-    return facts.plain()
+    return facts._replace(learned=()).plain()
 
 
 def facts_from_json(plain: Mapping[str, Any]) -> TrainingFacts:

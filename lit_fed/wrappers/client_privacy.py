@@ -66,8 +66,8 @@ class ClientPrivacy(Privacy):
     """The shared models of all rounds tell little of any one client with all of its samples, (ε, δ)-privately.
 
     Clients take part at random (`--data.client_sampling poisson`), their changes are scaled down to a bound, and the
-    server adds noise to the average. This simulates the mechanism: its random numbers are not cryptographic, and noise
-    in floating point can be attacked. ε says nothing of metrics, training losses, and what clients keep for themselves.
+    server adds noise to the average. Who takes part and the noise follow from a secret beside the checkpoints; noise in
+    floating point can be attacked. ε says nothing of metrics, training losses, and what clients keep for themselves.
 
     Args:
         noise_multiplier: z; the noise of the sum of bounded changes has the standard deviation z·C. Without noise ε is

@@ -51,8 +51,8 @@ class ExamplePrivacy(Privacy):
     """The shared models of all rounds tell little of any one sample of a client, (ε, δ)-privately.
 
     Clients draw every sample of a batch by itself, shorten each sample's gradient to a bound and add noise to the sum,
-    so that nobody needs to be trusted with their models. This simulates the mechanism: its random numbers are not
-    cryptographic, and noise in floating point can be attacked. ε says nothing of metrics, training losses, and what
+    so that nobody needs to be trusted with their models. Batches and noise follow from a secret, in a federation from
+    one of each node; noise in floating point can be attacked. ε says nothing of metrics, training losses, and what
     clients keep for themselves.
 
     Args:

@@ -51,9 +51,9 @@ class LocalPrivacy(Privacy):
     """What a client sends tells little of its data, (ε, δ)-privately, whoever sees it; no server has to be trusted.
 
     Clients scale their changes down to a bound and add noise themselves, far more of it than `ClientPrivacy` needs: m
-    clients together have the noise of a multiplier z·√m there. This simulates the mechanism: its random numbers are not
-    cryptographic, and noise in floating point can be attacked. ε says nothing of metrics and training losses, nor of
-    how often a client takes part.
+    clients together have the noise of a multiplier z·√m there. The noise follows from a secret, in a federation from
+    one of each node; noise in floating point can be attacked. ε says nothing of metrics and training losses, nor of how
+    often a client takes part.
 
     Args:
         noise_multiplier: z; the noise on each number that is sent has the standard deviation z·C. Without noise ε is

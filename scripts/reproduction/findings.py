@@ -88,8 +88,8 @@ FINDINGS = {
     "precision": ("bf16-mixed changes the accuracy by a few hundredths of a point."),
     "privacy": (
         "A mixture is worth its M under privacy where it is worth a lot without, and the guarantee is weak: on the "
-        "synthetic data FedEM is four points below FedAvg+ at ε = 1, level with it at 2, two points above at 4, three "
-        "and a half at 8 and nine without privacy, with a spread over seeds as large as the lead (3 to 5 points), "
+        "synthetic data FedEM is four points below FedAvg+ at ε = 1, level with it at 2, four points above at 4, five "
+        "at 8 and nine without privacy, with a spread over seeds as large as the lead (3 to 5 points), "
         "while single models lose next to nothing. On MNIST's writers, whom one model serves, it is behind FedAvg+ at "
         "every ε."
     ),

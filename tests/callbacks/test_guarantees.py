@@ -139,6 +139,33 @@ def test_noise_that_anybody_can_repeat_is_called_that(tmp_path, capsys):
     assert not (tmp_path / "one" / LAST.replace("last.ckpt", "noise.secret")).exists()
 
 
+def test_constants_that_are_learned_without_noise_are_named_or_public(tmp_path, capsys):
+    rows = "site,age,sex,outcome\n" + "".join(
+        f"{site},{30 + (7 * row) % 40},{'fm'[row % 2]},{'yn'[(row // 2) % 2]}\n" for site in "ab" for row in range(20)
+    )
+    (tmp_path / "private.csv").write_text(rows)
+    (tmp_path / "public.csv").write_text("age,sex,outcome\n50,f,y\n70,m,n\n60,x,n\n")
+    table = ["--data.dataset", "Table", "--data.dataset.path", str(tmp_path / "private.csv"), "--data.num_clients",
+             "null", "--data.dataset.client_column", "site", "--data.dataset.label_column", "outcome",
+             "--data.client_sampling", "poisson", *KINDS["local"]]  # fmt: skip
+    learned = "the categories of sex and means and standard deviations of inputs and the classes"
+    _, _, summary = run(tmp_path / "own", table)
+    assert summary["privacy/not_covered"] == f"{NOT_COVERED}, and {learned}, learned without noise"
+    assert f"ε does not cover {learned}, which are learned from the clients' samples" in capsys.readouterr().err
+    given = ["--data.dataset.constants", str(tmp_path / "public.csv")]
+    _, _, summary = run(tmp_path / "given", [*table, *given])
+    assert summary["privacy/not_covered"] == NOT_COVERED
+    assert "ε does not cover" not in capsys.readouterr().err
+    facts = torch.load(tmp_path / "given" / LAST, weights_only=True)["lit_fed"]["serving"]
+    mean, std = facts["normalisation"]
+    assert (mean, std[0]) == ((60.0, 0.0, 0.0, 0.0), pytest.approx((200 / 3) ** 0.5))
+    assert facts["columns"]["features"][1] == ("sex", ("f", "m", "x")), "x is in no private row"
+    (tmp_path / "public.csv").write_text("age,sex,outcome\n50,f,n\n70,m,n\n60,x,n\n")
+    with pytest.raises(SystemExit):
+        run(tmp_path / "refused", [*table, *given])
+    assert "row 1, column 'outcome': 'y' is no label in" in capsys.readouterr().err
+
+
 def test_what_was_spent_on_the_models_that_a_run_starts_from(tmp_path, capsys):
     """A run without privacy is refused or declared public; ε and δ of a private one are added."""
     plain, first = tmp_path / "plain", tmp_path / "first"

@@ -63,19 +63,21 @@ class TableColumns(NamedTuple):
 class TableEncoder:
     """Makes inputs of the rows of a table, once it is known which of them are for training.
 
-    Categories, means and standard deviations are those of the training samples of the seen clients.
+    Categories, means and standard deviations are those of the training samples of the seen clients, or of public rows.
 
     Args:
         rows: the table.
         columns: how it is read; of a feature with categories these are not known yet, ().
         category_columns: columns whose values are categories by the user's word, whatever they look like.
         standardize: shift and scale numbers.
+        public: rows that they are learned from in place of the training samples; None: there are none.
     """
 
     rows: TableRows
     columns: TableColumns
     category_columns: tuple[str, ...]
     standardize: bool
+    public: TableRows | None = None
 
     def __call__(self, seen: Population, unseen: Population | None) -> tuple[Population, Population | None]:
         """The same clients, with inputs [n, W] in the place of row numbers [n]."""
@@ -85,8 +87,10 @@ class TableEncoder:
         inputs = encode(self.rows, columns, self.category_columns, "--data.dataset.")
         normalisation = None
         if self.standardize and any(one.categories is None for one in features):
-            normalisation = standardisation(np.split(inputs[train_rows], ends), features)
+            known = None if self.public is None else [encode(self.public, columns, self.category_columns)]
+            normalisation = standardisation(known or np.split(inputs[train_rows], ends), features)
             inputs = normalisation.apply(inputs)
+        learned = () if self.public is not None else _learned(features, normalisation)
 
         def encoded(population: Population) -> Population:
             """The clients with the rows of `inputs` that their row numbers name."""
@@ -95,7 +99,9 @@ class TableEncoder:
                 for split in (population.train, population.val, population.test)
             ]
             train, val, test = splits
-            return population._replace(train=train, val=val, test=test, columns=columns, normalisation=normalisation)
+            return population._replace(
+                train=train, val=val, test=test, columns=columns, normalisation=normalisation, learned=learned
+            )
 
         return encoded(seen), None if unseen is None else encoded(unseen)
 
@@ -103,14 +109,21 @@ class TableEncoder:
         """The feature with the categories of the training rows, in alphabetical order."""
         if feature.categories is None:
             return feature
-        found = texts(self.rows, feature.name, mixed=feature.name in self.category_columns)
-        categories = tuple(sorted(set(found[train_rows])))
+        found = texts(self.public or self.rows, feature.name, mixed=feature.name in self.category_columns)
+        categories = tuple(sorted(set(found if self.public is not None else found[train_rows])))
         require(
             len(categories) <= MOST_CATEGORIES or feature.name in self.category_columns,
             f"{self.rows.source}: column {feature.name!r} holds {len(categories)} different texts, each of which would "
             "become an input; leave it out by ignored_columns, or name it in category_columns",
         )
         return feature._replace(categories=categories)
+
+
+def _learned(features: Sequence[Feature], normalisation: Normalisation | None) -> tuple[str, ...]:
+    """What is learned from training rows, in words."""
+    names = [one.name for one in features if one.categories is not None]
+    said = (f"the categories of {', '.join(names)}",) if names else ()
+    return said if normalisation is None else (*said, "means and standard deviations of inputs")
 
 
 def encode(

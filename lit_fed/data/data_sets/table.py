@@ -53,6 +53,9 @@ class Table(PooledDataSet):
             that clients could share; checkpoints keep them for clients that come later.
         unknown_categories: of a text that no training row holds: an `error`, or `zeros` in all inputs of its column.
         separator: what stands between the values of a CSV file.
+        constants: a table of public rows with the same columns, from which classes, categories, means and standard
+            deviations are learned; null: they are learned from the clients' rows, of which they tell what ε of
+            `--model.privacy` does not cover.
     """
 
     path: str = ""
@@ -68,6 +71,7 @@ class Table(PooledDataSet):
     standardize: bool = True
     unknown_categories: Literal["error", "zeros"] = "error"
     separator: str = ","
+    constants: str | None = None
 
     def __post_init__(self) -> None:
         require(len(self.separator) == 1, f"{PREFIX}.separator is {self.separator!r}; give one character")
@@ -105,9 +109,10 @@ class Table(PooledDataSet):
             self._features(rows), self.label_column, self.client_column, self.split_column, self.separator,
             self.unknown_categories,
         )  # fmt: skip
-        labels, class_names = self._labels(rows)
+        public = self._public(rows, columns)
+        labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
-        encoder = TableEncoder(rows, columns, self.category_columns, self.standardize)
+        encoder = TableEncoder(rows, columns, self.category_columns, self.standardize, public)
         return Samples(
             np.arange(len(rows.frame)), labels, owner, names, class_names, self._split(rows),
             self._unseen(rows, owner, names, num_own), encoder,
@@ -121,6 +126,18 @@ class Table(PooledDataSet):
         if self.unseen_path is None:
             return own, len(own.frame)
         return read_rows([*files, (self.unseen_path, f"{PREFIX}.unseen_path")], self.separator), len(own.frame)
+
+    def _public(self, rows: TableRows, columns: TableColumns) -> TableRows | None:
+        """The rows that constants are learned from, if there are some."""
+        if self.constants is None:
+            return None
+        option = f"{PREFIX}.constants"
+        public = read_rows([(self.constants, option)], self.separator)
+        names = [*(one.name for one in columns.features), self.label_column]
+        public.require_columns(names, f"{option} must have the column")
+        for name in names:
+            require_values(public, name)
+        return public
 
     def _check_columns(self, rows: TableRows) -> None:
         require(
@@ -156,8 +173,8 @@ class Table(PooledDataSet):
         texts(rows, name)
         return True
 
-    def _labels(self, rows: TableRows) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Labels [n], float32 without names of classes, or int64 with them."""
+    def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
+        """Labels [n], float32 without names of classes, or int64 with them; if rows are public, with theirs."""
         require_values(rows, self.label_column)
         values = rows.frame[self.label_column]
         floating = is_numeric(values) and values.dtype.kind == "f"
@@ -174,6 +191,13 @@ class Table(PooledDataSet):
             len(names) > 1,
             f"{rows.source}: all labels in column {self.label_column!r} are {names[0]!r}; give two classes",
         )
+        if public is not None:
+            there = texts(public, self.label_column, mixed=True)
+            names = _sorted_names(there, numeric=is_numeric(public.frame[self.label_column]))
+            unknown = np.flatnonzero(~np.isin(found, names))
+            if len(unknown):
+                row = int(unknown[0])
+                raise rows.error(row, self.label_column, f"{found[row]!r} is no label in {public.source}; add a row")
         number = {name: position for position, name in enumerate(names)}
         return np.array([number[one] for one in found]), names
 
