@@ -93,6 +93,8 @@ class Node:
             if sent["model"] is None:
                 raise ConfigError("the server is a program that sends no settings; give `Node` those of its module")
             settings = settings_from_json(sent["model"], self._trusted)
+            if settings.privacy is not None and settings.privacy.noise_seed is not None:
+                raise ConfigError("the server sends the seed of this node's noise, which it could then subtract")
         self._training = NodeTraining(name, sent, settings, self.data, folder)
         self._training.states.kept = kept_versions(folder)
         folder.mkdir(parents=True, exist_ok=True)

@@ -15,13 +15,14 @@ from lit_fed.clients.base import Failed
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, NotFiniteError
+from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.server import InMemoryServer
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Tree
 from lit_fed.deployment.forms import in_form
 from lit_fed.deployment.node_data import NodeData
 from lit_fed.deployment.session_facts import check_start, facts_from_json, marks_of_start
-from lit_fed.deployment.states import NodeStates
-from lit_fed.deployment.wire import Packet
+from lit_fed.deployment.states import NodeStates, node_key
+from lit_fed.deployment.wire import Packet, digest_of_question
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds
 
@@ -36,13 +37,16 @@ class NodeTraining:
         sent: the session as the server sends it.
         settings: of the training.
         data: the clients of this node.
-        folder: for their states.
+        folder: for their states; the folder above it holds the node's key.
     """
 
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
         self.name, self.sent = name, sent
         facts = facts_from_json(sent["facts"])
         session = Session.of(settings, facts, device := torch.device("cpu"))
+        privacy = settings.privacy
+        own = privacy is not None and privacy.noise_seed is None
+        self.secret = Secret(node_key(folder.parent)).for_("noise", name) if own else None
         check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.terms.task, session.shared, device)
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
@@ -77,6 +81,8 @@ class NodeTraining:
     def train(self, packet: Packet) -> Packet:
         """The work of a phase: messages go back, states stay."""
         facts, (clients, sent) = packet.facts, self.prepare(packet)
+        if self.secret is not None:  # the same noise under another question could be subtracted from its answer
+            self.rounds.terms = self.rounds.terms._replace(secret=self.secret.for_(digest_of_question(packet)))
         answers: dict[str, list[Tensor]] = {}
         failures: dict[str, list[str]] = {}
         for some in _alike(clients, sent):

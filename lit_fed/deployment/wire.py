@@ -7,6 +7,7 @@ A packet holds the leaves of trees, not their structure: both sides know it from
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["TYPES", "Packet", "WireError", "from_bytes", "to_bytes", "type_name"]
+__all__ = ["TYPES", "Packet", "WireError", "digest_of_question", "from_bytes", "to_bytes", "type_name"]
 
 MAGIC = b"litfed1\n"
 START = struct.Struct("<8sQ")
@@ -34,6 +35,9 @@ TYPES = {
 
 MOST_LEAVES, MOST_AXES = 1_000_000, 16
 """Of one packet, and of one leaf; whoever sends more does not mean well."""
+
+NO_PART_OF_QUESTION = ("kind", "needed", "settings", "version")
+"""Facts that may differ where a question is asked again, after one of the two was started again."""
 
 MOST_HEADER = 2**26
 """Bytes of a header when it is unpacked."""
@@ -96,6 +100,16 @@ def from_bytes(data: bytes) -> Packet:
             trees[name].append(leaf)
             place += size
     return Packet(facts, trees)
+
+
+def digest_of_question(packet: Packet) -> str:
+    """What tells a question about a round from others: all that an answer to it depends on, and no version numbers."""
+    facts = {name: value for name, value in packet.facts.items() if name not in NO_PART_OF_QUESTION}
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=32)
+    for name in sorted(packet.trees):
+        for leaf in packet.trees[name]:
+            digest.update(json.dumps([name, type_name(leaf), list(leaf.shape)]).encode() + _bytes_of(leaf))
+    return digest.hexdigest()
 
 
 def _bytes_of(leaf: Tensor) -> bytes:

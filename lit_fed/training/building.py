@@ -117,6 +117,11 @@ def remote_trainer(
     dataset = data.dataset
     assert isinstance(dataset, RemoteClients)
     check_deployment(settings.algorithm, settings.name)
+    if settings.secure_aggregation is not None:
+        raise ConfigError(
+            "--model.secure_aggregation makes its masks from the training seed, which the server knows; leave it "
+            "out for clients on machines of their own, or simulate it with data on this machine"
+        )
     if data.poison is not None:
         raise ConfigError("--data.poison alters samples, and those of a federation are on their nodes; leave it out")
     if dataset.missing == "drop" and not (settings.faults is not None and settings.faults.forgives):
@@ -127,7 +132,16 @@ def remote_trainer(
     seen, unseen = data.populations
     assert isinstance(seen.train, RemoteSplit)
     session = {
-        "model": arguments.get("model"), "facts": facts_to_json(facts),
+        "model": _without_noise_seed(arguments.get("model")), "facts": facts_to_json(facts),
         "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
     }  # fmt: skip
     return RemoteTrainer(dataset.fleet, rounds, (seen, unseen), session)
+
+
+def _without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The settings that nodes are sent: each has noise of its own, and none may repeat the server's."""
+    options = ((model or {}).get("privacy") or {}).get("init_args")
+    if model is None or not options:
+        return model
+    kept = {name: value for name, value in options.items() if name != "noise_seed"}
+    return model | {"privacy": model["privacy"] | {"init_args": kept}}

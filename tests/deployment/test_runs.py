@@ -76,7 +76,7 @@ def equal_runs(one, other, simulated, remote):
     [
         ({}, {"val_fraction": 0.25, "client_fraction": 0.6}),
         ({"metrics": "F1Score", "compression": QSGD(), "compression_scope": "whole"}, {}),
-        ({"privacy": ClientPrivacy(noise_multiplier=0.5, clip_norm=1.0, delta=1e-5)}, {"client_sampling": "poisson"}),
+        ({"privacy": ClientPrivacy(0.5, clip_norm=1.0, delta=1e-5, noise_seed=0)}, {"client_sampling": "poisson"}),
     ],
     ids=["validation", "compression", "privacy"],
 )

@@ -1,0 +1,109 @@
+"""Noise of nodes and server that the other side, who knows the whole training, tries to subtract."""
+
+import json
+
+import pytest
+import torch
+from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from test_runs import fit, module_of
+from test_settings import written
+
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.privacy.noise import Secret, protecting_normals
+from lit_fed.deployment.session_facts import session_name
+from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.wrappers.secure_sum import SecureSum
+
+BUDGET = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-3}
+KINDS = {
+    "messages": LocalPrivacy(**BUDGET),
+    "steps": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=2.0),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return node_folders(tmp_path_factory.mktemp("nodes"))
+
+
+def trained(folders, tmp_path, privacy, **options):
+    module = module_of(privacy=privacy)
+    nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
+    transport = InProcess(nodes)
+    fit(tmp_path / "run", InProcessFederation(transport), module, **options)
+    return module, nodes, transport
+
+
+def questions(transport, node):
+    asked = [(data, answer) for name, data, answer in transport.log if name == node]
+    return [
+        one for one in asked if from_bytes(one[0]).facts["kind"] == "train" and "needs" not in from_bytes(one[1]).facts
+    ]
+
+
+def leaves(answer):
+    return [leaf for some in from_bytes(answer).trees.values() for leaf in some]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_question_has_the_same_noise_and_any_other_has_other_noise(folders, tmp_path, kind):
+    _, nodes, transport = trained(folders, tmp_path, KINDS[kind])
+    data, answer = questions(transport, "anna")[0]
+    assert same(leaves(nodes["anna"].handle(data)), leaves(answer)), "asked again, after a restart"
+    packet = from_bytes(data)
+    trees = {name: [leaf.clone() for leaf in some] for name, some in packet.trees.items()}
+    trees["shared"][0].view(-1)[0] += 1e-7  # a model that is next to the same
+    facts = packet.facts | {"num_rounds": packet.facts["num_rounds"] + 1}
+    for other in (Packet(packet.facts, trees), Packet(facts, packet.trees)):
+        far = [
+            float((one.double() - two.double()).abs().max())
+            for one, two in zip(leaves(nodes["anna"].handle(to_bytes(other))), leaves(answer), strict=True)
+            if one.is_floating_point() and one.numel() > 10
+        ]
+        assert far
+        assert min(far) > 1e-3, "the answers differ by fresh noise"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_does_not_follow_from_what_the_server_knows(folders, tmp_path, kind):
+    """Two federations with the same settings, seeds, names and data have other noise: each node has its own key."""
+    answers = []
+    for run in ("one", "other"):
+        _, _, transport = trained(folders, tmp_path / run, KINDS[kind])
+        answers.append(leaves(questions(transport, "anna")[0][1]))
+    assert not same(*answers)
+
+
+def test_the_noise_of_the_server_is_on_no_wire_and_in_no_seed(folders, tmp_path):
+    privacy = ClientPrivacy(**BUDGET, noise_seed=5)
+    module, _, transport = trained(folders, tmp_path, privacy, client_sampling="poisson")
+    nobody = torch.zeros((), dtype=torch.int64)
+    noise = protecting_normals(Secret.of_seed(5), 0, nobody, "central/train/models", 4)
+    assert torch.equal(noise, protecting_normals(module.federation.terms.secret, 0, nobody, "central/train/models", 4))
+    for _, data, _ in transport.log:
+        packet = from_bytes(data)
+        assert "noise_seed" not in json.dumps(packet.facts)
+        assert "secret" not in json.dumps(packet.facts)
+
+
+def test_a_seed_of_noise_that_the_server_sends_is_refused(folders, tmp_path):
+    _, _, transport = trained(folders, tmp_path, KINDS["messages"])
+    data, _ = next(one for one in questions(transport, "anna") if "settings" in from_bytes(one[0]).facts)
+    packet = from_bytes(data)
+    sent = packet.facts["settings"]
+    options = [part for name, value in BUDGET.items() for part in (f"--model.privacy.{name}", str(value))]
+    sent["model"], _ = written("--model.privacy", "LocalPrivacy", *options, "--model.privacy.noise_seed", "3")
+    facts = packet.facts | {"settings": sent, "session": session_name(sent)}
+    fresh = make_nodes(folders, tmp_path / "fresh")["anna"]
+    refused = from_bytes(fresh.handle(to_bytes(Packet(facts, packet.trees)))).facts
+    assert "seed of this node's noise, which it could then subtract" in refused["refused"]
+
+
+def test_masks_that_the_server_could_take_off_are_refused(folders, tmp_path):
+    module = module_of(secure_aggregation=SecureSum())
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    with pytest.raises(ConfigError, match="makes its masks from the training seed, which the server knows"):
+        fit(tmp_path / "run", InProcessFederation(transport), module)
