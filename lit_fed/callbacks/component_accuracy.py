@@ -10,12 +10,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.clients import client_scores
-from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.serving import predict_job
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.output import write_table
 from lit_fed.wrappers.around import Kept
 from lit_fed.wrappers.fedbn import NormState
 
@@ -44,7 +44,7 @@ class ComponentAccuracy(Callback):
         if folder is not None and folder.is_dir():
             measured = slice(None) if seen.measured is None else seen.measured
             table = component_table(rows, seen.groups[measured], module.target.metric)
-            write_atomically(folder / "components.csv", table.to_csv(index=False))
+            write_table(table, folder / "components.csv")
 
     def _measured(self, trainer: Trainer, module: FederatedModule) -> Tensor:
         """Sums of every component and client, [M, E, 3] float64, the same on every rank."""

@@ -29,6 +29,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.metrics.client_table import client_columns
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
+from lit_fed.training.output import write_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,11 +159,12 @@ class RunReport(Callback):
         if folder is None or not folder.is_dir():
             return
         table = client_table(populations_of(data_of(trainer)), module)
-        write_atomically(folder / "clients.csv", table.to_csv(index=False))
+        private = module.settings.privacy is not None  # it holds mixture weights, which ε does not cover
+        write_table(table, folder / "clients.csv", private=private)
         if self.pictures:
             from lit_fed.pictures.run import draw
 
-            draw(folder, table, self.formats)
+            draw(folder, table, self.formats, private=private)
         attackers = data_of(trainer).populations[0].attackers
         counted = {} if attackers is None else {"attackers": len(attackers)}
         finite = {name: None if value == math.inf else value for name, value in guarantee.items()}

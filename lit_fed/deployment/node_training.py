@@ -44,9 +44,8 @@ class NodeTraining:
         self.name, self.sent = name, sent
         facts = facts_from_json(sent["facts"])
         session = Session.of(settings, facts, device := torch.device("cpu"))
-        privacy = settings.privacy
-        own = privacy is not None and privacy.noise_seed is None
-        self.secret = Secret(node_key(folder.parent)).for_("noise", name) if own else None
+        is_private = settings.privacy is not None and settings.privacy.noise_seed is None
+        self.secret = Secret(node_key(folder.parent)).for_("noise", name) if is_private else None
         check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.terms.task, session.shared, device)
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)

@@ -45,19 +45,20 @@ MOST_NUMBERS = 12
 """Most columns of a heat map whose cells hold their figures."""
 
 
-def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",)) -> None:
+def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",), *, private: bool = False) -> None:
     """Draw what the folder's files and the table of clients show, in `plots/`.
 
     Args:
         folder: the run's folder.
         clients: a row per client, as in clients.csv.
         formats: of each picture, `png`, `pdf` or `svg`.
+        private: nobody but the owner may look into `plots/`.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     plots = folder / "plots"
-    plots.mkdir(exist_ok=True)
+    plots.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
     with mpl.rc_context(COLUMN):
         for name, figure in _figures(folder, clients, Figure):
             for suffix in formats:

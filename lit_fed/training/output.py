@@ -18,6 +18,7 @@ from torch import Tensor
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.given_paths import given_path, reason, shown
+from lit_fed.core.machine.spreadsheets import quoted_table
 from lit_fed.core.targets import Target
 
 if TYPE_CHECKING:
@@ -139,13 +140,19 @@ def check_table_format(name: str) -> None:
             ) from error
 
 
-def write_table(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as .csv or .parquet, whole or not at all."""
-    with whole_file(path) as file:
+def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> None:
+    """Write a table as .csv, whose texts no spreadsheet takes for formulas, or .parquet, whole or not at all.
+
+    Args:
+        table: the table.
+        path: of the file.
+        private: for its owner alone.
+    """
+    with whole_file(path, private=private) as file:
         if path.suffix == ".parquet":
             table.to_parquet(file, index=False, engine="pyarrow")
         else:
-            table.to_csv(file, index=False)
+            quoted_table(table).to_csv(file, index=False)
 
 
 def check_new_folder(output: str | Path) -> Path:

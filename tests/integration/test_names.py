@@ -126,3 +126,32 @@ def test_a_table_for_a_checkpoint_without_columns(tmp_path):
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     with pytest.raises(ConfigError, match="the checkpoint was not trained on a table; pass a folder"):
         trainer.personalize(FederatedModule(), str(tmp_path / "one.ckpt"), "new.csv", str(tmp_path / "served"))
+
+
+def test_names_that_a_spreadsheet_would_run(tmp_path, capsys):
+    """They are quoted in every file of results, and the quoted names are understood."""
+    table = frame(["=cmd|' C calc'!A0", "@ben"], 0).replace({"kind": {"ant": "+ant", "bee": "-bee"}})
+    table.to_csv(tmp_path / "all.csv", index=False)
+    main(["fit", *CPU, "--data.dataset", "Table", "--data.dataset.path", str(tmp_path / "all.csv"), *COLUMNS,
+          "--trainer.max_epochs", "1", "--name", "run", "--trainer.default_root_dir", str(tmp_path)])  # fmt: skip
+    run = tmp_path / "run/version_0"
+    last = ["--ckpt_path", str(run / "checkpoints/last.ckpt"), *CPU]
+    main(["predict", *last])
+    main(["personalize", *last, "--clients", str(tmp_path / "all.csv"), "--output", str(tmp_path / "served")])
+    written = [run / "clients.csv", run / "predictions.csv", *(tmp_path / "served").glob("*.csv")]
+    assert len(written) == 4
+    for path in written:
+        cells = pd.read_csv(path, dtype=str, header=None, keep_default_na=False).to_numpy().flatten()
+        assert not [one for one in cells if one.startswith(tuple("=+-@\t\r")) and not _is_number(one)], path
+    quoted = pd.read_csv(run / "clients.csv")["client"][0]
+    assert quoted == "'=cmd|' C calc'!A0"
+    main(["export", *last, "--client", quoted, "--output", str(tmp_path / "one.pt2")])
+    main(["compare", str(run), str(run), "--output", str(tmp_path / "compared")])
+    capsys.readouterr()
+
+
+def _is_number(text):
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.spreadsheets import unquoted_table
 from lit_fed.training.round_logger import newest_version
 
 if TYPE_CHECKING:
@@ -83,7 +84,8 @@ def read_run(folder: Path) -> FinishedRun:
     summary = json.loads((folder / "summary.json").read_text())
     if config and "changes_on_resume" in summary:
         config["changes_on_resume"] = summary["changes_on_resume"]
-    return FinishedRun(folder, config, summary, read_history(folder), pd.read_csv(folder / "clients.csv"))
+    clients = unquoted_table(pd.read_csv(folder / "clients.csv"))
+    return FinishedRun(folder, config, summary, read_history(folder), clients)
 
 
 def _ending(folder: Path) -> str:

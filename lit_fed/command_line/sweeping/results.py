@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from lit_fed.command_line.sweeping.sweep_file import Point, Sweep
 from lit_fed.core.machine.files import write_atomically
+from lit_fed.training.output import write_table
 
 __all__ = ["Result", "print_results", "result_of", "say", "short_names", "spread", "write_results"]
 
@@ -109,7 +110,7 @@ def write_results(sweep: Sweep, results: Sequence[Result], failed: Mapping[int, 
                 row[name] = statistics.mean(some)
                 row[f"{name}_std"] = statistics.stdev(some) if len(some) > 1 else math.nan
         rows.append(row | {"seconds": round(one.seconds, 3)})
-    write_atomically(folder / "sweep.csv", pd.DataFrame(rows).to_csv(index=False))
+    write_table(pd.DataFrame(rows), folder / "sweep.csv")
     write_atomically(folder / "sweep.md", _page(sweep, results, failed))
 
 

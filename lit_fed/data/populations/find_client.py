@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.spreadsheets import unquoted
 from lit_fed.core.types import Population
 
 __all__ = ["find_client"]
@@ -24,9 +25,10 @@ def find_client(client: str, populations: Mapping[str, Population | None]) -> tu
         ConfigError: if there is no such client, with some that there are.
     """
     there = {name: population for name, population in populations.items() if population is not None}
-    for name, population in there.items():
-        if client in population.names:
-            return name, population.names.index(client)
+    for called in dict.fromkeys((client, unquoted(client))):  # as a table of results may have it
+        for name, population in there.items():
+            if called in population.names:
+                return name, population.names.index(called)
     for name, population in there.items():
         position = int(client) - population.train.first_id if client.isdecimal() else -1
         if 0 <= position < population.train.num_clients:
