@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.errors import ConfigError, logged, notice, stamped
 from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import given_path
-from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_link import AwayError, Link
 from lit_fed.deployment.https_node import run_node
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def client_parser() -> PlainParser:
         "--patience", type=float, default=PATIENCE, metavar="SECONDS",
         help="how long to go on without a server (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--stay", action="store_true", help="wait for the server's next training when one is over (default: end)"
+    )
     return parser
 
 
@@ -129,13 +132,21 @@ def run_client(arguments: list[str]) -> None:
         raise ConfigError(f"--patience is {given.patience:g}; give a number of seconds > 0")
     tls = None if given.tls is None else given_path(given.tls, "--tls")
     root, states = _folders(given)
-    link = Link(given.server, tls, given.name, given.patience, notice)
+    link = Link(given.server, tls, given.name, given.patience, logged)
     with FolderLock(states, f"--states {given.states}", "give each node a folder of its own"):
         from lit_fed.deployment.node import Node  # loads PyTorch
 
         node = Node(root, states, given.trust)
-        notice(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
-        run_node(node.handle, link)
+        logged(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
+        while True:
+            try:
+                run_node(node.handle, link)
+            except ConfigError as error:
+                if given.stay or not (node.over and isinstance(error, AwayError)):
+                    raise ConfigError(stamped(str(error))) from error
+            logged(f"the training is over; `lit-fed client measure --states {given.states}` serves its clients")
+            if not given.stay:
+                return
 
 
 def _folders(given: Namespace) -> tuple[Path, Path]:
@@ -205,7 +216,7 @@ def end_at_once() -> None:
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
     with contextlib.suppress(Exception):
-        notice("interrupted" if signum == signal.SIGINT else "terminated")
+        logged("interrupted" if signum == signal.SIGINT else "terminated")
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(128 + signum)

@@ -59,7 +59,7 @@ def test_a_killed_node_gets_its_packet_again(start_server, process):
     first = process(server)
     packet = fetch(first)
     first.close()
-    until(lambda: server.said == ["anna is here", "anna is gone with a packet to answer"])
+    until(lambda: server.said == ["anna is here", "anna disconnected before it answered; its question stays open"])
     second = process(server)
     again = fetch(second)
     assert (again.key, again.body) == (packet.key, b"work")
@@ -67,7 +67,7 @@ def test_a_killed_node_gets_its_packet_again(start_server, process):
     assert waiting.result() == {"anna": b"done"}
     assert server.said[2:] == ["anna is here"]
     second.close()
-    until(lambda: server.said[3:] == ["anna is gone"])
+    until(lambda: server.said[3:] == ["anna disconnected"])
 
 
 def test_a_node_away_gets_its_packet_when_it_comes(start_server):
@@ -97,8 +97,8 @@ def test_a_node_at_work_keeps_its_connection_and_others_do_not(start_server, pro
     assert idle.ask("GET", WORK).status == 204
     waiting = InBackground(call, server, {"anna": b"work"})
     packet = fetch(anna)
-    until(lambda: "ben is gone" in server.said)
-    assert "anna is gone with a packet to answer" not in server.said
+    until(lambda: "ben disconnected" in server.said)
+    assert "anna disconnected before it answered; its question stays open" not in server.said
     anna.answer(packet, b"done")
     assert waiting.result() == {"anna": b"done"}
 
