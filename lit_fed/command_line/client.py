@@ -157,33 +157,31 @@ def _folders(given: Namespace) -> tuple[Path, Path]:
 
 
 def _serve(command: str, given: Namespace) -> None:
-    """Serve clients after the training."""
+    """Serve clients after the training; what cannot be written is refused before anything is computed."""
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
     from lit_fed.training.export import check_program_file, personal_model, save_program
     from lit_fed.training.output import check_table_file, write_table
 
     if command == "export":
-        path = check_program_file(given.output, given.format)
-    else:
-        path = None if given.output is None else check_table_file(given.output)
+        program = check_program_file(given.output, given.format)
+        if len(given.client) != 1:
+            raise ConfigError(f"--client is given {len(given.client)} times; a file holds the model of one client")
+    path = None if command == "export" or given.output is None else check_table_file(given.output)
     kept = KeptTraining(*_folders(given), given.run, given.trust)
     clients = kept.find(given.client)
+    if command == "export":
+        model = personal_model(kept.training.rounds, kept.facts, *kept.serve(clients[0]), given.client[0])
+        save_program(model, program, given.format)
+        sys.stdout.write(f"program: {program}\n")
+        return
     if kept.left_out and not given.client:
         notice(f"{', '.join(kept.left_out)} took no part in the training, and is left out")
-    if command == "export":
-        if len(clients) != 1:
-            raise ConfigError(f"--client is given {len(clients)} times; a file holds the model of one client")
-        state, example = kept.serve(clients[0]), next(iter(kept.training.splits.values()))["train"].x[:1]
-        model = personal_model(kept.training.rounds, kept.facts, state, example, given.client[0])
-        save_program(model, path, given.format)
-    else:
-        table = _table(command, kept, clients, given.split)
-        if command == "measure":
-            sys.stdout.write(table.to_string(index=False) + "\n")
-        if path is not None:
-            write_table(table, path)
+    table = _table(command, kept, clients, given.split)
+    if command == "measure":
+        sys.stdout.write(table.to_string(index=False) + "\n")
     if path is not None:
-        sys.stdout.write(f"{'program' if command == 'export' else 'table'}: {path}\n")
+        write_table(table, path)
+        sys.stdout.write(f"table: {path}\n")
 
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:

@@ -129,7 +129,7 @@ class HttpsServer:
             if len(names) >= num_nodes or self._loop.time() > end:
                 return names
             if names != said:
-                missing = ", ".join(sorted((self._mailbox.allowed or frozenset()) - set(names)))
+                missing = ", ".join(sorted(set(self._mailbox.allowed or ()) - set(names)))
                 more = f" ({missing})" if missing else ""
                 self._mailbox.say(f"waiting at {self.address} for {num_nodes - len(names)} of {num_nodes} nodes{more}")
                 said = names
