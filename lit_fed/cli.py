@@ -19,7 +19,7 @@ from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.compare import compare_parser, compare_runs
-from lit_fed.command_line.config_files import check_configs, default_name, with_nulls
+from lit_fed.command_line.config_files import check_configs, default_name, giving_way, with_nulls
 from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
 from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
@@ -169,6 +169,9 @@ class FederatedCLI(LightningCLI):
         command = self.config.subcommand
         if command in WITHOUT_TRAINER:
             raise ConfigError(f"{command} takes its arguments behind it; start with `python -m lit_fed {command}`")
+        if more := giving_way(given, self.config[command]):
+            given += more
+            self.config = parser.parse_args(given)
         config = self.config[command]
         command_parser: Any = self._parser(command)
         refuse_nulls(command_parser, config)

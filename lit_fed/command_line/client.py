@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.errors import ConfigError, logged, notice, stamped
 from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import given_path
-from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_link import AwayError, Link
 from lit_fed.deployment.https_node import run_node
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ def client_parser() -> PlainParser:
         "--patience", type=float, default=PATIENCE, metavar="SECONDS",
         help="how long to go on without a server (default: %(default)g)",
     )  # fmt: skip
+    parser.add_argument(
+        "--stay", action="store_true", help="wait for the server's next training when one is over (default: end)"
+    )
     return parser
 
 
@@ -129,13 +132,21 @@ def run_client(arguments: list[str]) -> None:
         raise ConfigError(f"--patience is {given.patience:g}; give a number of seconds > 0")
     tls = None if given.tls is None else given_path(given.tls, "--tls")
     root, states = _folders(given)
-    link = Link(given.server, tls, given.name, given.patience, notice)
+    link = Link(given.server, tls, given.name, given.patience, logged)
     with FolderLock(states, f"--states {given.states}", "give each node a folder of its own"):
         from lit_fed.deployment.node import Node  # loads PyTorch
 
         node = Node(root, states, given.trust)
-        notice(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
-        run_node(node.handle, link)
+        logged(f"{len(list(root.glob('*seen/*.npz')))} clients in {given.root} are ready; asking {given.server}")
+        while True:
+            try:
+                run_node(node.handle, link)
+            except ConfigError as error:
+                if given.stay or not (node.over and isinstance(error, AwayError)):
+                    raise ConfigError(stamped(str(error))) from error
+            logged(f"the training is over; `lit-fed client measure --states {given.states}` serves its clients")
+            if not given.stay:
+                return
 
 
 def _folders(given: Namespace) -> tuple[Path, Path]:
@@ -146,33 +157,31 @@ def _folders(given: Namespace) -> tuple[Path, Path]:
 
 
 def _serve(command: str, given: Namespace) -> None:
-    """Serve clients after the training."""
+    """Serve clients after the training; what cannot be written is refused before anything is computed."""
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
     from lit_fed.training.export import check_program_file, personal_model, save_program
     from lit_fed.training.output import check_table_file, write_table
 
     if command == "export":
-        path = check_program_file(given.output, given.format)
-    else:
-        path = None if given.output is None else check_table_file(given.output)
+        program = check_program_file(given.output, given.format)
+        if len(given.client) != 1:
+            raise ConfigError(f"--client is given {len(given.client)} times; a file holds the model of one client")
+    path = None if command == "export" or given.output is None else check_table_file(given.output)
     kept = KeptTraining(*_folders(given), given.run, given.trust)
     clients = kept.find(given.client)
+    if command == "export":
+        model = personal_model(kept.training.rounds, kept.facts, *kept.serve(clients[0]), given.client[0])
+        save_program(model, program, given.format)
+        sys.stdout.write(f"program: {program}\n")
+        return
     if kept.left_out and not given.client:
         notice(f"{', '.join(kept.left_out)} took no part in the training, and is left out")
-    if command == "export":
-        if len(clients) != 1:
-            raise ConfigError(f"--client is given {len(clients)} times; a file holds the model of one client")
-        state, example = kept.serve(clients[0]), next(iter(kept.training.splits.values()))["train"].x[:1]
-        model = personal_model(kept.training.rounds, kept.facts, state, example, given.client[0])
-        save_program(model, path, given.format)
-    else:
-        table = _table(command, kept, clients, given.split)
-        if command == "measure":
-            sys.stdout.write(table.to_string(index=False) + "\n")
-        if path is not None:
-            write_table(table, path)
+    table = _table(command, kept, clients, given.split)
+    if command == "measure":
+        sys.stdout.write(table.to_string(index=False) + "\n")
     if path is not None:
-        sys.stdout.write(f"{'program' if command == 'export' else 'table'}: {path}\n")
+        write_table(table, path)
+        sys.stdout.write(f"table: {path}\n")
 
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:
@@ -205,7 +214,7 @@ def end_at_once() -> None:
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
     with contextlib.suppress(Exception):
-        notice("interrupted" if signum == signal.SIGINT else "terminated")
+        logged("interrupted" if signum == signal.SIGINT else "terminated")
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(128 + signum)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from itertools import pairwise
 from pathlib import Path
 
 import yaml
 from jsonargparse import Namespace
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, notice
 from lit_fed.core.machine.given_paths import reason, shown
+from lit_fed.data.data_sets.base import ClientDataSet
 
-__all__ = ["check_configs", "default_name", "with_nulls"]
+__all__ = ["check_configs", "default_name", "giving_way", "with_nulls"]
 
 MOST_BYTES = 2**20
 """A configuration of a run has some thousand bytes; a checkpoint or a data set that was given by mistake has more."""
@@ -36,6 +38,30 @@ def default_name(given: list[str], config: Namespace) -> str:
     files += [one.partition("=")[2] for one in given if one.startswith("--config=")]
     stems = [Path(file).stem for file in files if not file.lstrip().startswith("{")]
     return stems[-1] if stems else str(config.model.algorithm.class_path).rpartition(".")[2]
+
+
+def giving_way(given: list[str], config: Namespace) -> list[str]:
+    """Arguments that undo settings of configurations which a data set of the command line has no use for; says which.
+
+    A data set that says itself who its clients are is not divided; where they are on nodes, nobody is set aside here.
+    What the command line itself sets stays, and is refused later.
+
+    Args:
+        given: arguments of a command.
+        config: what they were parsed to.
+    """
+    if not any(one.partition("=")[0] == "--data.dataset" for one in given):
+        return []
+    module, _, name = str(config.data.dataset.class_path).rpartition(".")
+    kind = getattr(importlib.import_module(module), name)  # the parser has imported it
+    if not issubclass(kind, ClientDataSet):
+        return []
+    instead = {"partition": "null", "num_clients": "null"} | ({"unseen_fraction": "0"} if kind.is_remote else {})
+    set_here = {one.partition("=")[0].removeprefix("--data.").partition(".")[0] for one in given}
+    undone = {f"--data.{name}": value for name, value in instead.items() if config.data[name] and name not in set_here}
+    if undone:
+        notice(f"{', '.join(undone)} of the configuration left out: {kind.__name__} says itself who its clients are")
+    return [part for option in undone.items() for part in option]
 
 
 def check_configs(given: list[str]) -> None:

@@ -6,9 +6,19 @@ import errno
 import math
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
-__all__ = ["ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "notice"]
+__all__ = [
+    "ClientError",
+    "ConfigError",
+    "NotFiniteError",
+    "WriteError",
+    "check_settings",
+    "logged",
+    "notice",
+    "stamped",
+]
 
 
 class ConfigError(ValueError):
@@ -42,6 +52,16 @@ class ClientError(RuntimeError):
 
 class NotFiniteError(ClientError):
     """What one client returns holds NaN or infinity."""
+
+
+def stamped(text: str) -> str:
+    """A line of a log: the time in UTC, then the text."""
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {text}"
+
+
+def logged(text: str) -> None:
+    """A line of a process that runs for hours beside others, as `notice`, with the time."""
+    notice(stamped(text))
 
 
 def notice(text: str) -> None:

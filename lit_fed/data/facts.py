@@ -59,8 +59,8 @@ class TrainingFacts(NamedTuple):
         """Those of some names that clients of the training had."""
         if self.named is None:
             return []
-        known = torch.isin(name_digests([*names, ""]), self.named)[:-1]
-        return [name for name, found in zip(names, known.tolist(), strict=True) if found]
+        known = set(self.named.tolist())
+        return [name for name in names if _digest(name) in known]
 
     def plain(self) -> dict[str, Any]:
         """These facts in numbers, strings, tuples and tensors, which a checkpoint may hold."""
@@ -92,8 +92,11 @@ def name_digests(names: Sequence[str]) -> Tensor | None:
     """By what a checkpoint knows a client's name again, [T] int64; None for clients that are but numbered."""
     if all(name == str(position) for position, name in enumerate(names)):
         return None
-    digests = b"".join(hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
-    return torch.frombuffer(bytearray(digests), dtype=torch.int64)
+    return torch.tensor([_digest(name) for name in names])
+
+
+def _digest(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
 
 
 def _narrowed(numbers: Tensor) -> Tensor:

@@ -52,11 +52,11 @@ class Federation(RemoteClients):
             )
 
     def connect(self) -> Transport:
-        """A server of HTTPS, once it listens."""
-        from lit_fed.deployment.https_server import HttpsServer  # of the extra `federation`
+        """A server of HTTPS, once it listens; that of an earlier federation of this process at the same address."""
+        from lit_fed.deployment.https_server import shared_server  # of the extra `federation`
 
         tls = None if self.tls is None else given_path(self.tls, "--data.dataset.tls")
-        return HttpsServer(self.listen, tls, self.nodes)
+        return shared_server(self.listen, tls, self.nodes)
 
     def expected(self) -> int:
         """How many nodes there are to be."""

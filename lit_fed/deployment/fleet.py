@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from lit_fed.core.errors import notice
+from lit_fed.core.errors import logged
 from lit_fed.deployment.roster import Roster
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
@@ -35,6 +35,7 @@ class Fleet:
 
     Attributes:
         roster: the clients of all nodes; set once they have told of them.
+        over: the training is finished, so nodes may end when the server does.
         sent: bytes that went to nodes so far, by the kind of the question; `received`: likewise those that came.
     """
 
@@ -44,6 +45,11 @@ class Fleet:
         self.transport, self.missing, self.seconds, self.patience = transport, missing, seconds, patience
         self.sent: dict[str, int] = {}
         self.received: dict[str, int] = {}
+        self.over = False
+
+    def end(self) -> None:
+        """Let go of the nodes when the server's process ends."""
+        self.transport.close(over=self.over)
 
     def ask_all(self, nodes: Iterable[str], packet: Packet) -> dict[str, Packet]:
         """The answers of nodes that are all asked the same, and all needed."""
@@ -90,7 +96,7 @@ class Fleet:
             if (any(refused) and not drops) or time.monotonic() >= ends:
                 raise LostNodesError(_lost(open_packets, said, waits))
             if not came:
-                notice(f"still waiting for the nodes {', '.join(sorted(open_packets))}")
+                logged(f"still waiting for the nodes {', '.join(sorted(open_packets))}")
         return answers
 
     def _call(self, packets: Mapping[str, Packet], most: Mapping[str, int], seconds: float) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.errors import ConfigError, logged
 from lit_fed.deployment.flower_records import bytes_of, message_of
 from lit_fed.deployment.transport import is_node_name
 
@@ -85,7 +85,7 @@ class FlowerTransport:
                 return answers
             time.sleep(min(self.pause, left))
 
-    def close(self) -> None:
+    def close(self, *, over: bool = False) -> None:
         """Nothing: Flower ends the Grid with the app."""
 
     def _look(self) -> dict[str, Any]:
@@ -147,4 +147,4 @@ class FlowerTransport:
         asked.not_before = time.monotonic() + asked.pause
         if (node, what) not in self._complaints:
             self._complaints.add((node, what))
-            notice(f"node {node}: {what}")
+            logged(f"node {node}: {what}")

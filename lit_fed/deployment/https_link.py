@@ -20,7 +20,7 @@ from lit_fed.deployment.https_protocol import Limits, Reply
 from lit_fed.deployment.https_tls import tls_of_node
 from lit_fed.deployment.transport import check_node_name
 
-__all__ = ["Link"]
+__all__ = ["AwayError", "Link"]
 
 SERVER, TLS, NEVER, SECONDS = "--server", "--tls", -1.0, Limits.poll_seconds + 15.0
 PAUSES = (0.5, 30.0)
@@ -34,6 +34,10 @@ NOT_TRUSTED = ("VERIFY_FAILED", "CERTIFICATE_REQUIRED", "UNKNOWN_CA", "BAD_CERTI
 
 MOST_HANG_UPS = 3
 """A server that hangs up after the handshakes of TLS 1.3, so often in a row, has looked at the certificate by then."""
+
+
+class AwayError(ConfigError):
+    """There was no server for longer than the node's patience."""
 
 
 class Link:
@@ -145,6 +149,6 @@ class Link:
             self._say(f"{self._server} cannot be reached ({reason}); trying again for {self._patience:g} s")
         if now - self._away_since > self._patience:
             why = f"cannot be reached for {self._patience:g} s ({reason})"
-            raise ConfigError(f"{SERVER} {self._server}: {why}; start it, or correct the address") from error
+            raise AwayError(f"{SERVER} {self._server}: {why}; start it, or correct the address") from error
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, PAUSES[1])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from lit_fed.deployment.https_member import Member, Posted, RefusedError, hang_up
+from lit_fed.deployment.https_protocol import OVER
 
 __all__ = ["Mailbox"]
 
@@ -27,6 +28,7 @@ class Mailbox:
     def __init__(self, allowed: Collection[str] | None, say: Callable[[str], None]) -> None:
         self.allowed, self.say = allowed, say
         self.members: dict[str, Member] = {}
+        self._over = False
 
     def admit(self, name: str, process: str, link: Any, note: str = "") -> Member:
         """The node of a request. Of two processes the one that came last goes on, and so does its last connection.
@@ -77,12 +79,14 @@ class Mailbox:
         On a new connection nobody waits, so that the node hears at once that it is let in.
 
         Raises:
-            RefusedError: as soon as another process has come for this node.
+            RefusedError: as soon as another process has come for this node, or the training is over.
         """
         end = asyncio.get_running_loop().time() + (0.0 if member.is_new else seconds)
         member.is_new = False
         while member.packet is None:
             member.check(process)
+            if self._over:
+                raise RefusedError(OVER, "the training is over")
             member.news.clear()
             try:
                 async with asyncio.timeout_at(end):
@@ -102,8 +106,22 @@ class Mailbox:
         for one in self.members.values():
             one.missed = 0.0 if one.is_here else None if one.missed is None else one.missed + seconds
             if one.missed is not None and one.missed > SECONDS_UNTIL_GONE:
-                self.say(f"{one.name} is gone{' with a packet to answer' if one.packet is not None else ''}")
+                still = " before it answered; its question stays open" if one.packet is not None else ""
+                self.say(f"{one.name} disconnected{still}")
                 one.missed = None
+
+    async def dismiss(self, seconds: float) -> None:
+        """Tell the nodes that are here that the training is over, and wait until they have gone.
+
+        Args:
+            seconds: how long at most.
+        """
+        loop = asyncio.get_running_loop()
+        self._over, end = True, loop.time() + seconds
+        for one in self.members.values():
+            one.news.set()
+        while any(one.is_here for one in self.members.values()) and loop.time() < end:
+            await asyncio.sleep(0.02)
 
     async def call(
         self, packets: Mapping[str, bytes], most_bytes: Mapping[str, int], seconds: float
@@ -114,6 +132,9 @@ class Mailbox:
             member = self.members.setdefault(name, Member(name))
             posted[name] = member.packet = Posted(data, most_bytes[name], loop.create_future())
             member.news.set()
+            if not member.is_here and loop.time() - member.awaited > SECONDS_BETWEEN_COMPLAINTS:
+                member.awaited = loop.time()
+                self.say(f"waiting for {name}, which is not connected")
         try:
             if posted:
                 await asyncio.wait([one.answer for one in posted.values()], timeout=seconds)

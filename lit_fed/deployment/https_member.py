@@ -57,6 +57,7 @@ class Member:
         news: set whenever `process` or `packet` changes.
         missed: how long nothing has been heard of it; None: it was said that it is gone, or it has not come yet.
         complained: when the operator was last told what it does wrong.
+        awaited: when the operator was last told that it is waited for.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Member:
     former: deque[str] = field(default_factory=lambda: deque(maxlen=FORMER_PROCESSES))
     missed: float | None = None
     complained: float = -math.inf
+    awaited: float = -math.inf
 
     @property
     def is_here(self) -> bool:

@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable
 
 from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_protocol import WORK
+from lit_fed.deployment.https_protocol import OVER, WORK
 
 __all__ = ["run_node"]
 
 
 def run_node(handle: Callable[[bytes], bytes], link: Link) -> None:
-    """Answer the server's packets until this process is stopped.
+    """Answer the server's packets until the training is over, or this process is stopped.
 
     Args:
         handle: makes the answer to a packet; what it raises ends the node.
@@ -24,5 +24,7 @@ def run_node(handle: Callable[[bytes], bytes], link: Link) -> None:
     with contextlib.closing(link):
         while True:
             packet = link.ask("GET", WORK)
+            if packet.status == OVER:
+                return
             if packet.status == 200:
                 link.answer(packet, handle(packet.body))

@@ -1,6 +1,7 @@
 """What both ends of the HTTPS transport agree on: paths, headers, limits, addresses.
 
-    GET /v1/work               a packet (200) with its id, or nothing yet (204) after at most `poll_seconds`
+    GET /v1/work               a packet (200) with its id, nothing yet (204) after at most `poll_seconds`, or the
+                               training is over (410)
     POST /v1/answers/ID        taken (204), or nobody waits for it any more (410)
 
 Every request names the protocol, the version of lit_fed and the process, which tells a node that was started again from
@@ -19,12 +20,13 @@ from lit_fed import __version__
 from lit_fed.core.errors import ConfigError
 
 __all__ = [
-    "ANSWERS", "MOST_BYTES", "NAME", "PACKET", "PROCESS", "PROTOCOL", "REFUSALS", "WORK",
+    "ANSWERS", "MOST_BYTES", "NAME", "OVER", "PACKET", "PROCESS", "PROTOCOL", "REFUSALS", "WORK",
     "Limits", "Reply", "address_of", "is_loopback", "keep_alive", "pieces", "version_headers",
 ]  # fmt: skip
 
 WORK, ANSWERS = "/v1/work", "/v1/answers/"
 PROTOCOL, PIECE = "1", 2**18
+OVER = 410
 PACKET, MOST_BYTES, PROCESS, NAME = "Lit-Fed-Packet", "Lit-Fed-Most-Bytes", "Lit-Fed-Process", "Lit-Fed-Name"
 REFUSALS = {400, 403, 404, 409, 411, 413, 415, 426}
 """Statuses after which a node ends: asking again would change nothing."""

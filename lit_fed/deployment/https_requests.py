@@ -18,6 +18,7 @@ from lit_fed.deployment.https_protocol import (
     ANSWERS,
     MOST_BYTES,
     NAME,
+    OVER,
     PACKET,
     PROCESS,
     WORK,
@@ -54,7 +55,7 @@ class Requests:
             return await self._answer(request)
         except RefusedError as refused:
             response = web.Response(status=refused.status, text=refused.text, headers=version_headers())
-            if refused.status != 410:
+            if refused.status != OVER:
                 response.force_close()
             return response
         except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stood still, or broke off
@@ -76,7 +77,7 @@ class Requests:
             return web.Response(status=204) if packet is None else await self._send(request, packet)
         packet = member.packet
         if packet is None or packet.key != request.path_qs.removeprefix(ANSWERS):
-            raise RefusedError(410, "nobody waits for this answer any more")
+            raise RefusedError(OVER, "nobody waits for this answer any more")
         if request.method == "POST":
             body = await self._read(
                 request, member, packet, lambda: member.process == process and member.packet is packet
@@ -132,7 +133,7 @@ class Requests:
             if not pieces[-1]:
                 raise ConnectionResetError
             if not wanted():
-                raise RefusedError(410, "nobody waits for this answer any more")
+                raise RefusedError(OVER, "nobody waits for this answer any more")
             length += len(pieces[-1])
         if not wanted():
             raise RefusedError(410, "nobody waits for this answer any more")

@@ -16,17 +16,23 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.errors import ConfigError, logged
 from lit_fed.core.machine.packages import optional_package
 from lit_fed.deployment.https_connections import Connections, close_all, listening
 from lit_fed.deployment.https_mailbox import Mailbox
 from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback
 from lit_fed.deployment.https_tls import tls_of_server
 
-__all__ = ["HttpsServer"]
+__all__ = ["HttpsServer", "shared_server"]
 
 Result = TypeVar("Result")
 LISTEN, TLS = "--data.dataset.listen", "--data.dataset.tls"
+
+SECONDS_TO_DISMISS = 2.0
+"""For nodes to hear that the training is over."""
+
+_SHARED: dict[str, tuple[Any, HttpsServer]] = {}
+"""The server at each address, and with which options it was made."""
 
 SILENT = logging.Logger("lit_fed.deployment", logging.CRITICAL + 1)
 """For aiohttp, whose lines hold parts of what strangers send."""
@@ -46,6 +52,7 @@ class HttpsServer:
 
     Attributes:
         address: HOST:PORT.
+        is_open: whether nodes can still be asked.
 
     Raises:
         ConfigError: naming what is wrong with the address, or the folder.
@@ -57,7 +64,7 @@ class HttpsServer:
         tls: Path | None,
         nodes: Collection[str] | None = None,
         limits: Limits | None = None,
-        say: Callable[[str], None] = notice,
+        say: Callable[[str], None] = logged,
     ) -> None:
         optional_package("aiohttp", "aiohttp>=3.13", "federation", LISTEN)
         host, port = address_of(listen, LISTEN)
@@ -94,9 +101,16 @@ class HttpsServer:
         """See `Transport.call`."""
         return self._inside(self._mailbox.call(packets, most_bytes, seconds))
 
-    def close(self) -> None:
+    @property
+    def is_open(self) -> bool:
+        """Whether nodes can still be asked; in a process that was forked from the server's they cannot."""
+        return self._thread.is_alive()
+
+    def close(self, *, over: bool = False) -> None:
         """See `Transport.close`."""
-        if self._thread.is_alive() and self._serving is not None:
+        if self.is_open and self._serving is not None:
+            if over:
+                self._inside(self._mailbox.dismiss(SECONDS_TO_DISMISS))
             self._loop.call_soon_threadsafe(self._serving.cancel)
             self._thread.join()
 
@@ -109,11 +123,16 @@ class HttpsServer:
             future.cancel()
 
     async def _present(self, num_nodes: int, seconds: float) -> list[str]:
-        end = self._loop.time() + seconds
+        end, said = self._loop.time() + seconds, None
         while True:
             names = sorted(one.name for one in self._mailbox.members.values() if one.is_here)
             if len(names) >= num_nodes or self._loop.time() > end:
                 return names
+            if names != said:
+                missing = ", ".join(sorted(set(self._mailbox.allowed or ()) - set(names)))
+                more = f" ({missing})" if missing else ""
+                self._mailbox.say(f"waiting at {self.address} for {num_nodes - len(names)} of {num_nodes} nodes{more}")
+                said = names
             await asyncio.sleep(0.02)
 
     def _run(self, started: threading.Event) -> None:
@@ -143,3 +162,23 @@ class HttpsServer:
                 group.create_task(connections.look_around(self._mailbox.is_at_work, self._mailbox.look_around))
         finally:
             await close_all(server.connections)
+
+
+def shared_server(listen: str, tls: Path | None, nodes: Collection[str] | None) -> HttpsServer:
+    """The server at an address, one for all federations of this process that have the same options.
+
+    Nodes stay connected from one fit to the next. Where options differ, the server before is closed first.
+
+    Args:
+        listen: HOST:PORT.
+        tls: folder of certificates.
+        nodes: names that are let in.
+    """
+    options, (before, server) = (tls, nodes), _SHARED.get(listen, (None, None))
+    if server is not None and server.is_open and not listen.endswith(":0"):
+        if before == options:
+            return server
+        server.close()
+    made = HttpsServer(listen, tls, nodes)
+    _SHARED[listen] = options, made
+    return made

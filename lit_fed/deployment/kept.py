@@ -175,7 +175,7 @@ class KeptTraining:
                 )
             if name not in numbers:
                 raise ConfigError(f"--client {name}: no such client here; give one of {', '.join(list(numbers)[:5])}")
-        return sorted(numbers[name] for name in names or numbers)
+        return sorted({numbers[name] for name in names or numbers})
 
     def measure(self, clients: Sequence[int], split: str) -> Tensor:
         """Rows [C, 3 + M + K] of clients, in their order, see `serving.measure`.
@@ -193,16 +193,16 @@ class KeptTraining:
             for block in self.training.blocks(some, self._sent, kind, split):
                 yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")
 
-    def serve(self, client: int) -> Tree:
-        """The state that one client is served with, without an axis of clients; the shared state is then its own.
+    def serve(self, client: int) -> tuple[Tree, Tensor]:
+        """The state that one client is served with, without an axis of clients, and one of its inputs, [1, ...].
 
         Args:
-            client: its number.
+            client: its number; the shared state of `training` is then as this client was sent it.
         """
         ((kind, some),) = self._blocks([client])
         block = next(self.training.blocks(some, self._sent, kind, "train"))
         states = serving.serve(self.training.rounds, block.client_ids, block.train, seen=kind == "seen")
-        return tree.index(states, 0)
+        return tree.index(states, 0), block.train.client(client).x[:1]
 
     def _blocks(self, clients: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
         """Clients that are served together, as in the test of the run, with their population."""

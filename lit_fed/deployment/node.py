@@ -15,7 +15,7 @@ from typing import Any
 
 import lit_fed
 from lit_fed.clients.session import ModelSettings
-from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.core.errors import ClientError, ConfigError, logged
 from lit_fed.core.machine.files import write_atomically
 from lit_fed.deployment.kept import keep_training, kept_versions
 from lit_fed.deployment.node_data import NodeData
@@ -37,6 +37,9 @@ class Node:
         trusted: modules whose classes the server may ask for beside those of lit_fed.
         settings: of the training, where server and node are given them by programs; None: the server sends them.
 
+    Attributes:
+        over: the last training is finished, and the node keeps what serving its clients takes.
+
     Raises:
         ConfigError: naming what is wrong with the files.
     """
@@ -48,6 +51,7 @@ class Node:
         self._trusted, self._settings = tuple(trusted), settings
         self.data = NodeData(self.root, self.states)
         self._training: NodeTraining | None = None
+        self.over = False
 
     def handle(self, data: bytes) -> bytes:
         """The answer to a packet; what goes wrong is an answer too, which says nothing of the samples."""
@@ -57,9 +61,10 @@ class Node:
         except (WireError, ConfigError) as error:
             return to_bytes(Packet({"refused": str(error)}))
         except ClientError as error:
-            sys.stderr.write(f"lit_fed: {error}\n")
+            logged(str(error))
             return to_bytes(Packet({"refused": f"{error.stage} of client {error.client_id} cannot be used"}))
         except Exception as error:
+            logged(f"{type(error).__name__} in an answer:")
             traceback.print_exc(file=sys.stderr)
             said = f"{type(error).__name__}; the log of the node says more"
             return to_bytes(Packet({"refused": said}))
@@ -74,7 +79,10 @@ class Node:
         if training is None:
             return Packet({"needs": "session"})
         if kind == "keep":
-            return keep_training(training, packet)
+            answer = keep_training(training, packet)
+            self.over = True
+            return answer
+        self.over = self.over and kind == "measure"
         return training.train(packet) if kind == "train" else training.measure(packet)
 
     # ------------------------------------------------------------------ trainings

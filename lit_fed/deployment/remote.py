@@ -48,7 +48,7 @@ class RemoteTrainer:
         session: dict[str, Any],
     ) -> None:
         self.rounds, self.populations, self.roster = rounds, populations, fleet.roster
-        self.questions = Questions(fleet, rounds, session)
+        self.questions, self._kept = Questions(fleet, rounds, session), False
 
     def check(self, network: nn.Module) -> None:
         """The nodes check."""
@@ -60,6 +60,7 @@ class RemoteTrainer:
         if job.block.is_ghost:
             yield Trained(slice(0, 1), versioned(form, -1), None)
             return
+        self._kept = self.questions.fleet.over = False
         ids, store, phase = job.block.phase.client_ids.tolist(), self.questions.store, job.block.phase
         version = store.next_version()
         present = [] if job.ctx.present is None else job.ctx.present.nonzero()[:, 0].tolist()
@@ -116,6 +117,7 @@ class RemoteTrainer:
         common, form = {"kind": "keep", "phase": "adapt"}, torch.zeros(0)
         ctx, ids = self.rounds.context("adapt"), list(range(num_seen + num_unseen))
         self.questions.ask(ctx, self.rounds.shared, ids, common, each, form, may_drop=True, seconds=None)
+        self._kept = self.questions.fleet.over = True
 
     # ------------------------------------------------------------------ serving
     def predict(self, job: PredictJob) -> NoReturn:
@@ -136,6 +138,7 @@ class RemoteTrainer:
         ctx, shared = rounds.context("adapt"), rounds.shared
         if not ids:
             return
+        self.questions.fleet.over = False  # a test that fails is made again, with these nodes
         population = self.populations[0 if seen else 1]
         split = next(name for name in SPLITS if getattr(population, name).to(block.data.x.device) is block.data)
         versions = rounds.store.gather(block.client_ids)["state"]["versions"].tolist() if seen else [-1] * len(ids)
@@ -151,6 +154,7 @@ class RemoteTrainer:
                 rows[mine] = in_form(answer.trees.get("rows", []), [form[: len(mine)]])[0]
             except WireError as error:
                 raise LostNodesError(f"node {node} sends measurements that cannot be used: {error}") from error
+        self.questions.fleet.over = self._kept
         yield block.rows, rows.to(self._device)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -101,6 +102,7 @@ class RemoteClients(ClientDataSet):
             )
         transport = self.connect()
         fleet = Fleet(transport, missing=self.missing, seconds=self.seconds, patience=self.patience)
+        atexit.register(fleet.end)
         nodes = transport.wait_for(self.expected(), self.patience)
         answers = fleet.ask_all(nodes, Packet({"kind": "facts", "version": lit_fed.__version__}))
         told = {}

@@ -114,7 +114,7 @@ class VersionStore(ClientStore):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Count anew: the process that this store was pickled in may go on."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._next = _first_version()
 
     def next_version(self) -> int:

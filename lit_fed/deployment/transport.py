@@ -39,8 +39,12 @@ class Transport(Protocol):
             The answers that came in this time, by the node's name; who is missing did not answer.
         """
 
-    def close(self) -> None:
-        """End all connections; nothing can be called after it."""
+    def close(self, *, over: bool = False) -> None:
+        """End all connections; nothing can be called after it.
+
+        Args:
+            over: the training is finished, so nodes need not wait for the server to come back.
+        """
 
 
 def is_node_name(name: str) -> bool:

@@ -154,7 +154,7 @@ def personal_model(
 
     def predict(task: Task, x: Tensor) -> Tensor:
         own = ctx._replace(task=task)
-        return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))  # type: ignore[no-any-return]
+        return algorithm.log_prob(own, shared, state, x, algorithm.shared_outputs(own, shared, x))
 
     asked = _ask(predict, task, example)
     components = [

@@ -193,10 +193,21 @@ def new_folder(path: Path, *, owner: bool) -> Iterator[Path]:
 class Predictions(Protocol):
     """What was predicted for the samples of some clients."""
 
-    client_ids: Tensor  # [C]
-    sizes: Tensor  # [C], samples of each client
-    labels: Tensor  # client after client, [n] or [n, L]
-    log_prob: Tensor  # [n, C] or [n, L, C], or for regression [n, 1] or [n, C]
+    @property
+    def client_ids(self) -> Tensor:
+        """The clients, [C]."""
+
+    @property
+    def sizes(self) -> Tensor:
+        """Samples of each, [C]."""
+
+    @property
+    def labels(self) -> Tensor:
+        """Client after client, [n] or [n, L]."""
+
+    @property
+    def log_prob(self) -> Tensor:
+        """Predictions, [n, C] or [n, L, C], or for regression [n, 1] or [n, C]."""
 
 
 def prediction_table(

@@ -71,7 +71,8 @@ def _live(name: str, folder: Path, address: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     node = Node(folder / "data" / name, folder / "states" / name)
-    run_node(node.handle, Link(address, folder / "tls" / name, None, PATIENCE, lambda line: None))
+    while True:  # one training after another
+        run_node(node.handle, Link(address, folder / "tls" / name, None, PATIENCE, lambda line: None))
 
 
 class Site:
@@ -121,6 +122,7 @@ class Site:
         """A node as a person starts it, in a process of its own."""
         arguments = ["client", "--server", self.address, "--data.root", str(self.folder / "data" / name)]
         arguments += ["--states", str(self.folder / "states" / name), "--tls", str(self.folder / "tls" / name)]
+        arguments += ["--stay"]  # so that its memory can be read afterwards
         command = [sys.executable, "-m", "lit_fed", *arguments]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 

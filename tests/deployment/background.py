@@ -15,6 +15,10 @@ PATIENCE = 30.0
 """Seconds after which a test gives up; machines of tests are slow at times."""
 
 
+IN_ORDER = "in order"
+"""Why a node ended whose training was over."""
+
+
 class ServingThread:
     """A node in a thread; `ended` is why it ended, in words."""
 
@@ -26,6 +30,7 @@ class ServingThread:
     def _run(self, handle, address, tls, name=None, patience=0.0):
         try:
             run_node(handle, Link(address, tls, name, patience, self.said.append))
+            self.ended = IN_ORDER
         except ConfigError as error:
             self.ended = str(error)
 

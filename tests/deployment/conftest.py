@@ -28,13 +28,17 @@ def tls(tmp_path_factory):
 
 @pytest.fixture
 def start_server():
-    """Starts servers, which are closed at the end; their lines are in `said`."""
+    """Starts servers, which are closed at the end; their lines are in `said`, those about waiting in `waits`."""
     started = []
 
     def start(tls=None, listen="127.0.0.1:0", **options):
-        said = []
-        server = HttpsServer(listen, tls, **{"limits": QUICK, "say": said.append} | options)
-        server.said = said
+        said, waits = [], []
+
+        def say(line):
+            (waits if line.startswith("waiting ") else said).append(line)
+
+        server = HttpsServer(listen, tls, **{"limits": QUICK, "say": say} | options)
+        server.said, server.waits = said, waits
         started.append(server)
         return server
 

@@ -37,7 +37,7 @@ class InProcess:
         self.log += [(node, packets[node], answer) for node, answer in answers.items()]
         return {node: answer for node, answer in answers.items() if len(answer) <= most_bytes[node]}
 
-    def close(self):
+    def close(self, *, over=False):
         pass
 
 

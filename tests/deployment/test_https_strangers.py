@@ -345,7 +345,7 @@ def test_a_packet_that_nobody_reads_is_broken_off(start_server):
     with connected(server) as liar:
         lines = [f"GET {WORK} HTTP/1.1", "Host: x", *(f"{key}: {value}" for key, value in HEADERS.items())]
         liar.sendall("\r\n".join([*lines, "", ""]).encode())
-        until(lambda: "anna is gone with a packet to answer" in server.said)
+        until(lambda: "anna disconnected before it answered; its question stays open" in server.said)
         assert len(ends(liar)) < len(large)
     assert waiting.result() == {}
 

@@ -5,12 +5,13 @@ import socket
 import time
 
 import pytest
-from background import PATIENCE, InBackground, ServingThread, fetch, until
+from background import IN_ORDER, PATIENCE, InBackground, ServingThread, fetch, until
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_mailbox
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_protocol import WORK
+from lit_fed.deployment.https_server import shared_server
 
 MOST = {"anna": 5_000_000, "ben": 5_000_000}
 
@@ -59,7 +60,7 @@ def test_a_killed_node_gets_its_packet_again(start_server, process):
     first = process(server)
     packet = fetch(first)
     first.close()
-    until(lambda: server.said == ["anna is here", "anna is gone with a packet to answer"])
+    until(lambda: server.said == ["anna is here", "anna disconnected before it answered; its question stays open"])
     second = process(server)
     again = fetch(second)
     assert (again.key, again.body) == (packet.key, b"work")
@@ -67,7 +68,7 @@ def test_a_killed_node_gets_its_packet_again(start_server, process):
     assert waiting.result() == {"anna": b"done"}
     assert server.said[2:] == ["anna is here"]
     second.close()
-    until(lambda: server.said[3:] == ["anna is gone"])
+    until(lambda: server.said[3:] == ["anna disconnected"])
 
 
 def test_a_node_away_gets_its_packet_when_it_comes(start_server):
@@ -97,8 +98,8 @@ def test_a_node_at_work_keeps_its_connection_and_others_do_not(start_server, pro
     assert idle.ask("GET", WORK).status == 204
     waiting = InBackground(call, server, {"anna": b"work"})
     packet = fetch(anna)
-    until(lambda: "ben is gone" in server.said)
-    assert "anna is gone with a packet to answer" not in server.said
+    until(lambda: "ben disconnected" in server.said)
+    assert "anna disconnected before it answered; its question stays open" not in server.said
     anna.answer(packet, b"done")
     assert waiting.result() == {"anna": b"done"}
 
@@ -229,3 +230,61 @@ def test_an_interrupt_ends_a_call(start_server, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         call(server, {"anna": b"1"})
     until(lambda: all(one.packet is None for one in server._mailbox.members.values()))
+
+
+def test_nodes_end_when_the_training_is_over(start_server):
+    """Those that wait for work hear it at once; one that comes later finds no server, as after any other end."""
+    server = start_server()
+    nodes = [ServingThread(reverse, server.address, None, name=name) for name in ("anna", "ben")]
+    server.wait_for(2, PATIENCE)
+    begun = time.monotonic()
+    server.close(over=True)
+    assert time.monotonic() - begun < 1.5
+    assert [node.join() for node in nodes] == [IN_ORDER] * 2
+    late = ServingThread(reverse, server.address, None, name="carl")
+    assert "cannot be reached" in late.join()
+
+
+def test_nodes_wait_for_a_server_that_was_cut_short(start_server):
+    server = start_server()
+    node = ServingThread(reverse, server.address, None, name="anna", patience=PATIENCE)
+    server.wait_for(1, PATIENCE)
+    server.close()
+    until(lambda: any("trying again" in line for line in node.said))
+    again = start_server(listen=server.address)
+    assert again.wait_for(1, PATIENCE) == ["anna"]
+
+
+def test_the_server_says_at_once_for_whom_it_waits(start_server, process):
+    server = start_server(nodes=["anna", "ben"])
+    waiting = InBackground(server.wait_for, 2, PATIENCE)
+    until(lambda: server.waits == [f"waiting at {server.address} for 2 of 2 nodes (anna, ben)"])
+    anna = process(server)
+    assert anna.ask("GET", WORK).status == 204
+    until(lambda: server.waits[1:] == [f"waiting at {server.address} for 1 of 2 nodes (ben)"])
+    ServingThread(reverse, server.address, None, name="ben")
+    assert waiting.result() == ["anna", "ben"]
+    anna.close()
+    until(lambda: "anna disconnected" in server.said)
+    waiting = InBackground(call, server, {"anna": b"abc"})
+    until(lambda: server.waits[2:] == ["waiting for anna, which is not connected"])
+    ServingThread(reverse, server.address, None, name="anna")
+    assert waiting.result() == {"anna": b"cba"}
+
+
+def test_federations_of_one_process_share_a_port():
+    """Nodes stay connected from one fit to the next; other options take the port over."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    first = shared_server(address, None, None)
+    node = ServingThread(reverse, address, None, name="anna", patience=PATIENCE)
+    first.wait_for(1, PATIENCE)
+    assert shared_server(address, None, None) is first
+    other = shared_server(address, None, ("anna",))
+    assert (first.is_open, other.is_open) == (False, True)
+    assert other.wait_for(1, PATIENCE) == ["anna"]
+    other.close(over=True)
+    assert node.join() == IN_ORDER
+    last = shared_server(address, None, ("anna",))
+    assert last is not other
+    last.close()

@@ -1,6 +1,7 @@
 """One federation of real processes: a server, three nodes with certificates, and one of them killed in mid-round."""
 
 import csv
+import re
 import signal
 import socket
 import time
@@ -79,15 +80,22 @@ def test_a_killed_node_changes_nothing(folder):
         until(stands_still(lambda: len(list(folder.glob("states-*/*/*.pt")))), 60)
         nodes["carl"].kill()
         nodes["carl"].communicate(10)
-        until(lambda: "carl is gone with a packet to answer" in server._files[1].read_text(), 60)
+        until(lambda: "carl disconnected before it answered" in server._files[1].read_text(), 60)
         nodes["carl"] = start_node(folder, "carl", address)
         _, err = server.communicate(120)
         assert server.returncode == 0, err
+        ends = {name: node.communicate(20)[1] for name, node in nodes.items()}
+        assert [node.returncode for node in nodes.values()] == [0, 0, 0], ends
     finally:
         for one in (server, *nodes.values()):
             one.kill()
             one.communicate(10)
     assert err.count("carl is here") == 2
+    assert f"waiting at {address} for 3 of 3 nodes (anna, ben, carl)" in err.split("anna is here")[0]
+    assert all(
+        re.fullmatch(r"lit_fed: [-\d]+T[:\d]+Z .*", line) for said in ends.values() for line in said.splitlines()
+    )
+    assert all("Z the training is over; `lit-fed client measure" in said.splitlines()[-1] for said in ends.values())
     folders = [folder / "runs" / name / "version_0" for name in ("simulated", "real")]
     assert history(folders[0]) == history(folders[1])
     assert len(history(folders[0])) > 20
@@ -98,3 +106,25 @@ def test_a_killed_node_changes_nothing(folder):
     shared = [name for name in one if not name.startswith("store.")]  # the server has no states of clients
     assert shared == [name for name in other if not name.startswith("store.")]
     assert all(torch.equal(one[name], other[name]) for name in shared)
+    nodes_give_the_numbers(folder, folders[1])
+
+
+def nodes_give_the_numbers(folder, run_folder):
+    """After the training each node measures its clients by itself, as the run's table has them."""
+    with (run_folder / "clients.csv").open() as file:
+        wanted = {row["client_id"]: row for row in csv.DictReader(file)}
+    for name, clients in CLIENTS.items():
+        own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
+        for command in ("measure", "predict"):
+            done = run(["client", command, *own, "--output", str(folder / f"{name}-{command}.csv")])
+            assert done.returncode == 0, done.stderr
+        with (folder / f"{name}-measure.csv").open() as file:
+            rows = {row["client"]: row for row in csv.DictReader(file)}
+        with (folder / f"{name}-predict.csv").open() as file:
+            said = list(csv.DictReader(file))
+        assert rows.keys() == {*clients}
+        for client, row in rows.items():
+            assert float(row["pi_0"]) + float(row["pi_1"]) + float(row["pi_2"]) == pytest.approx(1)
+            assert [row[key] for key in ("accuracy", "loss")] == [wanted[client][key] for key in ("accuracy", "loss")]
+            hits = [one["label"] == one["prediction"] for one in said if one["client"] == client]
+            assert sum(hits) / len(hits) == float(row["accuracy"])

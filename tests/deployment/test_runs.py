@@ -1,12 +1,15 @@
 """Whole runs through the wire: Lightning's loop, files, resume, and what the bytes tell."""
 
 import json
+import pickle
+import socket
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from background import IN_ORDER, PATIENCE, ServingThread
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
 from lightning.pytorch import seed_everything
 
@@ -17,6 +20,7 @@ from lit_fed.core.errors import ConfigError, NotFiniteError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.federation import Federation
 from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.wrappers.client_privacy import ClientPrivacy
@@ -283,3 +287,22 @@ def test_settings_come_once_and_stay_beside_the_states(folders, tmp_path):
     assert sum("settings" in facts for facts in questions) == 1
     kept = json.loads(next((tmp_path / "states" / "anna").glob("*/session.json")).read_text())
     assert kept["ids"] == {"a1": 0, "a2": 1}
+
+
+def test_a_second_fit_takes_the_port_of_the_first(folders, tmp_path):
+    """Two federations of one process, as of a notebook, with one listening address and the same nodes."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    modules = [module_of(), module_of()]
+    nodes = make_nodes(folders, tmp_path / "states", settings=modules[0].settings)
+    running = [ServingThread(one.handle, address, None, name=name, patience=PATIENCE) for name, one in nodes.items()]
+    for name, module in zip(("one", "two"), modules, strict=True):
+        federation = Federation(address, num_nodes=len(nodes), missing="stop")
+        fit(tmp_path / name, federation, module, rounds=2)
+        assert [node.over for node in nodes.values()] == [True] * 3
+    assert same(tree.leaves(modules[0].federation.shared), tree.leaves(modules[1].federation.shared))
+    found = pickle.loads(pickle.dumps(modules[1]))
+    assert torch.equal(found.store.versions, modules[1].store.versions)
+    assert found.store.next_version() != modules[1].store.next_version()
+    federation.fleet.end()
+    assert {node.join() for node in running} == {IN_ORDER}

@@ -7,9 +7,10 @@ import importlib
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?"
+    r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?(?P<beside><!-- in the background -->\n)?"
     r"```(?P<language>\w+)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<text>.*?)^```$",
     flags=re.MULTILINE | re.DOTALL,
 )
@@ -31,6 +32,10 @@ INSTALLS = re.compile(r"^pip install [^&\n]*(?:&& (?:pytest$)?)?", flags=re.MULT
 """Installations and the tests themselves are CI's business; what else follows on a line is run."""
 
 
+PROGRAM = re.compile(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py))((?: [^$|<>;&]+?)?)(?: > (\S+))?")
+"""A command of lit_fed or of one of its scripts, its arguments, and the file that its output goes to."""
+
+
 class Block(NamedTuple):
     """A fenced block of a page."""
 
@@ -39,6 +44,8 @@ class Block(NamedTuple):
     title: str | None
     reason: str | None
     """Why it cannot be run."""
+    beside: bool = False
+    """Whether it goes on while those behind it begin, as on another machine."""
 
 
 def pages() -> list[str]:
@@ -53,7 +60,10 @@ def pages() -> list[str]:
 def blocks(page: str) -> list[Block]:
     """The blocks of a page."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    return [Block(found["language"], found["text"], found["title"], found["reason"]) for found in FENCE.finditer(text)]
+    return [
+        Block(found["language"], found["text"], found["title"], found["reason"], bool(found["beside"]))
+        for found in FENCE.finditer(text)
+    ]
 
 
 def packages(page: str) -> list[str]:
@@ -89,6 +99,28 @@ class Done(NamedTuple):
     output: str
 
 
+def run_page(page: str, folder: Path, *, rendered: bool = False) -> Iterator[tuple[Block, Done]]:
+    """What comes of the blocks of a page that can be run; those in the background end before others begin."""
+    beside: list[tuple[Block, Any, Path]] = []
+    for block in [*blocks(page), None]:
+        if block is not None and block.reason is not None:
+            continue
+        if block is not None and block.beside:
+            for line in lines(block):
+                log = folder / f".output_{len(beside)}"
+                command = PROGRAM.fullmatch(shortened(line))
+                given = [command[1], *shlex.split(command[2])]
+                beside.append((block, _started(_program, given, folder, log, rendered), log))
+            continue
+        while beside:
+            earlier, process, log = beside.pop(0)
+            status = ended(process, 120)
+            yield earlier, Done(status, log.read_text(encoding="utf-8"))
+        if block is not None:
+            for done in run(block, folder, rendered=rendered):
+                yield block, done
+
+
 def run(block: Block, folder: Path, *, rendered: bool = False) -> list[Done]:
     """Do with a block what a reader does: write it to the file that its title names, import it, or run its commands."""
     for name in ("configs", "scripts"):
@@ -110,7 +142,7 @@ def _command(line: str, folder: Path, rendered: bool) -> Done:
 
     What a script starts is forked from it too, for the same reason.
     """
-    found = re.fullmatch(r"(?:python -m lit_fed|lit-fed|python (\w[\w/]*\.py))((?: [^$|<>;&]+?)?)(?: > (\S+))?", line)
+    found = PROGRAM.fullmatch(line)
     if found:
         done = _forked(_program, [found[1], *shlex.split(found[2])], folder, rendered)
         if found[3]:
@@ -142,8 +174,12 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _forked(work: Callable[[Any], None], argument: Any, folder: Path, rendered: bool) -> Done:
     log = folder / ".output"
-    status = ended(forked(_in_folder, work, argument, folder, log, rendered, **_environment(folder)), 600)
+    status = ended(_started(work, argument, folder, log, rendered), 600)
     return Done(status, log.read_text(encoding="utf-8"))
+
+
+def _started(work: Callable[[Any], None], argument: Any, folder: Path, log: Path, rendered: bool) -> Any:
+    return forked(_in_folder, work, argument, folder, log, rendered, **_environment(folder))
 
 
 def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Path, rendered: bool) -> None:
@@ -153,6 +189,10 @@ def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Pa
             os.dup2(file.fileno(), stream)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
+    find = socket.getaddrinfo
+    socket.getaddrinfo = lambda host, *rest, **more: find(
+        "127.0.0.1" if str(host).endswith(".example") else host, *rest, **more
+    )
     render_once_for_each_kind() if rendered else do_not_render()
     work(argument)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_pages import ROOT, ROUNDS, Block, blocks, lines, packages, pages, run, shortened
+from doc_pages import ROOT, ROUNDS, Block, blocks, lines, packages, pages, run, run_page, shortened
 from lightning.pytorch import seed_everything
 
 import lit_fed
@@ -54,10 +54,8 @@ def titled(page, title, folder):
 def test_commands_and_snippets_run(page, tmp_path):
     for package in packages(page):
         pytest.importorskip(package)
-    for block in blocks(page):
-        if block.reason is None:
-            for done in run(block, tmp_path, rendered=page in RENDERED):
-                assert done.status == 0, f"{page}\n{block.text}\n{done.output}"
+    for block, done in run_page(page, tmp_path, rendered=page in RENDERED):
+        assert done.status == 0, f"{page}\n{block.text}\n{done.output}"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.faults import Faults
 
 NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
+PRIVACY = ClientPrivacy(noise_multiplier=1.0, clip_norm=1.0, delta=1e-3)
 
 SETTINGS = {
     "plain": (FedEM(), {}, {}),
@@ -26,11 +27,7 @@ SETTINGS = {
     "instance": (FedEM(), {"network": NETWORK}, {}),
     "frozen": (FedAvg(), {"network": partial(MLP, hidden_sizes=(8,)), "trainable": "head"}, {}),
     "augmented": (FedAvg(), {}, {"augment": "RandomHorizontalFlip, RandomCrop(8, padding=1)"}),
-    "private": (
-        FedAvg(),
-        {"privacy": ClientPrivacy(noise_multiplier=1.0, clip_norm=1.0, delta=1e-3)},
-        {"client_sampling": "poisson"},
-    ),
+    "private": (FedAvg(), {"privacy": PRIVACY}, {"client_sampling": "poisson"}),
     "faults": (FedAvg(), {"faults": Faults(dropout=0.3), "compression": TopK()}, {}),
     "attacked": (FedAvg(), {"robust_aggregation": Krum(num_attackers=1), "attack": SignFlip()}, {"attackers": 1}),
     "files": (Local(), {"client_memory_gb": 0.0}, {}),

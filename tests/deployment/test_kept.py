@@ -1,0 +1,179 @@
+"""What a node keeps of a finished training: its clients are served from it, and from nothing else."""
+
+import pickle
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from in_process import InProcess, InProcessFederation, make_nodes, node_folders
+from test_runs import fit
+
+from lit_fed import MLP, FedAvgPlus, FedEM, FederatedModule, FedPer
+from lit_fed.command_line.client import run_client
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.machine.sealed_files import load_sealed, save_sealed
+from lit_fed.deployment import kept
+from lit_fed.deployment.kept import KeptTraining
+from lit_fed.deployment.wire import from_bytes, to_bytes
+
+
+def module_of(algorithm):
+    return FederatedModule(algorithm, LocalSolver(lr=0.1, local_epochs=3), network=MLP, client_trainer="sequential")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return node_folders(tmp_path_factory.mktemp("nodes"), least=24)
+
+
+@pytest.fixture(scope="module")
+def trained(folders, tmp_path_factory):
+    """A finished training of FedPer: its folder of states, its settings, its run's folder."""
+    place, module = tmp_path_factory.mktemp("trained"), module_of(FedPer())
+    transport = InProcess(make_nodes(folders, place / "states", settings=module.settings))
+    run = fit(place / "run", InProcessFederation(transport), module, rounds=4)
+    return SimpleNamespace(states=place / "states", settings=module.settings, run=run, transport=transport)
+
+
+def kept_of(trained, folders, node="ben", **options):
+    return KeptTraining(folders[node], trained.states / node, settings=trained.settings, **options)
+
+
+@pytest.fixture
+def copied(trained, tmp_path):
+    """The states of that training, to be damaged."""
+    shutil.copytree(trained.states, tmp_path / "states")
+    return SimpleNamespace(states=tmp_path / "states", settings=trained.settings)
+
+
+def test_a_fit_leaves_what_its_own_numbers_take(folders, trained):
+    """And a client without its state would be served worse: personal layers are worth something."""
+    table = pd.read_csv(trained.run / "clients.csv").set_index("client_id")
+    for node in ("anna", "ben", "carl"):
+        mine = kept_of(trained, folders, node)
+        rows = mine.measure(clients := mine.find([]), "test")
+        for one, row in zip(clients, rows.tolist(), strict=True):
+            found = table.loc[mine.names[one]]
+            assert (row[2] / row[0], row[1] / row[0]) == (found["accuracy"], found["loss"])
+
+
+@pytest.mark.parametrize("algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__)
+def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
+    """Measured, predicted and exported: three ways to the same numbers, also for an unseen client."""
+    module = module_of(algorithm)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
+    fit(tmp_path / "run", InProcessFederation(transport), module, rounds=2)
+    monkeypatch.setattr(kept, "settings_from_json", lambda model, trusted: module.settings)
+    path = next((tmp_path / "states/ben").glob("*/serving.pt"))
+    content = load_sealed(path)
+    with path.open("w+b") as file:  # settings as the command line would have sent them
+        save_sealed(content | {"facts": content["facts"].replace('"model": null', '"model": {}')}, file)
+    own = ["--data.root", str(folders["ben"]), "--states", str(tmp_path / "states/ben")]
+    capsys.readouterr()
+    run_client(["measure", *own, "--output", str(tmp_path / "m.csv")])
+    assert "b9" in capsys.readouterr().out
+    run_client(["predict", *own, "--output", str(tmp_path / "p.csv")])
+    measured, said = pd.read_csv(tmp_path / "m.csv").set_index("client"), pd.read_csv(tmp_path / "p.csv")
+    hits = (said["label"] == said["prediction"]).groupby(said["client"]).mean()
+    assert measured["accuracy"].to_dict() == hits.to_dict()
+    assert measured["population"].tolist() == ["seen", "seen", "unseen"]
+    for client in ("b2", "b9"):
+        out = tmp_path / f"{client}.pt2"
+        run_client(["export", *own, "--client", client, "--output", str(out)])
+        x = np.load(next(folders["ben"].rglob(f"{client}.npz")))["x_test"]
+        found = torch.export.load(out).module()(torch.from_numpy(x)).detach()
+        wanted = said.loc[said["client"] == client, ["p_0", "p_1", "p_2"]]
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
+
+
+def test_files_are_named_after_clients(trained):
+    names = {path.name.split(".")[0] for path in trained.states.glob("ben/*/*.*.pt")}
+    assert names == {"b1", "b2"}
+
+
+def test_a_later_training_does_not_take_away_what_serves(folders, tmp_path):
+    """Rounds that are added are cut short: clients are served as the training left them that ended."""
+    module = module_of(FedPer())
+    nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
+    run = fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), module, rounds=2)
+    trained = SimpleNamespace(states=tmp_path / "states", settings=module.settings)
+    before = kept_of(trained, folders).measure([2, 3], "test")
+
+    class Ends(InProcess):
+        def call(self, packets, **options):
+            facts = from_bytes(next(iter(packets.values()))).facts
+            if facts["kind"] == "train" and facts["round"] == 5:
+                raise KeyboardInterrupt
+            return super().call(packets, **options)
+
+    last, again = str(run / "checkpoints/last.ckpt"), module_of(FedPer())
+    nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)  # processes that know nothing
+    with pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "run", InProcessFederation(Ends(nodes)), again, rounds=9, ckpt_path=last)
+    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
+
+
+def test_clients_that_are_not_of_the_training(folders, trained, tmp_path):
+    shutil.copytree(folders["ben"], tmp_path / "ben")
+    shutil.copy(tmp_path / "ben/seen/b1.npz", tmp_path / "ben/seen/new.npz")
+    mine = KeptTraining(tmp_path / "ben", trained.states / "ben", settings=trained.settings)
+    assert mine.left_out == ["new"]
+    assert list(mine.names.values()) == ["b1", "b2", "b9"]
+    with pytest.raises(ConfigError, match=r"new took no part in the training; `lit-fed personalize` serves it"):
+        mine.find(["new"])
+    with pytest.raises(ConfigError, match=r"--client b7: no such client here; give one of b1, b2, b9"):
+        mine.find(["b7"])
+    shutil.move(tmp_path / "ben/unseen/b9.npz", tmp_path / "ben/seen/b9.npz")
+    (tmp_path / "ben/unseen").rmdir()
+    with pytest.raises(ConfigError, match="b9 was in the folder unseen in the training, and is in seen; move it back"):
+        KeptTraining(tmp_path / "ben", trained.states / "ben", settings=trained.settings)
+    other = node_folders(tmp_path / "other", {"ben": ["b1"]}, num_features=5)
+    with pytest.raises(ConfigError, match=r"x are float32 of shape \[5\], those of the training were .*\[16\]"):
+        KeptTraining(other["ben"], trained.states / "ben", settings=trained.settings)
+
+
+def test_what_is_not_kept_is_said(folders, copied, tmp_path):
+    with pytest.raises(ConfigError, match=r"holds nothing of a finished training; a node keeps .* when a fit ends"):
+        KeptTraining(folders["ben"], tmp_path, settings=copied.settings)
+    with pytest.raises(ConfigError, match="holds nothing of run abc"):
+        kept_of(copied, folders, run="abc")
+    with pytest.raises(ConfigError, match="the server was a program that sent no settings"):
+        KeptTraining(folders["ben"], copied.states / "ben")
+    (path,) = copied.states.glob("ben/*/serving.pt")
+    whole = path.read_bytes()
+    for damaged in (b"", whole[:-9], whole[:400] + b"\xff" + whole[401:], pickle.dumps({"facts": "[]"})):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"serving.pt cannot be read: .*; put it back from a copy"):
+            kept_of(copied, folders)
+
+
+class Evil:
+    """Would write a file if it were unpickled."""
+
+    def __reduce__(self):
+        return (open, ("evil", "w"))
+
+
+def test_nothing_in_the_file_is_executed(folders, copied, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (path,) = copied.states.glob("ben/*/serving.pt")
+    with path.open("w+b") as file:
+        save_sealed({"facts": "[]", "trees": Evil()}, file)
+    with pytest.raises(ConfigError, match="something else than tensors and plain types, which is never loaded"):
+        kept_of(copied, folders)
+    assert not (tmp_path / "evil").exists()
+
+
+def test_a_server_cannot_choose_where_a_node_writes(folders, trained, tmp_path):
+    """Versions are whole numbers, whatever the server sends."""
+    asked = [from_bytes(question) for node, question, _ in trained.transport.log if node == "ben"]
+    packet = next(one for one in asked if "settings" in one.facts)
+    (node,) = make_nodes({"ben": folders["ben"]}, tmp_path / "states", settings=trained.settings).values()
+    evil = packet._replace(facts=packet.facts | {"version": "/../../../evil"})
+    assert "refused" in from_bytes(node.handle(to_bytes(evil))).facts
+    assert not list(tmp_path.rglob("evil*"))
+    assert "refused" not in from_bytes(node.handle(to_bytes(packet))).facts
