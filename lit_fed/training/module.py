@@ -113,7 +113,7 @@ class FederatedModule(Described, ServingSteps):
         batch_norm: Literal["average", "local"] = "average",
         trainable: list[str] | str | None = None,
         lora_rank: int | None = None,
-        lora_targets: list[str] | None = None,
+        lora_targets: list[str] | str | None = None,
         lora_alpha: float | None = None,
         metrics: MetricsGiven = None,
         loss: Loss | None = None,

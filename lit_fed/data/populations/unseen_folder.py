@@ -2,7 +2,7 @@
 
 FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test
 FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
-FILE.csv, FILE.parquet          the rows of all of them, where the training was on a table
+FILE.csv(.gz), FILE.parquet     the rows of all of them, where the training was on a table
 """
 
 from __future__ import annotations
