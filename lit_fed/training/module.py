@@ -16,7 +16,7 @@ from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
 from lit_fed.core.codecs.vectors import Scope
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, notice
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Loss
 from lit_fed.core.types import ClientBlock, Population, RoundRecord
@@ -161,6 +161,9 @@ class FederatedModule(Described, ServingSteps):
             self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
             self.federation.schedule_rounds = None
         data.plan_with(FederationPlanner(self.federation))
+        said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
+        if said and self.trainer.is_global_zero:
+            notice(said)
 
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
         """Make the federation for these clients, what the seen ones keep, and the tables of results."""
