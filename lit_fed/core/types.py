@@ -295,6 +295,7 @@ class Population(NamedTuple):
     normalisation: Any = None  # a `Normalisation` by constants that were learnt from the training samples
     columns: Any = None  # the `TableColumns` that inputs were made from
     attackers: Tensor | None = None  # [A] int64 ascending, those that attack; None: nobody was asked for
+    stored_type: str = ""  # NumPy's name of the type in which inputs were stored: uint8 is scaled; "": not known
 
     @property
     def num_measured(self) -> int:

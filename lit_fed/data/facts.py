@@ -37,6 +37,9 @@ class TrainingFacts(NamedTuple):
     sampling_probability: float = 1.0  # with which a client takes part in a round
     capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
     attackers: Tensor | None = None  # [A] clients that attack; None: nobody was asked for
+    stored_type: str = (
+        ""  # in which inputs were stored; "": not known, or of no consequence for clients that come later
+    )
 
     @property
     def dtype(self) -> torch.dtype:

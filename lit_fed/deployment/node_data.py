@@ -59,7 +59,8 @@ class NodeData:
                 clients[name] = ClientFacts(kind, sizes, largest)  # type: ignore[arg-type] # three of them
         some = next(iter(self.populations.values())).train
         types = {which: _type_of(getattr(some, which)) for which in ("x", "y")}
-        return NodeFacts(clients, types, digest.hexdigest()[:32])
+        stored = next(iter(self.populations.values())).stored_type
+        return NodeFacts(clients, types, stored, digest.hexdigest()[:32])
 
     def numbered(self, ids: dict[str, int], val_fraction: float, seed: int) -> dict[str, dict[str, Split]]:
         """The splits of this node's clients, by population, under the numbers that the server has given them.

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same, write_clients
 from lightning.pytorch import seed_everything
 
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
@@ -18,6 +18,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.faults import Faults
@@ -283,3 +284,21 @@ def test_settings_come_once_and_stay_beside_the_states(folders, tmp_path):
     assert sum("settings" in facts for facts in questions) == 1
     kept = json.loads(next((tmp_path / "states" / "anna").glob("*/session.json")).read_text())
     assert kept["ids"] == {"a1": 0, "a2": 1}
+
+
+def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):
+    """uint8 is scaled on its node; the server, which sees no sample, is told the type in which they are stored."""
+    rng = np.random.default_rng(0)
+    pixels, y = rng.integers(0, 256, size=(2, 8, 4), dtype=np.uint8), np.arange(8) % 2
+    nodes = {}
+    for node, x in (("anna", pixels[0]), ("ben", np.float32(pixels[1]))):
+        write_clients(tmp_path / node, {node: (x, y, x, y)})
+        nodes[node] = Node(tmp_path / node, tmp_path / f"states_{node}")
+    data = FederatedDataModule(InProcessFederation(InProcess(nodes)))
+    with pytest.raises(
+        ConfigError, match="node ben are stored as float32, but on node anna as uint8; store those of all"
+    ):
+        data.setup()
+    alone = FederatedDataModule(InProcessFederation(InProcess({"anna": nodes["anna"]})))
+    alone.setup()
+    assert alone.facts(weighting="samples", seed=0, num_rounds=1).stored_type == "uint8"

@@ -51,6 +51,7 @@ class Samples(NamedTuple):
     split: np.ndarray | None = None  # [n] 0 for training, 1 validation, 2 test, where the data say so
     unseen: tuple[str, ...] = ()  # names of the natural clients that take no part in the training
     encode: Encode | None = None  # makes inputs of `x`, once it is known which samples are for training
+    stored_type: str | None = None  # NumPy's name of the type in which inputs were stored; None: that of `x`
 
 
 class Normalisation(NamedTuple):

@@ -73,7 +73,8 @@ def data_set_of_arrays(clients: Mapping[str, Any], unseen: Mapping[str, Any] | N
     check_alike(arrays)
     x, y = (np.concatenate([one.arrays[key] for one in arrays]) for key in ("x_train", "y_train"))
     owner = np.repeat(np.arange(len(arrays)), [len(one.arrays["y_train"]) for one in arrays])
-    return _Arrays(Samples(x, y, owner, list(pairs), class_names, unseen=tuple(map(str, unseen))))
+    stored = arrays[0].stored["x_train"]
+    return _Arrays(Samples(x, y, owner, list(pairs), class_names, unseen=tuple(map(str, unseen)), stored_type=stored))
 
 
 def data_set_of_frame(
