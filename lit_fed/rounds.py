@@ -28,7 +28,9 @@ from lit_fed.core import tree
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_cohort
+from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.plan import without_steps
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
@@ -125,8 +127,41 @@ class FederatedRounds:
     def train_block(self, block: ClientBlock) -> Iterator[int]:
         """Run the clients of a block; yields how many more of them are done, as they are."""
         phase, ids = self._phase_of(block), block.phase.client_ids
+        idle = self._idle(block.data, ids, block.phase.work)
+        if idle.any():
+            phase.arrivals.without_steps(ids[idle.to(ids.device)])
         for part in map(block._replace(data=block.data.select(ids)).part, self.store.portions(len(ids))):
             yield from (done for done in self._train(phase, part) if not part.is_ghost)
+
+    def _idle(self, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
+        """Which clients [C] take no step of some local work that asks for steps, [C] bool."""
+        sizes = train.sizes[train.positions(client_ids)].numpy()
+        smallest = self.terms.task.smallest_batch
+        return torch.from_numpy(without_steps(sizes, work, self.terms.batch_size, smallest))
+
+    def idle_clients(self, train: Split) -> str:
+        """What there is to say of clients that never take a local step; "" if there are none.
+
+        Raises:
+            ConfigError: if all batches are too small for BatchNorm.
+        """
+        ids = torch.arange(train.num_clients)
+        works = [one.work for one in self.algorithm.phases(self.context("plan"), ids)]
+        works = [one for one in works if one.epochs is not None or one.steps is not None]
+        if not works:
+            return ""
+        number = int(torch.stack([self._idle(train, ids, work) for work in works]).all(0).sum())
+        wants_steps, smallest = any(work.trains for work in works), self.terms.task.smallest_batch
+        if number == len(ids) and wants_steps:
+            most = min(self.terms.batch_size or self.terms.most_samples, self.terms.most_samples)
+            raise ConfigError(
+                f"no client can take a local step: BatchNorm needs {smallest} samples in a batch, and the largest has "
+                f"{most}; give a --data.batch_size of {smallest} or more, clients with more samples, or a network "
+                "without BatchNorm"
+            )
+        why = f"BatchNorm needs {smallest} samples in a batch" if wants_steps else "no local epochs are asked for"
+        said = f"{number:,} of {len(ids):,} clients can never take a local step, since {why}; they take no part in the "
+        return f"{said}training loss" if number else ""
 
     def _train(self, phase: PhaseUnderWay, block: ClientBlock) -> Iterator[int]:
         """Run clients whose states are gathered at once."""
@@ -177,9 +212,9 @@ class FederatedRounds:
         asked = arrivals.asked
         payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
         this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, arrivals.wait))
+        for name, (value, of_weight) in means.items():
+            this.means.add(name, value, of_weight)
         weight = float(reduced.weight.sum())
-        for name, value in means.items():
-            this.means.add(name, value, weight)
         steps, heard = weight or self.algorithm.steps_on_empty_rounds, arrivals.heard.client_ids
         shared = self.shared
         if isinstance(self.algorithm, Around) and len(asked):

@@ -224,7 +224,7 @@ class FederatedTrainer(Trainer):
             clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
                 be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
                 clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1. After a
-                training on a `Table` also a `.csv` or `.parquet` file with the same columns: rows without a label are
+                training on a `Table` also a .csv, .csv.gz or .parquet file with its columns: rows without a label are
                 predicted, as are those that a column `split` calls `test`; if every row has a label and no column says
                 the split, a fifth of each client's rows is held out and measured. After one on pictures with named
                 classes also a folder of pictures for each client.

@@ -39,8 +39,8 @@ class MonitorCheck(FederatedCallback):
         self._refuse(trainer, known_keys(trainer, pl_module), lambda key: not key.startswith("train/"))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """A round without clients logs no training loss: whoever watches it sees the last one, if there is any."""
-        if len(record.client_ids):
+        """A round in which nobody takes a step logs no training loss; callbacks see the last one, if there is any."""
+        if len(record.client_ids) and record.metrics:
             self._trained = True
             return
         seen = {key: value for key, value in module.results.items() if key.startswith("train/seen/")}
@@ -49,9 +49,10 @@ class MonitorCheck(FederatedCallback):
         known = known_keys(trainer, module) - {TRAINING_LOSS} | trainer.callback_metrics.keys()
         for callback, key in _watching(trainer):
             if key.startswith("train/") and key not in known and getattr(callback, "strict", True):
+                missing = "a step" if len(record.client_ids) else "part"
                 raise ConfigError(
-                    f"--trainer.callbacks: {type(callback).__name__}.monitor is {key}, and nobody takes part "
-                    f"in the first round; give one of {', '.join(sorted(known))}, or another --seed_everything"
+                    f"--trainer.callbacks: {type(callback).__name__}.monitor is {key}, and nobody takes {missing} in "
+                    f"the first round; give one of {', '.join(sorted(known))}, or another --seed_everything"
                 )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

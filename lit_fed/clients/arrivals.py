@@ -63,6 +63,11 @@ class Arrivals:
         self.non_finite = self.broken = self._failed
         self._gone = torch.cat([self._failed, *(one._failed for one in before)])
         self._lost = torch.cat([self._gone, self._failed if absences is None else absences.lost.to(device)])
+        self._idle = self._failed
+
+    def without_steps(self, client_ids: Tensor) -> None:
+        """Note clients [c] that take no local step, though the phase asks for some: what they measure is of nothing."""
+        self._idle = torch.cat([self._idle, client_ids.to(self.device)])
 
     def take(self, client_ids: Tensor, multiplicity: Tensor, done: Trained | Failed, ghost: bool) -> slice | Tensor:
         """Take in what some clients [c] returned; their places [c] whose new states are to be kept.
@@ -83,11 +88,12 @@ class Arrivals:
             message, metrics = tree.zeros_like(sent)
             self.messages.add(message, multiplicity, metrics)
             return slice(0, 0)
+        stepped = ~torch.isin(client_ids, self._idle) if len(self._idle) else None
         if not len(self._lost):
-            self.messages.add(sent[0], multiplicity, sent[1])
+            self.messages.add(sent[0], multiplicity, sent[1], stepped=stepped)
             return slice(None)
         lost, gone = torch.isin(client_ids, self._lost), torch.isin(client_ids, self._gone)
-        self.messages.add(sent[0], multiplicity.masked_fill(lost, 0), sent[1], ~gone)
+        self.messages.add(sent[0], multiplicity.masked_fill(lost, 0), sent[1], ~gone, stepped)
         return (~(gone if self._keeps_states else lost)).nonzero()[:, 0]
 
     def ghosts(self, block: ClientBlock) -> Iterator[ClientBlock]:
@@ -118,13 +124,12 @@ class Arrivals:
         self._failed = found.nonzero()[:, 0]
         self.non_finite, self.broken = ((found == code).nonzero()[:, 0] for code in (NOT_FINITE, FAILED))
 
-    def reduce(self) -> tuple[Reduced, list[float], dict[str, float]]:
-        """What the server sees, bits up and down, and means of metrics; the messages are let go."""
+    def reduce(self) -> tuple[Reduced, list[float], dict[str, tuple[float, float]]]:
+        """What the server sees, bits up and down, and means of metrics with their weights; the messages are let go."""
         positions, counts, _ = self.heard
         reduced, bits, means = self.messages.reduce(positions, counts)
-        named = dict(zip(self.messages.metric_names, means.tolist(), strict=True))
         self.messages = Accumulator(self.messages.kind)
-        return reduced, bits.tolist(), named
+        return reduced, bits.tolist(), means
 
     # ------------------------------------------------------------------ who is where
     @property

@@ -31,6 +31,7 @@ from lit_fed.core.networks.start import NetworkCopies, start_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation
+from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
@@ -61,7 +62,7 @@ class ModelSettings(NamedTuple):
     batch_norm: Literal["average", "local"]
     trainable: list[str] | str | None
     lora_rank: int | None
-    lora_targets: list[str] | None
+    lora_targets: list[str] | str | None
     lora_alpha: float | None
     metrics: MetricsGiven
     loss: Loss | None
@@ -106,7 +107,8 @@ class ModelSettings(NamedTuple):
     @property
     def adapters(self) -> LowRankAdapters:
         """What the frozen layers get."""
-        return LowRankAdapters(self.lora_rank, self.lora_targets, self.lora_alpha)
+        targets = None if self.lora_targets is None else names_of(self.lora_targets)
+        return LowRankAdapters(self.lora_rank, targets, self.lora_alpha)
 
     @property
     def codecs(self) -> Compression:
@@ -211,7 +213,7 @@ def _build(settings: ModelSettings, shape: tuple[int, ...], input_type: torch.dt
     network = build_network(maker, shape, input_type, outputs)
     trainable = HEAD if settings.trainable is None and settings.lora_rank is not None else settings.trainable
     if trainable is not None:
-        choose_trained(network, trainable)
+        choose_trained(network, list(names_of(trainable)))
     return settings.adapters.add_to(network, lambda: zero_outputs(network, shape, input_type))
 
 

@@ -74,9 +74,19 @@ OF_OTHERS: dict[str, tuple[str, type]] = {
 }
 """The same for classes that others bring, of which there is no list."""
 
+RELATIVES = {
+    "fedrep": "FedPer", "fedbabu": "FedPer", "lgfedavg": "FedPer", "fedrod": "FedPer", "fedalt": "FedPer",
+    "fedsim": "FedPer", "fedamp": "FedFOMO", "fedala": "APFL", "feddyn": "SCAFFOLD", "mime": "SCAFFOLD",
+    "mimelite": "SCAFFOLD", "moon": "FedProx", "fedopt": "FedAdam", "maml": "PerFedAvg", "reptile": "PerFedAvg",
+    "cfl": "ClusteredFL", "hypcluster": "IFCA", "fedasync": "FedBuff", "dfedavg": "DFedEM", "dfedavgm": "DFedEM",
+    "fedbn": "FedAvg with --model.batch_norm local", "dpfedavg": "FedAvg with --model.privacy ClientPrivacy",
+    "krum": "FedAvg with --model.robust_aggregation Krum", "secagg": "FedAvg with --model.secure_aggregation SecureSum",
+}  # fmt: skip
+"""Well-known algorithms that are not here, in small letters without signs, and the nearest that is."""
+
 EXAMPLE = "the path of a class that derives from torch.utils.data.Dataset, such as my_module.MyDataset"
 
-FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip"}
+FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckpt", ".txt", ".zip", ".gz"}
 """Endings of files that are given by mistake where a class, or a configuration of one, is wanted."""
 
 
@@ -141,6 +151,9 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     given = next(part for part in found.groups() if part is not None).strip()
     if Path(given).suffix in FILES:
         return [_file_for_class(option, given)]
+    relative = RELATIVES.get(re.sub("[^a-z0-9]", "", given.lower())) if base is Algorithm else None
+    if relative is not None:
+        return [f"{option}: there is no class {given}", f"its nearest relative here is {relative}"]
     near = _near(given, class_names(base))
     missing = re.search(r"No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'", message)
     why = f" ({missing[0]})" if missing and "." in given else ""

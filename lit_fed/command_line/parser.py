@@ -32,6 +32,12 @@ MEANT = {
 }  # fmt: skip
 """Commands by the names that other programs have for them."""
 
+SAME = {
+    "learning_rate": "lr", "rounds": "max_epochs", "num_rounds": "max_epochs", "n_clients": "num_clients",
+    "optimizer_lr": "lr", "l2": "weight_decay",
+}  # fmt: skip
+"""Options by the names that other programs have for them; last parts, here and there."""
+
 UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(-*[\w.]+)")
 """How a message begins about an option that cannot be found."""
 
@@ -127,19 +133,25 @@ class FederatedParser(LightningArgumentParser):
         if found is None:
             refused = "is not accepted" in message and CLASS_OPTIONS not in message
             return [CLASS_OPTIONS] if refused else []
-        below = self._subcommands_action._name_parser_map.values() if self._subcommands_action else ()
-        known = [option for parser in (self, *below) for option in parser._option_string_actions]
+        known = self._known_options()
         meant = "--" + found[1].lstrip("-")
         if meant in known:  # it stands before the command
             return [f"options stand behind a command, as in `fit {meant} …`"]
         near = _near_options(meant, known)
         return [f"did you mean {' or '.join(near)}?"] if near else ["`--help` behind a command lists its options"]
 
+    def _known_options(self) -> list[str]:
+        """All options of this parser, and of the commands below it."""
+        below = self._subcommands_action._name_parser_map.values() if self._subcommands_action else ()
+        return [option for parser in (self, *below) for option in parser._option_string_actions]
+
     def _near_fields(self, message: str) -> list[str]:
-        """Names of a section's options close to one that it does not have; nothing for options of classes."""
+        """Names of a section's options close to one that it does not have; of a class's those with another name."""
         found = REFUSED_OPTION.match(" ".join(_readable(message)))
         if found is None:
             return []
+        if found[2] in SAME:
+            return [f"did you mean {one}?" for one in _near_options(found[2], self._known_options())[:1]]
         below = self._subcommands_action._name_parser_map.values() if self._subcommands_action else ()
         actions = [one for parser in (self, *below) for one in parser._actions if one.dest == found[1]]
         kinds = [kind for action in actions for kind in get_args(getattr(action, "_typehint", None))]
@@ -206,7 +218,8 @@ def _refused_by_object(message: str) -> list[str]:
 def _near_options(meant: str, known: list[str]) -> list[str]:
     """Options of the same last part, else those that begin like this one, else those of a similar spelling."""
     options = list(dict.fromkeys(one for one in known if not one.endswith(".help")))
-    near = [one for one in options if one.endswith("." + meant.lstrip("-").rpartition(".")[2])]
+    last = meant.lstrip("-").rpartition(".")[2]
+    near = [one for one in options if one.endswith("." + SAME.get(last, last))]
     near = near or [one for one in options if one.startswith(meant)][:3]
     return near or difflib.get_close_matches(meant, options, 2, 0.8)
 

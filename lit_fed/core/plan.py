@@ -17,7 +17,7 @@ from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import LocalWork
 
-__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of"]
+__all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of", "without_steps"]
 
 
 FITS_ANYWHERE = 2**26
@@ -57,15 +57,23 @@ def steps_of(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch
     return np.where(per_pass > 0, float(work.steps), 0.0) if work.steps else float(work.epochs or 0) * per_pass
 
 
+def without_steps(sizes: np.ndarray, work: LocalWork, batch_size: int, smallest_batch: int = 1) -> np.ndarray:
+    """Which of the clients with these numbers of samples take no step of a phase that asks for some, [C] bool."""
+    if work.epochs is None and work.steps is None:  # there is other work to do, or none
+        return np.zeros(len(sizes), dtype=bool)
+    idle: np.ndarray = steps_of(sizes, work, batch_size, smallest_batch) == 0
+    return idle
+
+
 def most_steps(ctx: Context) -> int:
     """Steps of the largest client in the solver's own local work, which all can tell before anyone trains."""
     return num_steps(ctx.most_samples, ctx.solver.work, ctx.batch_size, ctx.task.smallest_batch)
 
 
 def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) -> np.ndarray:
-    """Batches of one pass of each client, [C]; a last one below the smallest size is left out."""
+    """Batches of one pass of each client, [C]; those below the smallest size are left out."""
     whole, rest = np.divmod(sizes, np.maximum(widths, 1))
-    return np.where(sizes < smallest_batch, 0, whole + (rest >= smallest_batch))
+    return np.where(np.minimum(sizes, widths) < smallest_batch, 0, whole + (rest >= smallest_batch))
 
 
 def make_plan(

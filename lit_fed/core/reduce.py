@@ -92,14 +92,15 @@ class Accumulator:
         kind: `sum` keeps one running sum, constant in memory; `stack` keeps every message.
 
     Attributes:
-        metric_names: of the metrics that came with the messages, in the order of their means.
+        metric_names: of the metrics that came with the messages, in the order of their means. A name with a slash
+            is a wrapper's, of messages; all others are of local training.
     """
 
     def __init__(self, kind: Literal["sum", "stack"]) -> None:
         self.kind = kind
         self._sum: Tree = None
         self._stacked: list[Tree] = []
-        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight · metric for each metric
+        self._totals: Tensor | None = None  # Σ weight, bits up, bits down, Σ weight of those that took steps, Σ metrics
         self.metric_names: list[str] = []
 
     @property
@@ -108,7 +109,12 @@ class Accumulator:
         return self._totals is None
 
     def add(
-        self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor], heard: Tensor | None = None
+        self,
+        message: Message,
+        multiplicity: Tensor,
+        metrics: dict[str, Tensor],
+        heard: Tensor | None = None,
+        stepped: Tensor | None = None,
     ) -> None:
         """Take in the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the shape.
 
@@ -117,6 +123,7 @@ class Accumulator:
             multiplicity: how often each counts, [C] float64.
             metrics: theirs.
             heard: who received something, [C] bool; None: those that count.
+            stepped: who took local steps, [C] bool; None: all. Others take no part in means of local training.
         """
         self.metric_names = list(metrics)
         weight = message.weight.double() * multiplicity
@@ -124,8 +131,10 @@ class Accumulator:
         assert message.bits_down is not None
         present = (multiplicity > 0).double()
         received = present if heard is None else heard.double()
-        traffic = [weight.sum(), message.bits_up @ present, message.bits_down @ received]
-        totals = torch.stack([*traffic, *(weight @ value.double() for value in metrics.values())])
+        trained = weight if stepped is None else weight * stepped
+        traffic = [weight.sum(), message.bits_up @ present, message.bits_down @ received, trained.sum()]
+        sums = [(weight if "/" in name else trained) @ value.double() for name, value in metrics.items()]
+        totals = torch.stack([*traffic, *sums])
         self._totals = totals if self._totals is None else self._totals + totals
         if self.kind == "stack":
             keep = multiplicity > 0
@@ -135,7 +144,7 @@ class Accumulator:
             self._sum = tree.map_leaves(_zeros, message.value)
         tree.map_leaves(lambda total, leaf: _add(total, weight, leaf), self._sum, message.value)
 
-    def reduce(self, positions: Tensor, counts: list[int]) -> tuple[Reduced, Tensor, Tensor]:
+    def reduce(self, positions: Tensor, counts: list[int]) -> tuple[Reduced, Tensor, dict[str, tuple[float, float]]]:
         """The reduction over all ranks.
 
         Args:
@@ -143,15 +152,15 @@ class Accumulator:
             counts: clients of each rank.
 
         Returns:
-            What the server sees; the bits sent up and down in this phase, [2] float64; the mean of each metric. Means
-            of what weighs nothing are 0.
+            What the server sees; the bits sent up and down in this phase, [2] float64; the mean of each metric and its
+            weight. Means of what weighs nothing are 0.
         """
         assert self._totals is not None
         if self.kind == "stack":
             rows: Message = tree.map_leaves(lambda *parts: torch.cat(parts), *self._stacked)
             rows = gather_rows(rows, positions, counts)
             totals = all_reduce(self._totals)
-            return Reduced(rows.value, rows.weight), totals[1:3], totals[3:] / _divisor(totals[0])
+            return Reduced(rows.value, rows.weight), totals[1:3], self._means(totals)
         totals, sums = self._totals, tree.leaves(self._sum)
         if num_ranks() > 1:
             flat = all_reduce(torch.cat([totals, *(leaf.flatten() for leaf in sums)]))
@@ -159,7 +168,15 @@ class Accumulator:
             totals, sums = parts[0], [part.view(leaf.shape) for part, leaf in zip(parts[1:], sums, strict=True)]
         divisor = _divisor(totals[0])
         values = [leaf / divisor for leaf in sums]
-        return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], totals[3:] / divisor
+        return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], self._means(totals)
+
+    def _means(self, totals: Tensor) -> dict[str, tuple[float, float]]:
+        """The mean of each metric, and the weight of the clients that it is over."""
+        weight, _, _, trained, *sums = totals.tolist()
+        weights = {name: weight if "/" in name else trained for name in self.metric_names}
+        return {
+            name: (total / (weights[name] or 1.0), weights[name]) for name, total in zip(weights, sums, strict=True)
+        }
 
 
 class RunningMeans:

@@ -296,6 +296,7 @@ class Population(NamedTuple):
     columns: Any = None  # the `TableColumns` that inputs were made from
     attackers: Tensor | None = None  # [A] int64 ascending, those that attack; None: nobody was asked for
     learned: tuple[str, ...] = ()  # constants that were learned from the training samples, in words
+    stored_type: str = ""  # NumPy's name of the type in which inputs were stored: uint8 is scaled; "": not known
 
     @property
     def num_measured(self) -> int:

@@ -42,6 +42,9 @@ class TrainingFacts(NamedTuple):
     learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
     named: Tensor | None = None  # [T] int64 digests of the clients' names; None: the data give them none
+    stored_type: str = (
+        ""  # in which inputs were stored; "": not known, or of no consequence for clients that come later
+    )
 
     @property
     def dtype(self) -> torch.dtype:

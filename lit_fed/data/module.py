@@ -264,12 +264,14 @@ class FederatedDataModule(LightningDataModule):
         """
         assert self.seen is not None
         train = self.seen.train
+        either = self.normalisation or self.seen.columns  # pictures that are normalised may come in either type
         return TrainingFacts(
             self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
             train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
             self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
-            attackers=self.seen.attackers, named=name_digests(self.seen.names), learned=self._learned,
+            attackers=self.seen.attackers, stored_type="" if either else self.seen.stored_type,
+            named=name_digests(self.seen.names), learned=self._learned,
         )  # fmt: skip
 
     @property

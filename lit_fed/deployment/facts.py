@@ -36,6 +36,7 @@ class NodeFacts(NamedTuple):
 
     clients: dict[str, ClientFacts]  # by name
     types: dict[str, tuple[str, list[int]]]  # for `x` and `y` type and shape of a sample
+    stored: str  # the type in which inputs are stored: uint8 is scaled
     digest: str  # changes when the samples do, and says nothing else: an HMAC with a key that stays on the node
 
     def plain(self) -> dict[str, Any]:
@@ -44,6 +45,7 @@ class NodeFacts(NamedTuple):
         return {
             "clients": clients,
             "types": {name: list(one) for name, one in self.types.items()},
+            "stored": self.stored,
             "digest": self.digest,
         }
 
@@ -71,14 +73,16 @@ def read_facts(plain: Mapping[str, Any]) -> NodeFacts:
     try:
         clients = {_name(name): _client(*one) for name, one in plain["clients"].items()}
         types = {which: _type(*plain["types"][which]) for which in ("x", "y")}
-        digest = plain["digest"]
+        stored, digest = plain["stored"], plain["digest"]
     except WireError:
         raise
     except Exception as error:  # whatever a made-up structure makes of these lines
         raise WireError("its facts cannot be read") from error
     if not (isinstance(digest, str) and len(digest) <= 128 and digest.isalnum()):
         raise WireError("its digest is none")
-    return NodeFacts(clients, types, digest)
+    if not (isinstance(stored, str) and len(stored) <= 16 and stored.isalnum()):
+        raise WireError("what it says of its samples makes no sense")
+    return NodeFacts(clients, types, stored, digest)
 
 
 def _name(name: str) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
+from lit_fed.data.data_sets.base import Names, names_of
 from lit_fed.deployment.fleet import Missing
 from lit_fed.deployment.remote_clients import RemoteClients
 from lit_fed.deployment.transport import Transport
@@ -34,13 +35,14 @@ class Federation(RemoteClients):
     listen: str = "127.0.0.1:8443"
     tls: str | None = None
     num_nodes: int = 1
-    nodes: tuple[str, ...] | None = None
+    nodes: Names | None = None
     missing: Missing = "wait"
     seconds: float = 600.0
     patience: float = 3600.0
 
     def __post_init__(self) -> None:
         """Refuse what no federation can have."""
+        object.__setattr__(self, "nodes", None if self.nodes is None else names_of(self.nodes))
         for name in ("num_nodes", "seconds", "patience"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--data.dataset.{name} is {getattr(self, name)}; give a number > 0")

@@ -59,7 +59,8 @@ class NodeData:
                 largest = None if labels.is_floating_point() else int(labels.max())
                 sizes = tuple(int(split.sizes[position]) for split in splits)
                 clients[name] = ClientFacts(kind, sizes, largest)  # type: ignore[arg-type] # three of them
-        return NodeFacts(clients, self.types, digest.hexdigest()[:32])
+        stored = next(iter(self.populations.values())).stored_type
+        return NodeFacts(clients, self.types, stored, digest.hexdigest()[:32])
 
     @property
     def types(self) -> dict[str, tuple[str, list[int]]]:

@@ -132,6 +132,7 @@ class RemoteClients(ClientDataSet):
         found: list[Population | None] = []
         for kind, names in roster.names.items():
             splits = [RemoteSplit(roster.sizes(kind, name), some.empty_x, some.empty_y, origin) for name in SPLITS]
-            found.append(Population(splits[0], splits[1], splits[2], names) if names else None)
+            population = Population(splits[0], splits[1], splits[2], names, stored_type=some.stored)
+            found.append(population if names else None)
         assert found[0] is not None
         return found[0], found[1]

@@ -30,7 +30,7 @@ class Roster(NamedTuple):
             ConfigError: if a name stands on two nodes, samples differ in type or shape, or nobody is to be trained.
         """
         where: dict[str, str] = {}
-        first, types = next(iter(facts)), next(iter(facts.values())).types
+        first, (_, types, stored, _) = next(iter(facts.items()))
         for node, one in facts.items():
             for name in one.clients:
                 if name in where:
@@ -45,6 +45,11 @@ class Roster(NamedTuple):
                         f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients "
                         "with one type and sample shape"
                     )
+            if (one.stored == "uint8") != (stored == "uint8"):
+                raise ConfigError(
+                    f"inputs on node {node} are stored as {one.stored}, but on node {first} as {stored}; store those "
+                    "of all clients with one type, since uint8 is scaled to 0..1 and other types are not"
+                )
         names = {kind: sorted(_of_kind(facts, kind)) for kind in POPULATIONS}
         if not names["seen"]:
             raise ConfigError(

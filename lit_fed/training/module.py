@@ -17,7 +17,7 @@ from lit_fed.core.aggregation import Rule
 from lit_fed.core.attacks import Attack
 from lit_fed.core.codecs import Codec
 from lit_fed.core.codecs.vectors import Scope
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, notice
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Loss
 from lit_fed.core.types import ClientBlock, Population, RoundRecord
@@ -115,7 +115,7 @@ class FederatedModule(Described, ServingSteps):
         batch_norm: Literal["average", "local"] = "average",
         trainable: list[str] | str | None = None,
         lora_rank: int | None = None,
-        lora_targets: list[str] | None = None,
+        lora_targets: list[str] | str | None = None,
         lora_alpha: float | None = None,
         metrics: MetricsGiven = None,
         loss: Loss | None = None,
@@ -164,6 +164,9 @@ class FederatedModule(Described, ServingSteps):
                 self.federation, self.settings, self.facts, self.history.arguments, data
             )
         data.plan_with(FederationPlanner(self.federation))
+        said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
+        if said and self.trainer.is_global_zero:
+            notice(said)
 
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
         """Make the federation for these clients, what the seen ones keep, and the tables of results."""

@@ -123,6 +123,14 @@ BOB = {
     "whole numbers beside floats": (
         arrays(x_train=np.arange(12).reshape(4, 3), x_test=np.arange(6).reshape(2, 3)), ("x_train", "int64", "float32"),
     ),
+    # types that are converted in different ways
+    "pixels beside floats": (
+        arrays(x_train=(X * 255).astype(np.uint8), x_test=(X[:2] * 255).astype(np.uint8)),
+        ("bob.npz", "x_train is stored as uint8", "x_train in ", "ann.npz as float32", "one type", "0..1"),
+    ),
+    "pixels in test alone": (
+        arrays(x_test=(X[:2] * 255).astype(np.uint8)), ("bob.npz", "x_test is stored as uint8", "float32", "one type"),
+    ),
     # values
     "NaN": (arrays(x_train=np.where(X > 0.8, np.nan, X)), ("x_train", "NaN", "sample 3", "clean")),
     "infinity": (arrays(x_test=np.full((2, 3), np.inf)), ("x_test", "infinity", "sample 0", "clean")),
@@ -172,6 +180,10 @@ UNSEEN = {name: BOB[name] for name in (
     "no x_test": (arrays(x_test=None), ("array x_test is missing", "beside y_test")),
     "width": (arrays(x_train=X[:, :2], x_test=X[:2, :2]), ("x_train", "shape [2]", "the checkpoint's training", "[3]")),
     "kind of labels": (arrays(y_train=Y / 2, y_test=Y[:2] / 2), ("y_train", "float32", "int64", "checkpoint")),
+    "pixels": (
+        arrays(x_train=(X * 255).astype(np.uint8), x_test=X[:2].astype(np.uint8)),
+        ("bob.npz: x_train is stored as uint8", "inputs of the checkpoint's training as float32"),
+    ),
     "class": (arrays(y_train=np.array([0, 1, 3, 1])), ("y_train", "label 3", "0 … 2")),
     "label 2^62": (arrays(y_train=np.array([0, 1, 2**62, 1])), ("y_train", f"label {2**62}", "0 … 2")),
 }  # fmt: skip
@@ -182,6 +194,7 @@ def test_unseen_clients(tmp_path, name):
     facts = TrainingFacts(
         (3,), "float32", (), Multiclass(3), 2, 8, 4, None, 4, 1024, "samples", 0, 1, None,
     )  # fmt: skip
+    facts = facts._replace(stored_type="float32")
     make, words = UNSEEN[name]
     save(tmp_path / "ann.npz", **GOOD)
     make(tmp_path / "bob.npz")

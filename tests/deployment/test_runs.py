@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from background import IN_ORDER, PATIENCE, ServingThread
-from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same, write_clients
 from lightning.pytorch import seed_everything
 
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
@@ -22,6 +22,7 @@ from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.federation import Federation
 from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.faults import Faults
@@ -306,3 +307,21 @@ def test_a_second_fit_takes_the_port_of_the_first(folders, tmp_path):
     assert found.store.next_version() != modules[1].store.next_version()
     federation.fleet.end()
     assert {node.join() for node in running} == {IN_ORDER}
+
+
+def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):
+    """uint8 is scaled on its node; the server, which sees no sample, is told the type in which they are stored."""
+    rng = np.random.default_rng(0)
+    pixels, y = rng.integers(0, 256, size=(2, 8, 4), dtype=np.uint8), np.arange(8) % 2
+    nodes = {}
+    for node, x in (("anna", pixels[0]), ("ben", np.float32(pixels[1]))):
+        write_clients(tmp_path / node, {node: (x, y, x, y)})
+        nodes[node] = Node(tmp_path / node, tmp_path / f"states_{node}")
+    data = FederatedDataModule(InProcessFederation(InProcess(nodes)))
+    with pytest.raises(
+        ConfigError, match="node ben are stored as float32, but on node anna as uint8; store those of all"
+    ):
+        data.setup()
+    alone = FederatedDataModule(InProcessFederation(InProcess({"anna": nodes["anna"]})))
+    alone.setup()
+    assert alone.facts(weighting="samples", seed=0, num_rounds=1).stored_type == "uint8"

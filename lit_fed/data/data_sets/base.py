@@ -6,7 +6,7 @@ is missing.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ __all__ = [
     "ClientDataSet",
     "DataSet",
     "Encode",
+    "Names",
     "Normalisation",
     "PooledDataSet",
     "Samples",
@@ -26,12 +27,17 @@ __all__ = [
     "input_array",
     "label_array",
     "make_split",
+    "names_of",
     "require",
 ]
 
 
 Encode = Callable[[Population, Population | None], tuple[Population, Population | None]]
 """The seen and the unseen clients with other inputs, which may depend on the training samples of the seen."""
+
+
+Names = tuple[str, ...] | str
+"""Some names, or as one text: a single name, or several divided by commas."""
 
 
 class Samples(NamedTuple):
@@ -45,6 +51,7 @@ class Samples(NamedTuple):
     split: np.ndarray | None = None  # [n] 0 for training, 1 validation, 2 test, where the data say so
     unseen: tuple[str, ...] = ()  # names of the natural clients that take no part in the training
     encode: Encode | None = None  # makes inputs of `x`, once it is known which samples are for training
+    stored_type: str | None = None  # NumPy's name of the type in which inputs were stored; None: that of `x`
 
 
 class Normalisation(NamedTuple):
@@ -130,6 +137,18 @@ def require(condition: bool, message: str) -> None:
     """Raise a `ConfigError` with this message unless the condition holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def names_of(given: Sequence[str]) -> tuple[str, ...]:
+    """The names themselves.
+
+    Example:
+        >>> names_of("age, sex"), names_of(("age, sex",)), names_of("")
+        (('age', 'sex'), ('age, sex',), ())
+    """
+    if not isinstance(given, str):
+        return tuple(given)
+    return tuple(one.strip() for one in given.split(",") if one.strip())
 
 
 def input_array(x: np.ndarray) -> np.ndarray:

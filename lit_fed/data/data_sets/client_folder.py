@@ -24,6 +24,7 @@ __all__ = [
     "ClientArrays",
     "ClientFolder",
     "check_alike",
+    "check_stored",
     "check_types",
     "checked",
     "read_clients",
@@ -42,6 +43,7 @@ class ClientArrays(NamedTuple):
     name: str
     arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
     sources: dict[str, str]  # where each split was read, for error messages
+    stored: dict[str, str] = {}  # noqa: RUF012 - by the name of each array of inputs its type before it was converted
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bo
 def checked(client: ClientArrays) -> ClientArrays:
     """The client with all six arrays in their final types, after all checks that need no other client."""
     arrays: dict[str, np.ndarray] = {}
+    stored: dict[str, str] = {}
     for split in SPLITS:
         x_name, y_name = f"x_{split}", f"y_{split}"
         if split != "train" and not any(client.arrays[name].size for name in (x_name, y_name) if name in client.arrays):
@@ -158,7 +161,8 @@ def checked(client: ClientArrays) -> ClientArrays:
         _check_axes(client.sources[split], split, x, y)
         for name, array in ((x_name, x), (y_name, y)):
             arrays[name] = _converted(client.sources[split], name, array)
-    return client._replace(arrays=arrays)
+        stored[x_name] = str(x.dtype)
+    return client._replace(arrays=arrays, stored=stored)
 
 
 def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
@@ -211,7 +215,7 @@ def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
 
 
 def check_alike(clients: list[ClientArrays]) -> None:
-    """Refuse clients whose samples differ in type or shape from those of the first.
+    """Refuse clients whose samples differ in type or shape from those of the first, before or after their conversion.
 
     Raises:
         ConfigError: naming where the client was read, and the array.
@@ -219,6 +223,27 @@ def check_alike(clients: list[ClientArrays]) -> None:
     first = clients[0]
     types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
     check_types(clients, types, {name: f"{name}_train in {first.sources['train']}" for name in types})
+    check_stored(clients, first.stored["x_train"], f"x_train in {first.sources['train']}")
+
+
+def check_stored(clients: list[ClientArrays], stored_type: str, source: str) -> None:
+    """Refuse inputs of which some are stored as uint8, which is scaled to 0..1, and others are taken as they are.
+
+    Args:
+        clients: clients with arrays in their final types.
+        stored_type: the type in which inputs have to be stored.
+        source: whose type this is, for the error message.
+
+    Raises:
+        ConfigError: naming both places and both types.
+    """
+    for client in clients:
+        for name, found in client.stored.items():
+            require(
+                (found == "uint8") == (stored_type == "uint8"),
+                f"{client.sources[name[2:]]}: {name} is stored as {found}, but {source} as {stored_type}; store the "
+                "inputs of all clients with one type, since uint8 is scaled to 0..1 and other types are not",
+            )
 
 
 def check_types(clients: list[ClientArrays], types: dict[str, str], sources: dict[str, str]) -> None:
@@ -249,7 +274,9 @@ def _sample_type(array: np.ndarray) -> str:
 def to_population(clients: list[ClientArrays]) -> Population:
     """All clients' arrays end to end; a client's own arrays are let go as soon as they are joined."""
     train, val, test = (_join(clients, split) for split in SPLITS)
-    return Population(train, val, test, [client.name for client in clients])
+    return Population(
+        train, val, test, [client.name for client in clients], stored_type=clients[0].stored.get("x_train", "")
+    )
 
 
 def _join(clients: list[ClientArrays], split: str) -> Split:

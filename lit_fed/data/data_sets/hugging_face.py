@@ -24,7 +24,7 @@ from lit_fed.data.data_sets.arrow_columns import (
     text_column,
     whose_rows,
 )
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.tokens import byte_tokens, word_tokens
 
 __all__ = ["HuggingFace"]
@@ -80,8 +80,8 @@ class HuggingFace(PooledDataSet):
     name: str | None = None
     split: str | None = None
     revision: str | None = None
-    input_columns: tuple[str, ...] = ()
-    label_column: tuple[str, ...] | str = "label"
+    input_columns: Names = ()
+    label_column: Names = "label"
     client_column: str | None = None
     labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]  # the base promises one for the whole class
     num_classes: int | None = None  # type: ignore[misc]
@@ -91,6 +91,7 @@ class HuggingFace(PooledDataSet):
 
     def __post_init__(self) -> None:
         """Refuse settings outside their range."""
+        object.__setattr__(self, "input_columns", names_of(self.input_columns))
         checks = {
             "labels": (self.labels in ("auto", "multilabel"), "auto or multilabel"),
             "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
@@ -179,7 +180,7 @@ class HuggingFace(PooledDataSet):
         Raises:
             ConfigError: naming a column that there is not, or inputs that are of several kinds.
         """
-        labels = (self.label_column,) if isinstance(self.label_column, str) else tuple(self.label_column)
+        labels = names_of(self.label_column)
         require(bool(labels), "--data.dataset.label_column is empty; name the column of labels")
         for part in parts:
             known = part.rows.column_names

@@ -22,7 +22,7 @@ import numpy as np
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.given_paths import given_path, require_file
-from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import Names, Normalisation, PooledDataSet, Samples, names_of, require
 
 __all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
 
@@ -86,12 +86,13 @@ class ImageFolder(PooledDataSet):
     channels: Literal[1, 3] = 3
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    classes: tuple[str, ...] | None = None
+    classes: Names | None = None
     memory_gb: float = 4.0
     cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         option = "--data.dataset"
+        object.__setattr__(self, "classes", None if self.classes is None else names_of(self.classes))
         require(self.layout in ("clients", "classes"), f"{option}.layout is {self.layout!r}; give clients or classes")
         require(
             1 <= self.image_size <= 2**14,
@@ -159,7 +160,7 @@ class ImageFolder(PooledDataSet):
             require(
                 not unknown, f"{root}: {unknown[:1]} is none of --data.dataset.classes; add it, or remove the folder"
             )
-            return self.classes
+            return names_of(self.classes)
         empty = sorted(there - held)
         require(not empty, f"{root}: no picture of class {empty[:1]}; add some, or remove the folder")
         alike: dict[str, str] = {}

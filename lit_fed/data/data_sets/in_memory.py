@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked
 from lit_fed.data.data_sets.table import Table
 from lit_fed.data.data_sets.table_rows import TableRows, rows_of_frame
@@ -73,7 +73,8 @@ def data_set_of_arrays(clients: Mapping[str, Any], unseen: Mapping[str, Any] | N
     check_alike(arrays)
     x, y = (np.concatenate([one.arrays[key] for one in arrays]) for key in ("x_train", "y_train"))
     owner = np.repeat(np.arange(len(arrays)), [len(one.arrays["y_train"]) for one in arrays])
-    return _Arrays(Samples(x, y, owner, list(pairs), class_names, unseen=tuple(map(str, unseen))))
+    stored = arrays[0].stored["x_train"]
+    return _Arrays(Samples(x, y, owner, list(pairs), class_names, unseen=tuple(map(str, unseen)), stored_type=stored))
 
 
 def data_set_of_frame(
@@ -100,11 +101,11 @@ def data_set_of_frame(
     given = {name for name in Table.__dataclass_fields__ if name not in ("path", "unseen_path", "separator")}
     for name in table:
         require(name in given, f"a table from a frame takes no {name}; choose from {', '.join(sorted(given))}")
-    chosen = None if features is None else tuple(features)
+    unseen = unseen if isinstance(unseen, str) else tuple(map(str, unseen))
+    chosen = None if features is None else names_of(features)
     return _FrameTable(
-        client_column=client, label_column=label, feature_columns=chosen, unseen_clients=tuple(map(str, unseen)),
-        frame=frame, **table,
-    )  # fmt: skip
+        client_column=client, label_column=label, feature_columns=chosen, unseen_clients=unseen, frame=frame, **table
+    )
 
 
 def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:

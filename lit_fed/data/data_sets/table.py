@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import Feature, TableColumns, TableEncoder
 from lit_fed.data.data_sets.table_rows import (
@@ -31,11 +31,12 @@ MANY = 20
 
 @dataclass(frozen=True)
 class Table(PooledDataSet):
-    """Samples are the rows of a CSV or Parquet file (`pip install "pyarrow>=15"`); a column says whose each is.
+    """Samples are the rows of a .csv, .csv.gz or .parquet file; a column says whose each is.
 
     Columns of numbers are inputs as they are, columns of text one input of 0 or 1 for each text that a training row
     holds. Labels of text or whole numbers are classes and keep their names; labels with fractions are regression
     targets. A value that is missing is an error that names its row, counted from 1 behind the line of column names.
+    Several names are a list, or one text with commas: `age, sex`. Parquet takes `pip install "pyarrow>=15"`.
 
     Args:
         path: the file, with a line of column names.
@@ -61,11 +62,11 @@ class Table(PooledDataSet):
     path: str = ""
     client_column: str | None = None
     label_column: str = ""
-    feature_columns: tuple[str, ...] | None = None
-    ignored_columns: tuple[str, ...] = ()
-    category_columns: tuple[str, ...] = ()
+    feature_columns: Names | None = None
+    ignored_columns: Names = ()
+    category_columns: Names = ()
     split_column: str | None = None
-    unseen_clients: tuple[str, ...] = ()
+    unseen_clients: Names = ()
     unseen_path: str | None = None
     task: Literal["classification", "regression"] | None = None
     standardize: bool = True
@@ -74,6 +75,9 @@ class Table(PooledDataSet):
     constants: str | None = None
 
     def __post_init__(self) -> None:
+        for name in ("feature_columns", "ignored_columns", "category_columns", "unseen_clients"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, None if given is None else names_of(given))
         require(len(self.separator) == 1, f"{PREFIX}.separator is {self.separator!r}; give one character")
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
@@ -112,7 +116,8 @@ class Table(PooledDataSet):
         public = self._public(rows, columns)
         labels, class_names = self._labels(rows, public)
         owner, names = self._owners(rows)
-        encoder = TableEncoder(rows, columns, self.category_columns, self.standardize, public)
+        categories = names_of(self.category_columns)
+        encoder = TableEncoder(rows, columns, categories, self.standardize, public)
         return Samples(
             np.arange(len(rows.frame)), labels, owner, names, class_names, self._split(rows),
             self._unseen(rows, owner, names, num_own), encoder,

@@ -9,7 +9,16 @@ import numpy as np
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays
 from lit_fed.data.data_sets.columns import TableColumns, encode
-from lit_fed.data.data_sets.table_rows import TableRows, as_text, missing_values, numbers, read_rows, split_names, texts
+from lit_fed.data.data_sets.table_rows import (
+    TableRows,
+    as_text,
+    missing_values,
+    numbers,
+    read_rows,
+    split_names,
+    table_name,
+    texts,
+)
 
 __all__ = ["read_table_clients"]
 
@@ -25,7 +34,7 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     column `split` of this table, says it instead, and rows of `val` play no part.
 
     Args:
-        path: a .csv or .parquet file with the columns of the training's table.
+        path: a .csv, .csv.gz or .parquet file with the columns of the training's table.
         columns: how that was read.
         class_names: its classes; None: labels are numbers.
 
@@ -44,7 +53,7 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     x, labelled = encode(rows, columns), ~missing_values(rows.frame[columns.label_column])
     y = _labels(rows, columns.label_column, labelled, class_names)
     if columns.client_column is None:
-        clients = np.full(len(x), path.stem, dtype=object)
+        clients = np.full(len(x), table_name(path), dtype=object)
     else:
         clients = texts(rows, columns.client_column, mixed=True)
     split = (

@@ -28,10 +28,11 @@ __all__ = [
     "require_values",
     "rows_of_frame",
     "split_names",
+    "table_name",
     "texts",
 ]
 
-ENDINGS = (".csv", ".parquet")
+ENDINGS = (".csv", ".csv.gz", ".parquet")
 SHOWN = 20
 """Columns that an error lists."""
 
@@ -70,7 +71,12 @@ class TableRows(NamedTuple):
 
 def is_table_file(path: Path) -> bool:
     """Whether a path has the ending of a table."""
-    return path.suffix.lower() in ENDINGS
+    return path.name.lower().endswith(ENDINGS)
+
+
+def table_name(path: Path) -> str:
+    """The name of a table's file without its ending."""
+    return next(path.name[: -len(one)] for one in ENDINGS if path.name.lower().endswith(one))
 
 
 def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRows:
@@ -123,7 +129,7 @@ def _read_file(path: Path, option: str, separator: str) -> pd.DataFrame:
     """One file; a CSV file is read as UTF-8, with or without a mark of byte order."""
     import pandas as pd
 
-    require(is_table_file(path), f"{option} {path}: no table; give a file that ends in .csv or .parquet")
+    require(is_table_file(path), f"{option} {path}: no table; give a file that ends in {', '.join(ENDINGS)}")
     require_file(path, f"correct {option}")
     try:
         if path.suffix.lower() == ".parquet":

@@ -215,8 +215,9 @@ def _divide_pool(
     train, val, test = (split_of(x, y, list(column), dataset.normalisation) for column in zip(*rows, strict=True))
     names = _client_names(samples, partition, parts)
     return Population(
-        train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names
-    )
+        train, val, test, names, None if groups is None else torch.from_numpy(groups), class_names=samples.class_names,
+        stored_type=str(samples.x.dtype) if samples.stored_type is None else samples.stored_type,
+    )  # fmt: skip
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:

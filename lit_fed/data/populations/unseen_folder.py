@@ -2,7 +2,7 @@
 
 FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test
 FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
-FILE.csv, FILE.parquet          the rows of all of them, where the training was on a table
+FILE.csv(.gz), FILE.parquet     the rows of all of them, where the training was on a table
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.data_sets.client_folder import ClientArrays, check_types, checked, read_files, to_population
+from lit_fed.data.data_sets.client_folder import (
+    ClientArrays,
+    check_stored,
+    check_types,
+    checked,
+    read_files,
+    to_population,
+)
 from lit_fed.data.data_sets.picture_clients import read_picture_clients
 from lit_fed.data.data_sets.table_clients import read_table_clients
 from lit_fed.data.data_sets.table_rows import is_table_file
@@ -150,6 +157,8 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
         "y": f"{'float32' if facts.target.continuous else 'int64'} of shape {list(facts.label_shape)}",
     }
     check_types(clients, types, dict.fromkeys(types, "the checkpoint's training"))
+    if facts.stored_type:
+        check_stored(clients, facts.stored_type, "the inputs of the checkpoint's training")
     if facts.target.continuous:
         return
     for client in clients:

@@ -53,3 +53,17 @@ def test_wrong_clients(clients, unseen, message):
     with pytest.raises(ConfigError) as caught:
         data_of(clients, unseen)
     assert message in str(caught.value)
+
+
+def test_pixels_beside_floats_are_refused():
+    """One client's would be scaled to 0..1, and the other's not."""
+    pixels, y = np.arange(12, dtype=np.uint8).reshape(4, 3), np.array([0, 1, 0, 1])
+    clients = {"ann": (pixels / 255, y), "bob": (pixels, y)}
+    for seen, unseen in ((clients, None), ({"ann": clients["ann"]}, {"bob": clients["bob"]})):
+        with pytest.raises(
+            ConfigError, match="client 'bob': x_train is stored as uint8, but x_train in client 'ann' as f"
+        ):
+            FederatedDataModule.from_clients(seen, unseen)
+    data = FederatedDataModule.from_clients({"ann": (pixels, y), "bob": (pixels[::-1], y)})
+    data.setup()
+    assert data.facts(weighting="samples", seed=0, num_rounds=1).stored_type == "uint8"

@@ -1,3 +1,5 @@
+import gzip
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -39,6 +41,31 @@ def refused(message, make):
     with pytest.raises(ConfigError) as caught:
         data_of(make())
     assert message in str(caught.value)
+
+
+def test_names_are_given_alone_or_with_commas(tmp_path):
+    zeros = {"unknown_categories": "zeros"}
+    data = data_of(table(tmp_path, split_column="fold", unseen_clients="ann,cy", ignored_columns="town"))
+    assert (data.seen.names, data.unseen.names, data.input_shape) == (["bob"], ["ann", "cy"], (1,))
+    assert (
+        data_of(table(tmp_path, feature_columns="age", category_columns="age", **zeros)).seen.columns.features[0].name
+        == "age"
+    )
+    frame = pd.read_csv(tmp_path / "table.csv")
+    made = FederatedDataModule.from_frame(frame, client="who", label="kind", features="age", unseen="cy")
+    made.setup()
+    assert (made.unseen.names, made.input_shape) == (["cy"], (1,))
+
+
+def test_a_compressed_table_is_read_as_the_plain_one(tmp_path):
+    plain = data_of(table(tmp_path, split_column="fold"))
+    with gzip.open(tmp_path / "table.csv.gz", "wt", encoding="utf-8") as file:
+        file.write(LINES)
+    packed = data_of(Table(str(tmp_path / "table.csv.gz"), **NAMES, split_column="fold"))
+    assert packed.fingerprint == plain.fingerprint
+    columns = packed.seen.columns._replace(client_column=None)
+    (client,) = read_table_clients(tmp_path / "table.csv.gz", columns, packed.seen.class_names)
+    assert client.name == "table"
 
 
 def test_splits_clients_and_classes_are_those_of_the_columns(tmp_path):
@@ -186,7 +213,7 @@ def test_wrong_files(tmp_path, old, new, message):
     [
         ({"path": ""}, "path is not set; pass --data.dataset.path FILE"),
         ({"path": "no.csv"}, "no.csv"),
-        ({"path": "table.xlsx"}, "no table; give a file that ends in .csv or .parquet"),
+        ({"path": "table.xlsx"}, "no table; give a file that ends in .csv, .csv.gz, .parquet"),
         ({"client_column": "whom"}, "client_column 'whom'"),
         ({"label_column": ""}, "label_column is not set; give one of the columns who, age, town, fold, kind"),
         ({"label_column": "kinds"}, "has no such column; it has who, age, town, fold, kind"),
