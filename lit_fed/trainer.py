@@ -43,6 +43,8 @@ from lit_fed.training.unseen_clients import restore_for_unseen_clients
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
+Unknown = Literal["error", "zeros"] | None
+
 
 class FederatedTrainer(Trainer):
     """Lightning's trainer with federated loops: `max_epochs` counts rounds, `global_step` is the rounds done.
@@ -214,7 +216,7 @@ class FederatedTrainer(Trainer):
         clients: str = "",
         output: str = "",
         format: Literal["csv", "parquet"] = "csv",
-        unknown_categories: Literal["error", "zeros"] | None = None,
+        unknown_categories: Unknown = None,
     ) -> DataFrame | None:
         """Serve new clients from a checkpoint alone: their adapted states, accuracies and predictions.
 
@@ -246,7 +248,7 @@ class FederatedTrainer(Trainer):
         if ckpt_path is None:
             raise ConfigError("personalize serves clients from a checkpoint; give ckpt_path")
         module = federated(model)
-        data = self._unseen_clients(module, ckpt_path, clients, unknown_categories=unknown_categories)
+        data = self._unseen_clients(module, ckpt_path, clients, unknown=unknown_categories)
         with new_folder(folder, owner=self.is_global_zero) as partial:
             served = ServedClients(partial / "states")
             with self._also(served), self._interrupts_passed_on():
@@ -269,7 +271,7 @@ class FederatedTrainer(Trainer):
         client: str = "",
         clients: str = "",
         weights_only: bool | None = None,
-        unknown_categories: Literal["error", "zeros"] | None = None,
+        unknown_categories: Unknown = None,
     ) -> PersonalModel | None:
         """Serve one client, as in the test of the run, and return what serves it as a plain module.
 
@@ -320,7 +322,7 @@ class FederatedTrainer(Trainer):
         clients: str = "",
         format: Literal["pt", "onnx"] = "pt",
         output: str = "",
-        unknown_categories: Literal["error", "zeros"] | None = None,
+        unknown_categories: Unknown = None,
     ) -> PersonalModel | None:
         """Write a client's personalised model as a program that runs without lit_fed.
 
@@ -351,25 +353,19 @@ class FederatedTrainer(Trainer):
         path = check_program_file(output, format)
         if not clients:
             refuse_remote(datamodule, "export")
-        exported = self.personal_model(
-            model, datamodule, ckpt_path, client, clients, weights_only, unknown_categories
-        )  # fmt: skip
+        told = (client, clients, weights_only, unknown_categories)
+        exported = self.personal_model(model, datamodule, ckpt_path, *told)
         if exported is not None:
             save_program(exported, path, format)
             sys.stdout.write(f"program: {path}\n")
         return exported
 
     def _unseen_clients(
-        self,
-        module: FederatedModule,
-        ckpt_path: str,
-        clients: str,
-        only: str | None = None,
-        unknown_categories: Literal["error", "zeros"] | None = None,
+        self, module: FederatedModule, ckpt_path: str, clients: str, only: str | None = None, unknown: Unknown = None
     ) -> UnseenFolder:
         """Clients to be served from a checkpoint alone; says which of them have states of the training, unused here."""
         checkpoint = load_checkpoint(Path(ckpt_path))
-        facts = restore_for_unseen_clients(module, checkpoint, ckpt_path, unknown_categories)
+        facts = restore_for_unseen_clients(module, checkpoint, ckpt_path, unknown)
         data = UnseenFolder(clients, facts, only)
         known = facts.took_part(data.unseen.names if only is None else [only])
         if known and self.is_global_zero:

@@ -52,7 +52,7 @@ def copied(trained, tmp_path):
 
 def test_a_fit_leaves_what_its_own_numbers_take(folders, trained):
     """And a client without its state would be served worse: personal layers are worth something."""
-    table = pd.read_csv(trained.run / "clients.csv").set_index("client_id")
+    table = pd.read_csv(trained.run / "clients.csv").set_index("client")
     for node in ("anna", "ben", "carl"):
         mine = kept_of(trained, folders, node)
         rows = mine.measure(clients := mine.find([]), "test")

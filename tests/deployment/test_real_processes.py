@@ -112,7 +112,7 @@ def test_a_killed_node_changes_nothing(folder):
 def nodes_give_the_numbers(folder, run_folder):
     """After the training each node measures its clients by itself, as the run's table has them."""
     with (run_folder / "clients.csv").open() as file:
-        wanted = {row["client_id"]: row for row in csv.DictReader(file)}
+        wanted = {row["client"]: row for row in csv.DictReader(file)}
     for name, clients in CLIENTS.items():
         own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
         for command in ("measure", "predict"):
