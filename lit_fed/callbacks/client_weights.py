@@ -87,7 +87,7 @@ class ClientWeights(Callback):
         arrays["on_graph"] = np.array(hasattr(module.algorithm, "topology"))
         if module.facts.groups is not None:
             arrays["groups"] = module.facts.groups.cpu().numpy()
-        with whole_file(folder / "weights.npz") as file:
+        with whole_file(folder / "weights.npz", private=module.settings.privacy is not None) as file:
             np.savez_compressed(file, **arrays)
 
     def state_dict(self) -> dict[str, Any]:

@@ -97,6 +97,9 @@ def test_the_secret_of_the_noise_makes_a_resumed_run_exact(tmp_path, capsys, kin
     _, _, summary = run(other, KINDS[kind])
     assert not same(parameters(half), parameters(other)), "another run has another secret"
     assert summary["privacy/releases"]
+    folder = half / "FedEM/version_0"
+    modes = [(folder / name).stat().st_mode & 0o077 for name in ("clients.csv", "weights.npz", "plots", LAST[16:])]
+    assert modes == [0, 0, 0, 0], "mixture weights and states are for their owner"
     for path in half.rglob("*"):
         if path.is_file() and path != secret:
             content = path.read_bytes()
