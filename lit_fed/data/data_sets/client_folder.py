@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import ClientDataSet, input_array, label_array, make_split, require
+from lit_fed.data.data_sets.base import ClientDataSet, Labels, input_array, label_array, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
 
@@ -57,13 +57,13 @@ class ClientFolder(ClientDataSet):
         root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
         num_classes: number of classes; null: one more than the largest training label, and then each class below that
             has to be found in the data.
-        labels: what whole labels [n, L] are: `auto` those of the positions of a sequence, `multilabel` L labels of a
-            sample, each 0 or 1.
+        labels: `auto`: whole labels are classes, [n, L] those of the positions of a sequence, and fractions quantities;
+            `multilabel`: L labels of a sample, each 0 or 1; `regression`: quantities, whole numbers too.
     """
 
     root: str = ""
     num_classes: int | None = None  # type: ignore[misc]  # the base promises one number for the whole class
-    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]
+    labels: Labels = "auto"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         require(
@@ -71,8 +71,8 @@ class ClientFolder(ClientDataSet):
             f"--data.dataset.num_classes is {self.num_classes}; give a whole number >= 2, or null",
         )
         require(
-            self.labels in ("auto", "multilabel"),
-            f"--data.dataset.labels is {self.labels!r}; give auto or multilabel",
+            self.labels in get_args(Labels),
+            f"--data.dataset.labels is {self.labels!r}; give {', '.join(get_args(Labels))}",
         )
 
     def load(self) -> tuple[Population, Population | None]:
