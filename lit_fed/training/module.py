@@ -161,6 +161,7 @@ class FederatedModule(Described, ServingSteps):
             self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
             self.federation.schedule_rounds = None
         data.plan_with(FederationPlanner(self.federation))
+        self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)

@@ -218,11 +218,12 @@ def looked_at(split: Split) -> Split:
 
 
 def check_training(seen: Population, unseen: Population | None) -> None:
-    """Raise a `ConfigError` naming the first client without training samples."""
+    """Raise a `ConfigError` naming the first client without samples that it needs: an unseen one may be tested only."""
     for kind, name, population, split in all_splits(seen, unseen):
-        if name == "train" and int(split.sizes.min()) == 0:
-            empty = population.names[int(split.sizes.argmin())]
-            raise ConfigError(f"{kind} client {empty!r} has no training samples; give it one at least, or leave it out")
+        needed = split.sizes if kind == "seen" else split.sizes + population.test.sizes + population.val.sizes
+        if name == "train" and int(needed.min()) == 0:
+            empty, what = population.names[int(needed.argmin())], "training samples" if kind == "seen" else "samples"
+            raise ConfigError(f"{kind} client {empty!r} has no {what}; give it one at least, or leave it out")
 
 
 def check_finite_samples(seen: Population, unseen: Population | None) -> None:
