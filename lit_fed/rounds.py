@@ -34,9 +34,10 @@ from lit_fed.core.plan import without_steps
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, RoundRecord, Split, Tree
-from lit_fed.wrappers.around import Around, innermost
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Population, RoundRecord, Split, Tree
+from lit_fed.wrappers.around import Around, innermost, wrapper_of
 from lit_fed.wrappers.faults import drawn_weight, faults_of
+from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy import privacy_of
 
 __all__ = ["FederatedRounds", "RoundRecord", "start"]
@@ -162,6 +163,22 @@ class FederatedRounds:
         why = f"BatchNorm needs {smallest} samples in a batch" if wants_steps else "no local epochs are asked for"
         said = f"{number:,} of {len(ids):,} clients can never take a local step, since {why}; they take no part in the "
         return f"{said}training loss" if number else ""
+
+    def check_unseen(self, unseen: Population | None) -> None:
+        """Refuse unseen clients without training samples where the algorithm adapts to these.
+
+        Raises:
+            ConfigError: naming the first of them.
+        """
+        if unseen is None or int(unseen.train.sizes.min()):
+            return
+        local = wrapper_of(self.algorithm, LocalNorm) is not None
+        if local or self.algorithm.adapt_work(self.context("adapt"), False) is not None:
+            name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
+            raise ConfigError(
+                f"unseen client {name!r} has no training samples, and {self.name}{how} adapts to those of each client "
+                "before it serves it; add some, or choose an algorithm that does not adapt, such as FedAvg"
+            )
 
     def _train(self, phase: PhaseUnderWay, block: ClientBlock) -> Iterator[int]:
         """Run clients whose states are gathered at once."""

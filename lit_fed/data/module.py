@@ -31,6 +31,7 @@ from lit_fed.data.populations.checks import (
     find_client_name,
     num_classes_of,
     outlying_inputs,
+    taken_labels,
 )
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
@@ -167,9 +168,10 @@ class FederatedDataModule(LightningDataModule):
             clients: inputs [n, ...] and labels [n] or [n, L] of each by name, as in `{"alice": (x, y), "bob": …}`:
                 arrays of NumPy, tensors or lists. Labels of text are classes that keep their names.
             unseen: likewise clients that take no part in the training.
-            settings: other arguments of the class.
+            settings: other arguments of the class; also `labels` and `num_classes` of `ClientFolder`.
         """
-        return cls(data_set_of_arrays(clients, unseen), **settings)
+        given = {name: settings.pop(name) for name in ("labels", "num_classes") if name in settings}
+        return cls(data_set_of_arrays(clients, unseen, **given), **settings)
 
     @classmethod
     def from_frame(
@@ -222,9 +224,9 @@ class FederatedDataModule(LightningDataModule):
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
         self._draw(seed=0, round_idx=0)  # a cohort that cannot be drawn is an error now, not in the first round
-        said = outlying_inputs(seen, unseen)
-        if said is not None and (self.trainer is None or self.trainer.is_global_zero):
-            notice(said)
+        for said in (taken_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
+            if said is not None and (self.trainer is None or self.trainer.is_global_zero):
+                notice(said)
 
     def _with_attackers(self, seen: Population) -> Population:
         """The clients of the training, some of which attack; their training samples are poisoned."""

@@ -37,7 +37,11 @@ class NodeData:
 
     def __init__(self, root: Path, states: Path) -> None:
         self._states = states
-        clients = {kind: read_clients(root / kind) for kind in POPULATIONS if (root / kind).is_dir()}
+        clients = {
+            kind: read_clients(root / kind, may_lack_training=kind == "unseen")
+            for kind in POPULATIONS
+            if (root / kind).is_dir()
+        }
         if not clients:
             raise ConfigError(
                 f"{root}: no folder `seen` or `unseen` with a .npz file for each client; correct --data.root"
@@ -56,7 +60,7 @@ class NodeData:
                     digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
             for position, name in enumerate(population.names):
                 labels = population.train.client(position).y
-                largest = None if labels.is_floating_point() else int(labels.max())
+                largest = None if labels.is_floating_point() or not len(labels) else int(labels.max())
                 sizes = tuple(int(split.sizes[position]) for split in splits)
                 clients[name] = ClientFacts(kind, sizes, largest)  # type: ignore[arg-type] # three of them
         stored = next(iter(self.populations.values())).stored_type

@@ -164,6 +164,7 @@ class FederatedModule(Described, ServingSteps):
                 self.federation, self.settings, self.facts, self.history.arguments, data
             )
         data.plan_with(FederationPlanner(self.federation))
+        self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,17 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Tree
 
-__all__ = ["Around", "Carried", "Guarded", "Kept", "WrapperSettings", "buffer_names", "innermost", "own_work"]
+__all__ = [
+    "Around",
+    "Carried",
+    "Guarded",
+    "Kept",
+    "WrapperSettings",
+    "buffer_names",
+    "innermost",
+    "own_work",
+    "wrapper_of",
+]
 
 
 class Kept(NamedTuple):
@@ -259,6 +269,18 @@ def innermost(algorithm: Any) -> Any:
     while isinstance(algorithm, Around):
         algorithm = algorithm.inner
     return algorithm
+
+
+Wrapper = TypeVar("Wrapper", bound=Around)
+
+
+def wrapper_of(algorithm: Any, kind: type[Wrapper]) -> Wrapper | None:
+    """The outermost wrapper of a kind around an algorithm; None: there is none."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, kind):
+            return algorithm
+        algorithm = algorithm.inner
+    return None
 
 
 def buffer_names(paths: Iterable[str]) -> list[str]:

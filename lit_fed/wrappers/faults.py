@@ -26,7 +26,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.failures import digest_of_numbers, drops_out, markov_chain, per_client, read_numbers, work_times
 from lit_fed.core.types import Absences, Phase, Reduced, Tree
-from lit_fed.wrappers.around import Around
+from lit_fed.wrappers.around import Around, wrapper_of
 from lit_fed.wrappers.news import known
 
 __all__ = ["Faults", "Unreliable", "drawn_weight", "faults_of"]
@@ -372,11 +372,8 @@ def drawn_weight(absences: Absences, sizes: Tensor, weighting: str) -> float | N
 
 def faults_of(algorithm: Any) -> Faults | None:
     """How clients of an algorithm fail, which may stand inside other wrappers; None: not at all."""
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, Unreliable):
-            return algorithm.faults
-        algorithm = algorithm.inner
-    return None
+    found = wrapper_of(algorithm, Unreliable)
+    return None if found is None else found.faults
 
 
 def _all(given: float | list[float] | str, holds: Any) -> bool:

@@ -17,9 +17,11 @@ from lit_fed.models.base import Network
 class Normalised(Network):
     """With batch normalisation, which needs two samples."""
 
-    def __init__(self, input_shape, num_outputs):
+    def __init__(self, input_shape, num_outputs, width=4):
         super().__init__()
-        self.layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, num_outputs))
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.BatchNorm1d(width), torch.nn.Linear(width, num_outputs)
+        )
 
     def forward(self, x):
         return self.layers(x)

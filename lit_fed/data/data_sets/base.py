@@ -16,9 +16,11 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population, Split
 
 __all__ = [
+    "MOST_CLASSES",
     "ClientDataSet",
     "DataSet",
     "Encode",
+    "Labels",
     "Names",
     "Normalisation",
     "PooledDataSet",
@@ -35,6 +37,12 @@ __all__ = [
 Encode = Callable[[Population, Population | None], tuple[Population, Population | None]]
 """The seen and the unseen clients with other inputs, which may depend on the training samples of the seen."""
 
+
+MOST_CLASSES = 20
+"""Whole numbers as labels: of more than so many different ones they may well be quantities."""
+
+Labels = Literal["auto", "multilabel", "regression"]
+"""What labels are: what their type and shape say, several of a sample, or quantities."""
 
 Names = tuple[str, ...] | str
 """Some names, or as one text: a single name, or several divided by commas."""
@@ -90,8 +98,9 @@ class DataSet(ABC):
 
     Attributes:
         num_classes: number of classes where the data set knows it; None: one more than the largest training label.
-        labels: what whole labels with an axis, [n, L], are: those of the L positions of a sequence (`auto`), or L
-            labels of the sample, each 0 or 1 (`multilabel`).
+        labels: what labels are. `auto`: whole numbers are classes, with an axis [n, L] those of the L positions of a
+            sequence, and fractions are quantities; `multilabel`: L labels of the sample, each 0 or 1; `regression`:
+            quantities, whole numbers too.
         divided_by: what the clients have of their own: samples, or features of samples that all of them have.
         natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
         is_remote: the samples stay on other machines, and what is known of them here are their numbers.
@@ -101,7 +110,7 @@ class DataSet(ABC):
     """
 
     num_classes: ClassVar[int | None] = None
-    labels: ClassVar[Literal["auto", "multilabel"]] = "auto"
+    labels: ClassVar[Labels] = "auto"
     divided_by: ClassVar[Literal["samples", "features"]] = "samples"
     natural: ClassVar[bool] = False
     is_remote: ClassVar[bool] = False

@@ -1,22 +1,24 @@
 """Your own data: one .npz file per client, or LEAF's JSON layout.
 
-ROOT/seen/<client>.npz, ROOT/unseen/<client>.npz      x_train, y_train, x_test, y_test and optionally x_val, y_val
+ROOT/seen/<client>.npz, ROOT/unseen/<client>.npz      x_train, y_train, x_test, y_test and optionally x_val, y_val;
+                                                      unseen clients may have test samples alone
 ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samples": [...],
-                                                       "user_data": {user: {"x": [...], "y": [...]}}}
+                                                       "user_data": {user: {"x": [...], "y": [...]}}}; where no user
+                                                      is in both, those of test are unseen
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import ClientDataSet, input_array, label_array, make_split, require
+from lit_fed.data.data_sets.base import ClientDataSet, Labels, input_array, label_array, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
 
@@ -57,13 +59,13 @@ class ClientFolder(ClientDataSet):
         root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
         num_classes: number of classes; null: one more than the largest training label, and then each class below that
             has to be found in the data.
-        labels: what whole labels [n, L] are: `auto` those of the positions of a sequence, `multilabel` L labels of a
-            sample, each 0 or 1.
+        labels: `auto`: whole labels are classes, [n, L] those of the positions of a sequence, and fractions quantities;
+            `multilabel`: L labels of a sample, each 0 or 1; `regression`: quantities, whole numbers too.
     """
 
     root: str = ""
     num_classes: int | None = None  # type: ignore[misc]  # the base promises one number for the whole class
-    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]
+    labels: Labels = "auto"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         require(
@@ -71,8 +73,8 @@ class ClientFolder(ClientDataSet):
             f"--data.dataset.num_classes is {self.num_classes}; give a whole number >= 2, or null",
         )
         require(
-            self.labels in ("auto", "multilabel"),
-            f"--data.dataset.labels is {self.labels!r}; give auto or multilabel",
+            self.labels in get_args(Labels),
+            f"--data.dataset.labels is {self.labels!r}; give {', '.join(get_args(Labels))}",
         )
 
     def load(self) -> tuple[Population, Population | None]:
@@ -81,29 +83,36 @@ class ClientFolder(ClientDataSet):
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
         if (root / "train").is_dir() and not (root / "seen").is_dir():
-            return to_population(_read_leaf(root)), None
+            return _read_leaf(root)
         fix = "move its .npz files there" if any(root.glob("*.npz")) else "add one"
         require(
             (root / "seen").is_dir(),
             f"{root}: neither a folder 'seen' with a .npz file per client nor LEAF's 'train' and 'test'; {fix}",
         )
         seen = read_clients(root / "seen")
-        unseen = read_clients(root / "unseen") if (root / "unseen").is_dir() else []
+        unseen = read_clients(root / "unseen", may_lack_training=True) if (root / "unseen").is_dir() else []
         check_alike(seen + unseen)
         return to_population(seen), to_population(unseen) if unseen else None
 
 
-def read_clients(folder: Path) -> list[ClientArrays]:
-    """All clients of a folder; without both val arrays a client has no validation split."""
-    clients = read_files(folder, REQUIRED_ARRAYS, OPTIONAL_ARRAYS)
+def read_clients(folder: Path, *, may_lack_training: bool = False) -> list[ClientArrays]:
+    """All clients of a folder; without both val arrays a client has no validation split.
+
+    Args:
+        folder: an existing folder.
+        may_lack_training: a client may have no training samples, since it takes no part in the training.
+    """
+    of_training = REQUIRED_ARRAYS[:2] if may_lack_training else ()
+    clients = read_files(folder, REQUIRED_ARRAYS[len(of_training) :], (*of_training, *OPTIONAL_ARRAYS))
     require(bool(clients), f"{folder}: no .npz file; save one per client, or remove the folder")
     for client in clients:
-        for name, other in (OPTIONAL_ARRAYS, OPTIONAL_ARRAYS[::-1]):
-            require(
-                name not in client.arrays or other in client.arrays,
-                f"{client.sources['val']}: array {other} is missing; save it beside {name}",
-            )
-    return [checked(client) for client in clients]
+        for pair in (OPTIONAL_ARRAYS, REQUIRED_ARRAYS[:2]):
+            for name, other in (pair, pair[::-1]):
+                require(
+                    name not in client.arrays or other in client.arrays,
+                    f"{client.sources['val']}: array {other} is missing; save it beside {name}",
+                )
+    return [checked(client, may_lack_training=may_lack_training) for client in clients]
 
 
 def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> list[ClientArrays]:
@@ -123,19 +132,26 @@ def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...
     ]
 
 
-def _read_leaf(root: Path) -> list[ClientArrays]:
-    """LEAF's users, by name; those without test samples get an empty test split."""
+def _read_leaf(root: Path) -> tuple[Population, Population | None]:
+    """LEAF's users, by name; those without test samples get an empty test split.
+
+    LEAF splits samples, so that users are in both folders, or users (`--by-user`): then those of `test` are unseen.
+    """
     train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
+    unseen: dict[str, LeafUser] = {} if train.keys() & test.keys() else test
+    test = {} if unseen else test
     for name, user in test.items():
         require(name in train, f"{user.source}: no training samples in {root / 'train'}; add some, or remove the user")
     # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
-    floating = any(user.x.size and user.x.dtype.kind == "f" for user in (*train.values(), *test.values()))
-    clients = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
-    check_alike(clients)
-    return clients
+    everybody = (*train.values(), *test.values(), *unseen.values())
+    floating = any(user.x.size and user.x.dtype.kind == "f" for user in everybody)
+    seen = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
+    later = [_leaf_client(name, None, unseen[name], floating) for name in sorted(unseen)]
+    check_alike(seen + later)
+    return to_population(seen), to_population(later) if later else None
 
 
-def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bool) -> ClientArrays:
+def _leaf_client(name: str, train: LeafUser | None, test: LeafUser | None, floating: bool) -> ClientArrays:
     """One client from its training and test samples; `floating` turns whole inputs into fractions."""
     arrays: dict[str, np.ndarray] = {}
     sources: dict[str, str] = {}
@@ -143,11 +159,16 @@ def _leaf_client(name: str, train: LeafUser, test: LeafUser | None, floating: bo
         if user is not None:
             arrays[f"x_{split}"] = user.x.astype(np.float32) if floating and user.x.dtype.kind == "i" else user.x
             arrays[f"y_{split}"], sources[split] = user.y, user.source
-    return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, train.source) | sources))
+    source = next(iter(sources.values()))
+    return checked(ClientArrays(name, arrays, dict.fromkeys(SPLITS, source) | sources), may_lack_training=train is None)
 
 
-def checked(client: ClientArrays) -> ClientArrays:
+def checked(client: ClientArrays, *, may_lack_training: bool = False) -> ClientArrays:
     """The client with all six arrays in their final types, after all checks that need no other client."""
+    given = client.arrays
+    bare = may_lack_training and not any(given[name].size for name in REQUIRED_ARRAYS[:2] if name in given)
+    if bare:  # the form of its samples is that of the others
+        client = client._replace(arrays=given | {"x_train": given["x_test"][:0], "y_train": given["y_test"][:0]})
     arrays: dict[str, np.ndarray] = {}
     stored: dict[str, str] = {}
     for split in SPLITS:
@@ -157,7 +178,7 @@ def checked(client: ClientArrays) -> ClientArrays:
             arrays[x_name], arrays[y_name] = arrays["x_train"][:0], arrays["y_train"][:0]
             continue
         x, y = client.arrays[x_name], client.arrays[y_name]
-        _check_lengths(client.sources[split], split, x, y)
+        _check_lengths(client.sources[split], split, x, y, may_be_empty=bare and len(given["x_test"]) > 0)
         _check_axes(client.sources[split], split, x, y)
         for name, array in ((x_name, x), (y_name, y)):
             arrays[name] = _converted(client.sources[split], name, array)
@@ -165,7 +186,7 @@ def checked(client: ClientArrays) -> ClientArrays:
     return client._replace(arrays=arrays, stored=stored)
 
 
-def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
+def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray, *, may_be_empty: bool) -> None:
     """Refuse arrays without an axis of samples or of different lengths, and training arrays that are empty."""
     for key, array in (("x", x), ("y", y)):
         require(array.ndim > 0, f"{source}: {key}_{split} is a single number; store an array with one entry per sample")
@@ -174,7 +195,7 @@ def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray) -> Non
         f"{source}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long",
     )
     require(
-        split != "train" or len(x) > 0,
+        split != "train" or len(x) > 0 or may_be_empty,
         f"{source}: x_train is empty; give the client at least one training sample, or leave it out",
     )
 

@@ -8,7 +8,7 @@ Annotations are not postponed, for the reason given in `base.py`.
 
 import importlib
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from lit_fed.data.data_sets.arrow_columns import (
     text_column,
     whose_rows,
 )
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.tokens import byte_tokens, word_tokens
 
 __all__ = ["HuggingFace"]
@@ -68,7 +68,7 @@ class HuggingFace(PooledDataSet):
         client_column: whose value says which client a row belongs to; null: a partition divides the rows.
         labels: `multilabel`: the entries of a list, or several columns, are labels of their own, each 0 or 1, or a list
             of a `ClassLabel` names those that hold; `auto`: lists of whole numbers are labels of the positions of a
-            sequence, floating ones targets of a regression.
+            sequence, floating ones targets of a regression; `regression`: quantities, whole numbers too.
         num_classes: number of classes where no `ClassLabel` says it; null: one more than the largest training label.
         tokenizer: folder or hub name of a tokenizer for `transformers`; null: bytes of UTF-8, b as b + 1, and 0 behind
             the end.
@@ -83,7 +83,7 @@ class HuggingFace(PooledDataSet):
     input_columns: Names = ()
     label_column: Names = "label"
     client_column: str | None = None
-    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]  # the base promises one for the whole class
+    labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
     num_classes: int | None = None  # type: ignore[misc]
     tokenizer: str | None = None
     max_length: int = 128
@@ -93,7 +93,7 @@ class HuggingFace(PooledDataSet):
         """Refuse settings outside their range."""
         object.__setattr__(self, "input_columns", names_of(self.input_columns))
         checks = {
-            "labels": (self.labels in ("auto", "multilabel"), "auto or multilabel"),
+            "labels": (self.labels in get_args(Labels), ", ".join(get_args(Labels))),
             "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
             "max_length": (self.max_length >= 1, "a whole number >= 1"),
             "image_size": (self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"),

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked
 from lit_fed.data.data_sets.table import Table
 from lit_fed.data.data_sets.table_rows import TableRows, rows_of_frame
@@ -26,6 +26,8 @@ class _Arrays(PooledDataSet):
     """Samples that are there already."""
 
     samples: Samples = field(repr=False, compare=False)
+    labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
+    num_classes: int | None = None  # type: ignore[misc]
 
     natural: ClassVar[bool] = True
 
@@ -44,13 +46,20 @@ class _FrameTable(Table):
         return rows_of_frame(self.frame), len(self.frame)
 
 
-def data_set_of_arrays(clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None) -> PooledDataSet:
+def data_set_of_arrays(
+    clients: Mapping[str, Any],
+    unseen: Mapping[str, Any] | None = None,
+    labels: Labels = "auto",
+    num_classes: int | None = None,
+) -> PooledDataSet:
     """Clients whose samples a program holds.
 
     Args:
         clients: for each name inputs [n, ...] and labels [n] or [n, L], as arrays of NumPy, tensors or lists. uint8 is
             scaled to 0..1, labels of text are classes that keep their names.
         unseen: likewise clients that take no part in the training.
+        labels: as of `ClientFolder`.
+        num_classes: as of `ClientFolder`.
 
     Raises:
         ConfigError: naming the client whose arrays will not do.
@@ -74,7 +83,9 @@ def data_set_of_arrays(clients: Mapping[str, Any], unseen: Mapping[str, Any] | N
     x, y = (np.concatenate([one.arrays[key] for one in arrays]) for key in ("x_train", "y_train"))
     owner = np.repeat(np.arange(len(arrays)), [len(one.arrays["y_train"]) for one in arrays])
     stored = arrays[0].stored["x_train"]
-    return _Arrays(Samples(x, y, owner, list(pairs), class_names, unseen=tuple(map(str, unseen)), stored_type=stored))
+    names, kept_out = list(pairs), tuple(map(str, unseen))
+    samples = Samples(x, y, owner, names, class_names, unseen=kept_out, stored_type=stored)
+    return _Arrays(samples, labels, num_classes)
 
 
 def data_set_of_frame(

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import MOST_CLASSES, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
 from lit_fed.data.data_sets.columns import Feature, TableColumns, TableEncoder
 from lit_fed.data.data_sets.table_rows import (
@@ -25,8 +25,7 @@ from lit_fed.data.data_sets.table_rows import (
 __all__ = ["Table"]
 
 PREFIX = "--data.dataset"
-MANY = 20
-"""Whole numbers as labels: of more than so many different ones they may well be quantities."""
+SAY = f"say by task ({PREFIX}.task) whether they are classes (classification) or quantities (regression)"
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,9 @@ class Table(PooledDataSet):
     """Samples are the rows of a .csv, .csv.gz or .parquet file; a column says whose each is.
 
     Columns of numbers are inputs as they are, columns of text one input of 0 or 1 for each text that a training row
-    holds. Labels of text or whole numbers are classes and keep their names; labels with fractions are regression
-    targets. A value that is missing is an error that names its row, counted from 1 behind the line of column names.
+    holds. Labels of text, or of at most 20 whole numbers, are classes and keep their names; labels with fractions are
+    regression targets; of more whole numbers, and of a few that are written as fractions (1.0), `task` has to say what
+    they are. A value that is missing is an error that names its row, counted from 1 behind the line of column names.
     Several names are a list, or one text with commas: `age, sex`. Parquet takes `pip install "pyarrow>=15"`.
 
     Args:
@@ -183,14 +183,15 @@ class Table(PooledDataSet):
         require_values(rows, self.label_column)
         values = rows.frame[self.label_column]
         floating = is_numeric(values) and values.dtype.kind == "f"
+        if floating and self.task is None:
+            self._check_floating(rows, values.to_numpy(dtype=np.float64))
         if (self.task or ("regression" if floating else "classification")) == "regression":
             return numbers(rows, self.label_column).astype(np.float32), None
         found = texts(rows, self.label_column, mixed=self.task is not None)
         names = _sorted_names(found, numeric=is_numeric(values) and values.dtype.kind != "b")
         require(
-            self.task is not None or not is_numeric(values) or len(names) <= max(MANY, len(found) // 5),
-            f"{rows.source}: column {self.label_column!r} holds {len(names)} different whole numbers; say by "
-            "task whether they are classes (classification) or quantities (regression)",
+            self.task is not None or not is_numeric(values) or len(names) <= MOST_CLASSES,
+            f"{rows.source}: column {self.label_column!r} holds {len(names)} different whole numbers; {SAY}",
         )
         require(
             len(names) > 1,
@@ -205,6 +206,15 @@ class Table(PooledDataSet):
                 raise rows.error(row, self.label_column, f"{found[row]!r} is no label in {public.source}; add a row")
         number = {name: position for position, name in enumerate(names)}
         return np.array([number[one] for one in found]), names
+
+    def _check_floating(self, rows: TableRows, values: np.ndarray) -> None:
+        """Refuse a few whole numbers that are written as fractions, 1.0, since classes often are."""
+        few = np.unique(values)
+        require(
+            len(few) > MOST_CLASSES or bool((few != few.round()).any()),
+            f"{rows.source}: column {self.label_column!r} holds {len(few)} whole numbers as fractions, such as "
+            f"{few[0]:.1f}; {SAY}",
+        )
 
     def _owners(self, rows: TableRows) -> tuple[np.ndarray | None, list[str] | None]:
         """The client of each row [n], and the clients' names in order."""

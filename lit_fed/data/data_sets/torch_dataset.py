@@ -4,7 +4,7 @@ Annotations are not postponed, for the reason given in `base.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.memory import require_memory
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
 
 __all__ = ["TorchDataset"]
@@ -33,21 +33,21 @@ class TorchDataset(PooledDataSet):
             data module.
         clients: attribute or method, without arguments, of the data set that says whose each sample is: texts or whole
             numbers, one for each; null: a partition divides the samples.
-        labels: what whole labels [n, L] are: `auto` those of the positions of a sequence, `multilabel` L labels of a
-            sample, each 0 or 1.
+        labels: `auto`: whole labels are classes, [n, L] those of the positions of a sequence, and fractions quantities;
+            `multilabel`: L labels of a sample, each 0 or 1; `regression`: quantities, whole numbers too.
         num_classes: number of classes; null: that of `classes`, or one more than the largest training label.
     """
 
     source: Dataset  # without a parameter: jsonargparse takes no subclasses of Dataset[Any]
     test_source: Dataset | None = None
     clients: str | None = None
-    labels: Literal["auto", "multilabel"] = "auto"  # type: ignore[misc]  # the base promises one for the whole class
+    labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
     num_classes: int | None = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         """Refuse settings outside their range, and data sets without a length."""
         checks = {
-            "labels": (self.labels in ("auto", "multilabel"), "auto or multilabel"),
+            "labels": (self.labels in get_args(Labels), ", ".join(get_args(Labels))),
             "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
         }
         for name, (holds, wanted) in checks.items():

@@ -6,8 +6,6 @@ the others.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,8 +14,8 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
-from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Encode, PooledDataSet, Samples, require
+from lit_fed.core.types import Population, Split
+from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Encode, Labels, PooledDataSet, Samples, require
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
@@ -77,7 +75,18 @@ def build_populations(
     check_training(seen, unseen)
     check_finite_samples(seen, unseen)
     seen, unseen = _hold_out(seen, unseen, unseen_fraction, seed)
+    if dataset.labels == "regression":
+        seen, unseen = _quantities(seen), None if unseen is None else _quantities(unseen)
     return (seen, unseen) if encode is None else encode(seen, unseen)
+
+
+def _quantities(population: Population) -> Population:
+    """The same clients, whose labels are numbers and no classes."""
+    train, val, test = (
+        Split(split.x, split.y.float(), split.offsets, split.first_id, split.ids)
+        for split in (population.train, population.val, population.test)
+    )
+    return population._replace(train=train, val=val, test=test, class_names=None)
 
 
 def select_clients(population: Population, client_ids: np.ndarray) -> Population:
@@ -94,9 +103,7 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
     return population._replace(train=train, val=val, test=test, names=names, groups=groups)
 
 
-def infer_target(
-    y_train: Tensor, num_classes: int | None = None, labels: Literal["auto", "multilabel"] = "auto"
-) -> Target:
+def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels = "auto") -> Target:
     """What there is to predict, by the type and shape of the training labels.
 
     Args:
@@ -104,7 +111,7 @@ def infer_target(
             a second axis of whole ones means sequences, unless told otherwise; n = 0 where clients are drawn when they
             are needed.
         num_classes: number of classes where the data set knows it; None: one more than the largest label.
-        labels: `multilabel`: L labels of each sample, 0 or 1.
+        labels: `multilabel`: L labels of each sample, 0 or 1; `regression` makes floating ones of whole ones before.
 
     Returns:
         The target; two classes are `Binary` (one logit), except in sequences.

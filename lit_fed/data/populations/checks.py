@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import DataSet
+from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
 from lit_fed.metrics.outliers import outlier
 
 __all__ = [
@@ -23,7 +23,11 @@ __all__ = [
     "looked_at",
     "num_classes_of",
     "outlying_inputs",
+    "taken_labels",
 ]
+
+OPTION_OF_TABLES = "task"
+"""Field in which a table is told what its labels are; other data sets have `labels`."""
 
 CLIENTS_LOOKED_AT = 8
 """Most clients whose samples are checked, where clients are drawn when they are needed."""
@@ -67,7 +71,9 @@ def num_classes_of(dataset: DataSet, seen: Population) -> int | None:
 
 
 def check_missing_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
-    """Refuse a class that nobody has, below the largest label, unless the data set knows how many classes there are.
+    """Refuse labels that may as well be quantities as classes, and a class that nobody has, below the largest label.
+
+    The latter unless the data set knows how many classes there are.
 
     One wrong label would make a network of as many outputs, and labels from 1 a class too many. The positions of
     sequences are left alone: of a vocabulary most words may be missing.
@@ -81,6 +87,8 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
             f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
+    if target.continuous:
+        _check_doubtful_labels(dataset, target, seen)
     known = dataset.num_classes is not None or seen.class_names is not None
     if known or target.continuous or target.positions or target.vectors:
         return
@@ -89,6 +97,7 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
     held = torch.cat([split.y.unique() for _, _, _, split in all_splits(seen, unseen, samples=True)]).unique()
     held = held[(held >= 0) & (held <= largest)]
     if len(held) == largest + 1:
+        _check_doubtful_labels(dataset, target, seen)
         return
     missing = _first_row(held != torch.arange(len(held)))
     own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
@@ -97,7 +106,53 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
         f"train split of seen client {_owner_name(seen, seen.train, row)!r}: label {largest} makes {largest + 1} "
         f"classes, and no sample has class {len(held) if missing is None else missing}; number the classes 0, 1, 2, … "
         f"without a gap, correct the label, or say how many classes there are by {say}"
+        f"{' (quantities: --data.dataset.labels regression)' if _is_guessed(dataset, seen) else ''}"
     )
+
+
+def _is_guessed(dataset: DataSet, seen: Population) -> bool:
+    """Whether nothing but the numbers says if labels are classes or quantities, and the user may say it."""
+    fields = getattr(dataset, "__dataclass_fields__", {})
+    if dataset.is_remote or dataset.num_classes is not None or dataset.labels != "auto":
+        return False
+    if OPTION_OF_TABLES in fields:  # a table, of which texts are classes
+        names = seen.class_names or ()
+        return getattr(dataset, OPTION_OF_TABLES) is None and all(one.lstrip("-").isdecimal() for one in names)
+    return "labels" in fields and seen.class_names is None
+
+
+def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -> None:
+    """Refuse floating labels of a few whole numbers, and whole labels of many: a table checks its own."""
+    y = looked_at(seen.train).y
+    if not _is_guessed(dataset, seen) or not len(y) or hasattr(dataset, OPTION_OF_TABLES):
+        return
+    if target.continuous and len(values := y.unique()) <= MOST_CLASSES and bool((values == values.round()).all()):
+        shown = ", ".join([f"{value:.1f}" for value in values[:4].tolist()] + ["…"] * (len(values) > 4))
+        kind = "several labels of a sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
+        raise ConfigError(
+            f"the training labels are floating and hold {len(values)} whole numbers ({shown}); store integers if they "
+            f"are {kind}, or give --data.dataset.labels regression if they are quantities"
+        )
+    if not target.continuous and not target.positions and target.num_classes > MOST_CLASSES:
+        raise ConfigError(
+            f"the training labels are whole numbers up to {target.num_classes - 1}; give --data.dataset.num_classes "
+            f"{target.num_classes} if they are classes, or --data.dataset.labels regression if they are quantities"
+        )
+
+
+def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | None:
+    """What labels were taken for where the numbers alone say it, and how to say something else; None: it was clear."""
+    if not _is_guessed(dataset, seen):
+        return None
+    is_table = hasattr(dataset, OPTION_OF_TABLES)
+    option = "--data.dataset.task" if is_table else "--data.dataset.labels"
+    others = "regression" if not target.continuous else "classification" if is_table else "multilabel"
+    if target.positions:
+        return f"labels are taken for classes of positions of a sequence ({option} multilabel: several of a sample)"
+    if target.continuous:
+        otherwise = f" ({option} {others} says otherwise)" if is_table or target.vectors else ""
+        return f"labels are taken for quantities, a regression{otherwise}"
+    return f"labels are taken for {target.num_classes} classes, as whole numbers ({option} {others} says otherwise)"
 
 
 def outlying_inputs(seen: Population, unseen: Population | None = None) -> str | None:
@@ -163,11 +218,12 @@ def looked_at(split: Split) -> Split:
 
 
 def check_training(seen: Population, unseen: Population | None) -> None:
-    """Raise a `ConfigError` naming the first client without training samples."""
+    """Raise a `ConfigError` naming the first client without samples that it needs: an unseen one may be tested only."""
     for kind, name, population, split in all_splits(seen, unseen):
-        if name == "train" and int(split.sizes.min()) == 0:
-            empty = population.names[int(split.sizes.argmin())]
-            raise ConfigError(f"{kind} client {empty!r} has no training samples; give it one at least, or leave it out")
+        needed = split.sizes if kind == "seen" else split.sizes + population.test.sizes + population.val.sizes
+        if name == "train" and int(needed.min()) == 0:
+            empty, what = population.names[int(needed.argmin())], "training samples" if kind == "seen" else "samples"
+            raise ConfigError(f"{kind} client {empty!r} has no {what}; give it one at least, or leave it out")
 
 
 def check_finite_samples(seen: Population, unseen: Population | None) -> None:

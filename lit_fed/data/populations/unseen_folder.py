@@ -75,6 +75,8 @@ class UnseenFolder(LightningDataModule):
         if self.held_out:
             clients = [_divided(client, position) for position, client in enumerate(clients)]
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
+        if facts.target.continuous:  # quantities that are whole numbers, too
+            clients = [_floating(client) for client in clients]
         clients = [checked(_with_labels(client)) for client in clients]
         _check_fit(clients, facts)
         if facts.normalisation is not None:
@@ -140,6 +142,16 @@ def _check_test_arrays(client: ClientArrays) -> None:
     """Refuse test labels without the inputs that they belong to."""
     if "y_test" in client.arrays and "x_test" not in client.arrays:
         raise ConfigError(f"{client.sources['test']}: array x_test is missing; save it beside y_test, or drop y_test")
+
+
+def _floating(client: ClientArrays) -> ClientArrays:
+    """The client with whole labels as floating ones."""
+    return client._replace(
+        arrays={
+            name: array.astype(np.float32) if name.startswith("y") and array.dtype.kind in "iub" else array
+            for name, array in client.arrays.items()
+        }
+    )
 
 
 def _with_labels(client: ClientArrays) -> ClientArrays:

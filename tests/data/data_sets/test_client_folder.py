@@ -227,7 +227,31 @@ def test_wrong_leaf_test_samples_are_located(tmp_path):
 
 def test_leaf_user_without_training_samples(tmp_path):
     save_leaf(tmp_path, "train", {"u": user_data()})
-    refused(tmp_path, save_leaf(tmp_path, "test", {"w": user_data()}), "'w'", "no training samples", "remove the user")
+    path = save_leaf(tmp_path, "test", {"u": user_data(), "w": user_data()})
+    refused(tmp_path, path, "'w'", "no training samples", "remove the user")
+
+
+def test_leaf_users_that_are_split_by_user_are_unseen(tmp_path):
+    """No user is in both folders: those of the test take no part in the training, and have nothing to adapt on."""
+    save_leaf(tmp_path, "train", {"u": user_data(), "v": user_data()})
+    save_leaf(tmp_path, "test", {"w": user_data()})
+    seen, unseen = load(tmp_path)
+    assert (seen.names, unseen.names) == (["u", "v"], ["w"])
+    assert [split.num_samples for split in (seen.test, unseen.train, unseen.val)] == [0, 0, 0]
+    assert unseen.test.x.shape[1:] == unseen.train.x.shape[1:] == seen.train.x.shape[1:]
+    assert unseen.test.num_samples == len(user_data()["y"])
+
+
+def test_unseen_clients_may_have_test_samples_alone(tmp_path):
+    save(tmp_path, "a", arrays())
+    save(tmp_path, "all", arrays(num_test=7, x_train=None, y_train=None), "unseen")
+    save(tmp_path, "none", arrays(num_test=3, x_train=np.zeros((0, 3)), y_train=np.zeros(0, dtype=int)), "unseen")
+    _, unseen = load(tmp_path)
+    assert (unseen.train.sizes.tolist(), unseen.test.sizes.tolist()) == ([0, 0], [7, 3])
+    save(tmp_path, "none", arrays(num_test=0, x_train=None, y_train=None), "unseen")
+    refused(tmp_path, "none.npz", "x_train is empty")
+    save(tmp_path, "none", arrays(y_train=None), "unseen")
+    refused(tmp_path, "none.npz", "array y_train is missing; save it beside x_train")
 
 
 def test_leaf_user_twice(tmp_path):

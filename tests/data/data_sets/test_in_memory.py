@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lit_fed.core.errors import ConfigError
-from lit_fed.core.targets import Binary, Regression, Sequences
+from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, VectorRegression
 from lit_fed.data.module import FederatedDataModule
 
 X, Y = np.arange(30.0).reshape(10, 3), np.arange(10) % 2
@@ -28,7 +28,7 @@ def test_types_of_labels_and_inputs():
     data = data_of(pixels, test_fraction=0)
     assert data.seen.class_names == ("cat", "dog", "emu")
     assert (data.seen.train.x.unique().tolist(), data.seen.train.y.sort().values.tolist()) == ([1], [0, 1, 1, 2])
-    assert data_of({"ann": (torch.tensor(X).bfloat16(), torch.tensor(Y).float())}).target == Regression()
+    assert data_of({"ann": (torch.tensor(X).bfloat16(), torch.tensor(Y) / 3)}).target == Regression()
     assert data_of({"ann": (Y[:, None], np.stack([Y, Y], 1))}).target == Sequences(2)
 
 
@@ -67,3 +67,46 @@ def test_pixels_beside_floats_are_refused():
     data = FederatedDataModule.from_clients({"ann": (pixels, y), "bob": (pixels[::-1], y)})
     data.setup()
     assert data.facts(weighting="samples", seed=0, num_rounds=1).stored_type == "uint8"
+
+
+COUNTS = np.arange(60) % 30
+
+
+@pytest.mark.parametrize(
+    ("y", "message"),
+    [
+        (
+            np.arange(60) % 3.0,
+            r"floating and hold 3 whole numbers \(0.0, 1.0, 2.0\); store integers if they are classes",
+        ),
+        (np.stack([np.arange(60) % 2.0] * 2, 1), "several labels of a sample, with --data.dataset.labels multilabel"),
+        (
+            COUNTS,
+            "whole numbers up to 29; give --data.dataset.num_classes 30 if they are classes, or .*labels regression",
+        ),
+        (
+            COUNTS + 1,
+            r"label 30 makes 31 classes, and no sample has class 0.* \(quantities: --data.dataset.labels regre",
+        ),
+    ],
+)
+def test_labels_that_may_be_classes_or_quantities_are_asked_about(y, message):
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    with pytest.raises(ConfigError, match=message):
+        data_of({"ann": (x, y)}, test_fraction=0)
+    data = data_of({"ann": (x, y)}, labels="regression", test_fraction=0)
+    assert data.target == (Regression() if y.ndim == 1 else VectorRegression(2))
+    assert data.seen.train.y.sort(0).values.tolist() == np.sort(y, 0).tolist()
+    assert data_of({"ann": (x, COUNTS)}, num_classes=30).target == Multiclass(30)
+
+
+def test_what_labels_were_taken_for_is_said(capsys):
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    for y, said in (
+        (np.arange(60) % 3, "labels are taken for 3 classes, as whole numbers (--data.dataset.labels regression says"),
+        (x[:, 0], "labels are taken for quantities, a regression"),
+        (np.array(["a", "b"] * 30), ""),
+    ):
+        data_of({"ann": (x, y)})
+        lines = capsys.readouterr().err.splitlines()
+        assert [line.startswith(f"lit_fed: {said}") for line in lines] == [True] * bool(said)

@@ -270,10 +270,44 @@ def test_too_many_texts_and_numbers_are_asked_about():
     with pytest.raises(ConfigError, match=r"column 'x' holds 1.. different texts.*ignored_columns, or name it"):
         data(unknown_categories="zeros")
     assert data(unknown_categories="zeros", category_columns=("x",)).input_shape[0] > 100
-    with pytest.raises(ConfigError, match="holds 150 different whole numbers; say by task whether they are classes"):
+    with pytest.raises(ConfigError, match=r"holds 150 different whole numbers; say by task .* whether they are"):
         data("age", ignored_columns=("x",))
     with pytest.raises(ConfigError, match="a table from a frame takes no tsak; choose from category_columns"):
         data(tsak="regression")
+
+
+@pytest.mark.parametrize("rows", [300, 3000])
+def test_the_bound_on_classes_does_not_grow_with_the_table(rows):
+    """Scores from 1 to 70 became 70 classes where there were 350 rows."""
+    frame = pd.DataFrame({"x": np.linspace(0, 1, rows), "score": 1 + np.arange(rows) % 70})
+
+    def target(label="score", **table):
+        data = FederatedDataModule.from_frame(
+            frame, client=None, label=label, num_clients=2, table=table, partition=IID()
+        )
+        data.setup()
+        return data.target
+
+    with pytest.raises(ConfigError, match="holds 70 different whole numbers; say by task"):
+        target()
+    assert target(task="classification") == Multiclass(70)
+    assert target(task="regression") == Regression()
+    frame["grade"] = frame["score"] % 3 + 0.0
+    with pytest.raises(ConfigError, match=r"'grade' holds 3 whole numbers as fractions, such as 0.0; say by task"):
+        target("grade", ignored_columns="score")
+    assert target("grade", ignored_columns="score", task="classification") == Multiclass(3)
+
+
+def test_what_labels_were_taken_for_is_said(tmp_path, capsys):
+    text = LINES.replace("yes", "1").replace("no", "0")
+    for options, said in (
+        ({}, ["2 classes, as whole numbers (--data.dataset.task regression"]),
+        ({"task": "classification"}, []),
+    ):
+        data_of(table(tmp_path, text, **options), test_fraction=0)
+        assert [one in capsys.readouterr().err for one in said] == [True] * len(said)
+    data_of(table(tmp_path), test_fraction=0)
+    assert "labels are taken" not in capsys.readouterr().err
 
 
 def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):

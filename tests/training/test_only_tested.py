@@ -1,0 +1,64 @@
+"""Unseen clients without training samples: a global test set, or LEAF's split by user."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lit_fed.algorithms import SCAFFOLD, FedAvg, FedAvgPlus, FedEM, Local
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.data import ClientFolder
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.trainer import FederatedTrainer
+from lit_fed.training.module import FederatedModule
+from lit_fed.training.round_logger import RoundLogger
+
+
+def folder(root):
+    """Three clients, and one set of samples that all are measured on."""
+    rng = np.random.default_rng(0)
+    for name, size in (("a", 30), ("b", 20), ("c", 25)):
+        x = rng.normal(size=(size + 5, 3)).astype(np.float32)
+        y = (x.sum(1) > 0).astype(int)
+        (root / "seen").mkdir(parents=True, exist_ok=True)
+        np.savez(root / "seen" / f"{name}.npz", x_train=x[5:], y_train=y[5:], x_test=x[:5], y_test=y[:5])
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    (root / "unseen").mkdir()
+    np.savez(root / "unseen/everywhere.npz", x_test=x, y_test=(x.sum(1) > 0).astype(int))
+    return str(root)
+
+
+def fit(root, out, algorithm, **settings):
+    data = FederatedDataModule(ClientFolder(root))
+    module = FederatedModule(algorithm, LocalSolver(lr=0.3), **settings)
+    trainer = FederatedTrainer(
+        max_epochs=5, accelerator="cpu", logger=RoundLogger(str(out), "run"), enable_progress_bar=False
+    )
+    trainer.fit(module, datamodule=data)
+    trainer.test(module, datamodule=data)
+    return module, data, trainer
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(), SCAFFOLD()])
+def test_a_global_test_set(tmp_path, algorithm):
+    module, data, trainer = fit(folder(tmp_path / "data"), tmp_path, algorithm)
+    assert module.results["test/unseen/accuracy"] > 0.7
+    table = pd.read_csv(f"{trainer.log_dir}/clients.csv").set_index("client")
+    assert table.loc["everywhere", ["num_train", "num_test"]].tolist() == [0, 200]
+    predicted = trainer.predict(module, datamodule=data, population="unseen")
+    assert (predicted["label"] == predicted["prediction"]).mean() == module.results["test/unseen/accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings"),
+    [(FedEM(), {}), (FedAvgPlus(), {}), (Local(), {}), (FedAvg(), {"batch_norm": "local", "network": "BatchNorm"})],
+)
+def test_algorithms_that_adapt_need_training_samples(tmp_path, algorithm, settings):
+    if "network" in settings:
+        from test_idle_clients import Normalised
+
+        settings = settings | {"network": lambda shape, outputs: Normalised(shape, outputs, 3)}
+    with pytest.raises(
+        ConfigError, match=r"unseen client 'everywhere' has no training samples, and .* adapts to those"
+    ):
+        fit(folder(tmp_path / "data"), tmp_path, algorithm, **settings)
