@@ -18,7 +18,7 @@ from typing import Any
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.errors import ConfigError, logged
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_link import Link
@@ -163,5 +163,5 @@ def _node(name: str, node: Any, link: Link, threads: int) -> None:
     try:
         run_node(node.handle, link)
     except ConfigError as error:
-        notice(f"{name}: {error}")
+        logged(f"{name}: {error}")
         raise SystemExit(2) from None

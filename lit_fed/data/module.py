@@ -29,6 +29,7 @@ from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
     find_client_name,
+    learned_constants,
     num_classes_of,
     outlying_inputs,
     taken_labels,
@@ -273,15 +274,8 @@ class FederatedDataModule(LightningDataModule):
             self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
             self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
             attackers=self.seen.attackers, stored_type="" if either else self.seen.stored_type,
-            named=name_digests(self.seen.names), learned=self._learned,
+            named=name_digests(self.seen.names), learned=learned_constants(self.dataset, self.seen, self.target),
         )  # fmt: skip
-
-    @property
-    def _learned(self) -> tuple[str, ...]:
-        """Constants that were learned from samples of the clients, in words."""
-        assert self.seen is not None
-        declared = self.dataset.num_classes is not None or getattr(self.dataset, "constants", None) is not None
-        return self.seen.learned if self.target.continuous or declared else (*self.seen.learned, "the classes")
 
     def capped_samples(self, cap: int) -> int:
         """Training samples of all seen clients, of each no more than a cap."""

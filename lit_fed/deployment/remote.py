@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_fed.clients import PredictJob, TrainJob
 from lit_fed.clients.base import Failed, Trained, check_finite
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError
+from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.core.types import Population, ServingBlock, Tree
 from lit_fed.deployment.facts import SPLITS
 from lit_fed.deployment.fleet import Fleet, LostNodesError
@@ -116,7 +116,9 @@ class RemoteTrainer:
         each = {"versions": dict(enumerate(versions + [-1] * num_unseen))}
         common, form = {"kind": "keep", "phase": "adapt"}, torch.zeros(0)
         ctx, ids = self.rounds.context("adapt"), list(range(num_seen + num_unseen))
-        self.questions.ask(ctx, self.rounds.shared, ids, common, each, form, may_drop=True, seconds=None)
+        answers = self.questions.ask(ctx, self.rounds.shared, ids, common, each, form, may_drop=True, seconds=None)
+        if absent := sorted({*self.roster.node_of.values()} - answers.keys()):
+            logged(f"{', '.join(absent)} did not answer, and cannot serve clients after this training")
         self._kept = self.questions.fleet.over = True
 
     # ------------------------------------------------------------------ serving

@@ -38,7 +38,7 @@ from lit_fed.core.privacy.accountant import Accountant, accountant_name, epsilon
 from lit_fed.core.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
 from lit_fed.core.privacy.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
-from lit_fed.wrappers.around import Around
+from lit_fed.wrappers.around import Around, wrapper_of
 from lit_fed.wrappers.news import known, news, tell
 from lit_fed.wrappers.privacy import NOT_COVERED, Privacy, Private, check_statistics, planned
 
@@ -335,11 +335,7 @@ def _factor(pairs: list[tuple[Tensor, Tensor]], bound: Tensor) -> Tensor:
 
 def clips_messages(algorithm: Any) -> bool:
     """Whether a wrapper among those around an algorithm clips messages, for noise that the server adds."""
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, PrivateAverage):
-            return True
-        algorithm = algorithm.inner
-    return False
+    return wrapper_of(algorithm, PrivateAverage) is not None
 
 
 def _drawn(ctx: Context, purpose: str, count: int) -> Tensor:

@@ -11,7 +11,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.types import Tree
-from lit_fed.wrappers.around import Around, Guarded, WrapperSettings
+from lit_fed.wrappers.around import Around, Guarded, WrapperSettings, wrapper_of
 from lit_fed.wrappers.fedbn import averages_statistics
 
 __all__ = [
@@ -215,11 +215,8 @@ def planned(
 
 def privacy_of(algorithm: Any) -> Privacy | None:
     """The settings of the private wrapper among those around an algorithm; None: there is none."""
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, Private):
-            return algorithm.privacy
-        algorithm = algorithm.inner
-    return None
+    found: Private | None = wrapper_of(algorithm, Private)  # type: ignore[type-abstract]
+    return None if found is None else found.privacy
 
 
 def check_statistics(algorithm: Any, ctx: Context) -> None:

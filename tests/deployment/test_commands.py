@@ -169,6 +169,28 @@ client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', 
         assert timed(node.stderr.read()) == ("interrupted" if number == signal.SIGINT else "terminated")
 
 
+@pytest.mark.parametrize(
+    ("dataset", "more", "left", "out"),
+    [
+        (["Federation"], [], (None, None, 0.0), "--data.partition, --data.num_clients, --data.unseen_fraction"),
+        (["Federation"], ["--data.num_clients", "7"], (None, 7, 0.0), "--data.partition, --data.unseen_fraction"),
+        (["ClientFolder", "--data.dataset.root", "x"], [], (None, None, 0.2), "--data.partition, --data.num_clients"),
+        (["Digits"], [], ("Dirichlet", 20, 0.2), None),
+    ],
+)
+def test_a_configuration_gives_way_to_clients_of_a_data_set(dataset, more, left, out, capsys):
+    """What it says of dividing samples has no meaning there, and is left out by name; the command line's own stays."""
+    quickstart = str(PACKAGE.parent / "configs/experiment/quickstart.yaml")
+    data = lit_fed.cli.arguments_of(["fit", "--config", quickstart, "--data.dataset", *dataset, *more]).fit.data
+    partition = None if data.partition is None else data.partition.class_path.rpartition(".")[2]
+    assert (partition, data.num_clients, data.unseen_fraction) == left
+    said = capsys.readouterr().err
+    name = dataset[0]
+    assert said == (
+        f"lit_fed: {out} of the configuration left out: {name} says itself who its clients are\n" if out else ""
+    )
+
+
 # ---------------------------------------------------------------------- on one machine
 def test_a_local_federation_is_the_fit(clients, tmp_path):
     """Certificates, three node processes, a fit: the same numbers as without them, and nothing is left."""

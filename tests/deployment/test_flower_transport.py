@@ -91,8 +91,7 @@ def test_errors_are_followed_by_the_same_packet(transport, grid, code, capsys):
     grid.fates = {BEN: [code, code]}
     assert ask(transport) == {"anna": b"A", "ben": b"B"}
     assert [one[:2] for one in grid.pushed] == [(b"a", ANNA), *[(b"b", BEN)] * 3]
-    said = capsys.readouterr().err
-    assert re.fullmatch(rf"(?s)(lit_fed: \S+Z node ben: Flower's error {code}, sent again\n)+", said)
+    assert re.fullmatch(rf"lit_fed: \S+Z node ben: Flower's error {code}, sent again\n", capsys.readouterr().err)
 
 
 def test_a_message_that_is_lost_is_sent_again_by_the_next_call(transport, grid):

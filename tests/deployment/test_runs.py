@@ -291,22 +291,22 @@ def test_settings_come_once_and_stay_beside_the_states(folders, tmp_path):
 
 
 def test_a_second_fit_takes_the_port_of_the_first(folders, tmp_path):
-    """Two federations of one process, as of a notebook, with one listening address and the same nodes."""
+    """Two federations of one process, as of a notebook, with one listening address and the same node."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     modules = [module_of(), module_of()]
-    nodes = make_nodes(folders, tmp_path / "states", settings=modules[0].settings)
-    running = [ServingThread(one.handle, address, None, name=name, patience=PATIENCE) for name, one in nodes.items()]
+    node = Node(folders["all"], tmp_path / "states", settings=modules[0].settings)
+    running = ServingThread(node.handle, address, None, name="anna", patience=PATIENCE)
     for name, module in zip(("one", "two"), modules, strict=True):
-        federation = Federation(address, num_nodes=len(nodes), missing="stop")
+        federation = Federation(address, missing="stop")
         fit(tmp_path / name, federation, module, rounds=2)
-        assert [node.over for node in nodes.values()] == [True] * 3
+        assert node.over
     assert same(tree.leaves(modules[0].federation.shared), tree.leaves(modules[1].federation.shared))
     found = pickle.loads(pickle.dumps(modules[1]))
     assert torch.equal(found.store.versions, modules[1].store.versions)
     assert found.store.next_version() != modules[1].store.next_version()
     federation.fleet.end()
-    assert {node.join() for node in running} == {IN_ORDER}
+    assert running.join() == IN_ORDER
 
 
 def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):

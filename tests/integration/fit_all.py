@@ -208,7 +208,9 @@ def fit_in_two_ranks(out, log):
     kinds = [*(f"{one} BatchNorm" for one in BATCH_NORM), *WRAPPED]
     for name, kind in [*wanted, *(("FedEM", one) for one in kinds)]:
         extra = {"devices": 2, "strategy": "fed_ddp"}
-        pictures.draw = draw if name == "FedEM" else lambda *_, **__: None  # of any other the run of one rank draws them
+        pictures.draw = (
+            draw if name == "FedEM" else lambda *_, **__: None
+        )  # of any other the run of one rank draws them
         module, trainer = fit(name, out / kind, **RUN, callbacks=measures(name), **KINDS[kind], **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / kind / f"{name}.pt")

@@ -20,6 +20,7 @@ __all__ = [
     "check_missing_classes",
     "check_training",
     "find_client_name",
+    "learned_constants",
     "looked_at",
     "num_classes_of",
     "outlying_inputs",
@@ -51,6 +52,12 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
                 f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
                 f"label {label} is outside 0 … {target.num_values - 1}; {fix}"
             )
+
+
+def learned_constants(dataset: DataSet, seen: Population, target: Target) -> tuple[str, ...]:
+    """What was learned from samples of the clients before the training, in words: ε covers none of it."""
+    declared = dataset.num_classes is not None or getattr(dataset, "constants", None) is not None
+    return seen.learned if target.continuous or declared else (*seen.learned, "the classes")
 
 
 def num_classes_of(dataset: DataSet, seen: Population) -> int | None:
