@@ -59,6 +59,23 @@ def test_a_fit_leaves_what_its_own_numbers_take(folders, trained):
         for one, row in zip(clients, rows.tolist(), strict=True):
             found = table.loc[mine.names[one]]
             assert (row[2] / row[0], row[1] / row[0]) == (found["accuracy"], found["loss"])
+    seen = [one for one in clients if one < mine.facts.num_clients]
+    own = mine.measure(seen, "train")
+    mine.training.states.versions = dict.fromkeys(seen, -1)
+    assert own[:, 2].sum() > mine.measure(seen, "train")[:, 2].sum()
+
+
+def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
+    module = module_of(FedPer())
+    nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
+    run = fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), module, rounds=2)
+    trained = SimpleNamespace(states=tmp_path / "states", settings=module.settings)
+    before = kept_of(trained, folders).measure([2, 3], "test")
+    for path in trained.states.glob("*/*/serving.pt"):
+        path.unlink()
+    again, last = module_of(FedPer()), str(run / "checkpoints/last.ckpt")
+    fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), again, rounds=2, ckpt_path=last)
+    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
 
 
 @pytest.mark.parametrize("algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__)
