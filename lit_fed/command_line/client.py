@@ -126,6 +126,8 @@ def run_client(arguments: list[str]) -> None:
     if arguments and arguments[0] in SERVING:
         _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]))
         return
+    if arguments and not arguments[0].startswith("-"):
+        raise ConfigError(f"client {arguments[0]}: no such command; give one of {', '.join(SERVING)}, or options alone")
     given = client_parser().parse_args(arguments)
     end_at_once()
     if not given.patience > 0:

@@ -111,6 +111,13 @@ def test_a_node_loads_no_lightning():
     [
         ([], "missing: --server, --data.root, --states"),
         (["--server", "x"], "missing: --data.root, --states"),
+        (["mesure"], "client mesure: no such command; give one of measure, predict, export, or options"),
+        (["measure"], "missing: --data.root"),
+        (["predict", "--data.root", "{clients}"], "missing: --output"),
+        (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --client"),
+        (["export", "--data.root", "{clients}", "--output", "{clients}/x.pt", "--client", "a"], "end the file's name"),
+        (["measure", "--data.root", "{clients}/none"], "holds nothing of a finished training|no such folder"),
+        (["measure", "--data.root", "{clients}"], "holds nothing of a finished training"),
         (["--server", "x", "--data.root", "{clients}"], "--server 'x': no address; give HOST:PORT"),
         (["--server", "x:1", "--data.root", "{clients}/none"], "--data.root .*none: no such folder; give"),
         (["--server", "x:1", "--data.root", "{clients}"], "--server x:1 is another machine; give --tls DIR"),
