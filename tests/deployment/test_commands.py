@@ -111,7 +111,7 @@ def test_a_node_loads_no_lightning():
     [
         ([], "missing: --server, --data.root, --states"),
         (["--server", "x"], "missing: --data.root, --states"),
-        (["mesure"], "client mesure: no such command; give one of measure, predict, export, or options"),
+        (["serve"], "client serve: no such command; give one of measure, predict, export, or options"),
         (["measure"], "missing: --data.root"),
         (["predict", "--data.root", "{clients}"], "missing: --states, --output"),
         (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --states, --client"),
