@@ -169,13 +169,14 @@ class FederatedCLI(LightningCLI):
         command = self.config.subcommand
         if command in WITHOUT_TRAINER:
             raise ConfigError(f"{command} takes its arguments behind it; start with `python -m lit_fed {command}`")
-        if more := giving_way(given, self.config[command]):
-            given += more
-            self.config = parser.parse_args(given)
         config = self.config[command]
         command_parser: Any = self._parser(command)
         refuse_nulls(command_parser, config)
         check_classes(config)
+        if more := giving_way(given, config):
+            given += more
+            self.config = parser.parse_args(given)
+            config = self.config[command]
         check_run_name(config.name)
         name = config.name or default_name(given, config)
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError, logged, notice, stamped
+from lit_fed.core.errors import ClientError, ConfigError, logged, notice, stamped
 from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.https_link import AwayError, Link
@@ -126,6 +126,8 @@ def run_client(arguments: list[str]) -> None:
     if arguments and arguments[0] in SERVING:
         _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]))
         return
+    if arguments and not arguments[0].startswith("-"):
+        raise ConfigError(f"client {arguments[0]}: no such command; give one of {', '.join(SERVING)}, or options alone")
     given = client_parser().parse_args(arguments)
     end_at_once()
     if not given.patience > 0:
@@ -159,29 +161,43 @@ def _folders(given: Namespace) -> tuple[Path, Path]:
 def _serve(command: str, given: Namespace) -> None:
     """Serve clients after the training; what cannot be written is refused before anything is computed."""
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
-    from lit_fed.training.export import check_program_file, personal_model, save_program
-    from lit_fed.training.output import check_table_file, write_table
+    from lit_fed.training.export import check_program_file
+    from lit_fed.training.output import check_table_file
 
     if command == "export":
-        program = check_program_file(given.output, given.format)
+        path: Path | None = check_program_file(given.output, given.format)
         if len(given.client) != 1:
             raise ConfigError(f"--client is given {len(given.client)} times; a file holds the model of one client")
-    path = None if command == "export" or given.output is None else check_table_file(given.output)
+    else:
+        path = None if given.output is None else check_table_file(given.output)
     kept = KeptTraining(*_folders(given), given.run, given.trust)
     clients = kept.find(given.client)
-    if command == "export":
-        model = personal_model(kept.training.rounds, kept.facts, *kept.serve(clients[0]), given.client[0])
-        save_program(model, program, given.format)
-        sys.stdout.write(f"program: {program}\n")
-        return
     if kept.left_out and not given.client:
         notice(f"{', '.join(kept.left_out)} took no part in the training, and is left out")
-    table = _table(command, kept, clients, given.split)
-    if command == "measure":
-        sys.stdout.write(table.to_string(index=False) + "\n")
+    try:
+        _write(command, given, kept, clients, path)
+    except ClientError as error:
+        error.client_name = kept.names.get(error.client_id, "")
+        raise
+
+
+def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:
+    """Print and write what comes of serving clients."""
+    from lit_fed.training.export import personal_model, save_program
+    from lit_fed.training.output import write_table
+
+    if command == "export":
+        assert path is not None
+        model = personal_model(kept.training.rounds, kept.facts, *kept.serve(clients[0]), given.client[0])
+        save_program(model, path, given.format)
+    else:
+        table = _table(command, kept, clients, given.split)
+        if command == "measure":
+            sys.stdout.write(table.to_string(index=False) + "\n")
+        if path is not None:
+            write_table(table, path)
     if path is not None:
-        write_table(table, path)
-        sys.stdout.write(f"table: {path}\n")
+        sys.stdout.write(f"{'program' if command == 'export' else 'table'}: {path}\n")
 
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:

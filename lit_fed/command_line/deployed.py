@@ -10,7 +10,7 @@ from types import ModuleType
 from lit_fed.command_line.certificates import certificates_parser, write_certificates
 from lit_fed.command_line.client import client_parser, run_client
 from lit_fed.command_line.local_federation import federation_parser, run_local_federation
-from lit_fed.core.errors import ConfigError, WriteError
+from lit_fed.core.errors import ClientError, ConfigError, WriteError
 
 __all__ = ["DEPLOYED", "main", "run_deployed"]
 
@@ -43,9 +43,9 @@ def main(load: Callable[[], ModuleType]) -> None:
     """
     try:
         run_deployed(sys.argv[1], sys.argv[2:], load)
-    except (ConfigError, WriteError, KeyboardInterrupt) as error:
+    except (ConfigError, ClientError, WriteError, KeyboardInterrupt) as error:
         if os.environ.get("LIT_FED_DEBUG") == "1":
             raise
         sys.stderr.write(f"lit_fed: {'interrupted' if isinstance(error, KeyboardInterrupt) else error}\n")
         sys.stderr.flush()
-        raise SystemExit({ConfigError: 2, WriteError: 1}.get(type(error), 130)) from None
+        raise SystemExit({KeyboardInterrupt: 130, WriteError: 1}.get(type(error), 2)) from None

@@ -18,7 +18,7 @@ from typing import Any
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError, logged
+from lit_fed.core.errors import ConfigError, logged, notice
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_link import Link
@@ -73,6 +73,7 @@ def run_local_federation(arguments: list[str], load: Callable[[], ModuleType]) -
         (folder / "fit.yaml").write_text(json.dumps(config))  # JSON is YAML
         with _node_processes(names, folder, address):
             command_line.main(["fit", "--config", str(folder / "fit.yaml")])
+    notice("what these nodes kept is gone with this command; nodes started by `lit-fed client` keep it")
 
 
 def _arguments(parsed: Any) -> dict[str, Any]:

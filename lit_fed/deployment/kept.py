@@ -132,7 +132,7 @@ class KeptTraining:
         self.left_out = data.keep_only(sent["ids"])
         self._check(data, sent["ids"])
         self.training = NodeTraining(session_name(sent), sent, settings, data, path.parent)
-        self._clients, self._sent = self.training.prepare(packet)
+        _, self._sent = self.training.prepare(packet)
 
     def _check(self, data: NodeData, ids: dict[str, int]) -> None:
         """Refuse samples that are not of the training's type, and clients that have changed their folder."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from code_shape import PACKAGE
 from running import history, numbers, run, start
 
 import lit_fed.cli
+from lit_fed.command_line import client
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.machine.folder_lock import FolderLock
+from lit_fed.deployment import node
+from lit_fed.deployment.https_link import AwayError
 
 FIT = [
     "--model.algorithm", "FedEM", "--data.dataset", "ClientFolder", "--trainer.max_epochs", "2",
@@ -107,6 +111,13 @@ def test_a_node_loads_no_lightning():
     [
         ([], "missing: --server, --data.root, --states"),
         (["--server", "x"], "missing: --data.root, --states"),
+        (["serve"], "client serve: no such command; give one of measure, predict, export, or options"),
+        (["measure"], "missing: --data.root"),
+        (["predict", "--data.root", "{clients}"], "missing: --states, --output"),
+        (["export", "--data.root", "{clients}", "--output", "x.pt2"], "missing: --states, --client"),
+        (["export", "--data.root", "{clients}", "--output", "{clients}/x.pt", "--client", "a"], "end the file's name"),
+        (["measure", "--data.root", "{clients}/none"], "--data.root .*none: no such folder"),
+        (["measure", "--data.root", "{clients}"], "states holds nothing of a finished training"),
         (["--server", "x", "--data.root", "{clients}"], "--server 'x': no address; give HOST:PORT"),
         (["--server", "x:1", "--data.root", "{clients}/none"], "--data.root .*none: no such folder; give"),
         (["--server", "x:1", "--data.root", "{clients}"], "--server x:1 is another machine; give --tls DIR"),
@@ -140,6 +151,35 @@ def test_a_folder_of_states_is_for_one_node(clients, tmp_path, monkeypatch):
                          str(tmp_path / "states"), "--name", "anna"])  # fmt: skip
     assert "is at work in it" in found
     assert found.endswith("give each node a folder of its own")
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_a_node_without_a_server_ends_in_order_only_after_the_training(clients, tmp_path, monkeypatch, capsys, over):
+    """Also where the server was killed before it could say that the training is over."""
+
+    def away(handle, link):
+        raise AwayError("--server localhost:9: cannot be reached for 1 s; start it")
+
+    monkeypatch.setattr(client, "run_node", away)
+    monkeypatch.setattr(node, "Node", lambda *_: SimpleNamespace(over=over, handle=bytes))
+    given = [
+        "--server",
+        "localhost:9",
+        "--data.root",
+        str(clients),
+        "--states",
+        str(tmp_path / "states"),
+        "--name",
+        "a",
+    ]
+    if not over:
+        with pytest.raises(ConfigError, match=r"^\d{4}-\S+Z --server localhost:9: cannot be reached for 1 s; start it"):
+            command("client", *given)
+        return
+    command("client", *given)
+    assert timed(capsys.readouterr().err.splitlines()[-1]).startswith("the training is over; `lit-fed client measure")
+    with pytest.raises(ConfigError, match="cannot be reached"):
+        command("client", *given, "--stay")
 
 
 def timed(line):
@@ -207,6 +247,7 @@ def test_a_local_federation_is_the_fit(clients, tmp_path):
         key: value for key, value in numbers(folders[1]).items() if key not in left_out
     }
     assert not list(tmp_path.glob("lit-fed-*"))
+    assert "what these nodes kept is gone with this command" in other.stderr
 
 
 @pytest.mark.parametrize(

@@ -113,11 +113,21 @@ def test_nodes_equal_the_simulation(name, folders, tmp_path):
     nodes_serve_alone(both, folders, tmp_path, settings)
 
 
+@pytest.mark.parametrize("name", ["FedEM", "FedAvgPlus", "FedPer", "PFedMe"])
+def test_nodes_serve_alone_whatever_runs_the_clients(name, folders, tmp_path):
+    """Clients at once: the same ones together give the same digits."""
+    algorithm = getattr(algorithms, name)()
+    settings = FederatedModule(algorithm, LocalSolver(lr=0.1), client_trainer="vectorized").settings
+    both = sides(folders, tmp_path, settings)
+    both.remote.round(both.remote_populations[0].train)
+    nodes_serve_alone(both, folders, tmp_path, settings)
+
+
 def nodes_serve_alone(both, folders, states, settings):
     """After the training each node gives the run's numbers without a server, also for one client at a time."""
+    wanted = torch.cat([both.measured("remote", seen) for seen in (True, False)])
     both.remote.client_trainer.keep()
     both.transport.nodes.clear()
-    wanted = torch.cat([both.measured("simulated", seen) for seen in (True, False)])
     for name in ("anna", "ben", "carl"):
         kept = KeptTraining(folders[name], states / name, settings=settings)
         clients = kept.find([])

@@ -2,6 +2,7 @@
 
 import pickle
 import shutil
+from functools import partialmethod
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ from test_runs import fit
 
 from lit_fed import MLP, FedAvgPlus, FedEM, FederatedModule, FedPer
 from lit_fed.command_line.client import run_client
+from lit_fed.command_line.deployed import main
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.machine.sealed_files import load_sealed, save_sealed
@@ -59,6 +61,23 @@ def test_a_fit_leaves_what_its_own_numbers_take(folders, trained):
         for one, row in zip(clients, rows.tolist(), strict=True):
             found = table.loc[mine.names[one]]
             assert (row[2] / row[0], row[1] / row[0]) == (found["accuracy"], found["loss"])
+    seen = [one for one in clients if one < mine.facts.num_clients]
+    own = mine.measure(seen, "train")
+    mine.training.states.versions = dict.fromkeys(seen, -1)
+    assert own[:, 2].sum() > mine.measure(seen, "train")[:, 2].sum()
+
+
+def test_a_training_that_is_over_can_send_it_again(folders, tmp_path):
+    module = module_of(FedPer())
+    nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
+    run = fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), module, rounds=2)
+    trained = SimpleNamespace(states=tmp_path / "states", settings=module.settings)
+    before = kept_of(trained, folders).measure([2, 3], "test")
+    for path in trained.states.glob("*/*/serving.pt"):
+        path.unlink()
+    again, last = module_of(FedPer()), str(run / "checkpoints/last.ckpt")
+    fit(tmp_path / "run", InProcessFederation(InProcess(nodes)), again, rounds=2, ckpt_path=last)
+    assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
 
 
 @pytest.mark.parametrize("algorithm", [FedEM(), FedAvgPlus(), FedPer()], ids=lambda one: type(one).__name__)
@@ -149,6 +168,21 @@ def test_what_is_not_kept_is_said(folders, copied, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"serving.pt cannot be read: .*; put it back from a copy"):
             kept_of(copied, folders)
+
+
+def test_a_state_that_is_lost_is_told_by_name(folders, copied, monkeypatch, capsys):
+    for path in copied.states.glob("ben/*/b2.*.pt"):
+        path.unlink()
+    monkeypatch.setattr(KeptTraining, "__init__", partialmethod(KeptTraining.__init__, settings=copied.settings))
+    own = ["--data.root", str(folders["ben"]), "--states", str(copied.states / "ben")]
+    monkeypatch.setattr("sys.argv", ["lit-fed", "client", "measure", *own])
+    with pytest.raises(SystemExit) as stopped:
+        main(None)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("lit_fed: client 'b2' (3), its kept state: cannot be read from ")
+    assert "b2." in said
+    run_client(["measure", *own, "--client", "b1"])
 
 
 class Evil:

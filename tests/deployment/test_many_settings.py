@@ -8,7 +8,7 @@ import pytest
 import torch
 from in_process import make_nodes, node_folders, same
 from normalised import NormalisedMLP
-from test_conformance import sides
+from test_conformance import nodes_serve_alone, sides
 from torch import nn
 
 from lit_fed import FederatedModule
@@ -124,10 +124,11 @@ def test_models_that_begin_elsewhere_are_refused(folders, tmp_path):
         both.remote.round(both.remote_populations[0].train, [0, 1])
 
 
-def check(case, folders, tmp_path):
+def check(case, folders, states):
     solver = LocalSolver(**{"lr": 0.1, "momentum": 0.9, "persist_optimizer": True} | case.solver)
     given = {"client_trainer": "sequential", "weighting": "uniform"} | case.settings
-    both = sides(folders, tmp_path, FederatedModule(case.algorithm, solver, **given).settings, **case.facts)
+    settings = FederatedModule(case.algorithm, solver, **given).settings
+    both = sides(folders, states, settings, **case.facts)
     for cohort in case.cohorts:
         records = [
             getattr(both, which).round(population[0].train, cohort, per_block=case.per_block)
@@ -137,6 +138,7 @@ def check(case, folders, tmp_path):
         assert records[0]._replace(seconds=0, client_ids=0) == records[1]._replace(seconds=0, client_ids=0)
     for seen in (True, False):
         assert torch.equal(both.measured("simulated", seen), both.measured("remote", seen))
+    nodes_serve_alone(both, folders, states, settings)
 
 
 def test_a_number_that_was_cut_out_of_a_table_goes_as_its_bytes():

@@ -115,7 +115,7 @@ def bash_completion(tmp_path_factory):
         ("partition --model", set()),
         ("compare --f", {"--formats"}),
         ("sweep --tr", {"--trials"}),
-        ("client --st", {"--states"}),
+        ("client --st", {"--states", "--stay"}),
     ],
 )
 def test_bash_completes(bash_completion, typed, offered):
