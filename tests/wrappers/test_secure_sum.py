@@ -53,9 +53,9 @@ def seen_by_server(monkeypatch):
     messages = []
     add = Accumulator.add
 
-    def look(self, message, multiplicity, metrics):
+    def look(self, message, *others, **more):
         messages.append(rows(message.value))
-        return add(self, message, multiplicity, metrics)
+        return add(self, message, *others, **more)
 
     monkeypatch.setattr(Accumulator, "add", look)
     return messages
