@@ -107,7 +107,7 @@ class ModelSettings(NamedTuple):
     @property
     def adapters(self) -> LowRankAdapters:
         """What the frozen layers get."""
-        targets = None if self.lora_targets is None else names_of(self.lora_targets)
+        targets = None if self.lora_targets is None else list(names_of(self.lora_targets))
         return LowRankAdapters(self.lora_rank, targets, self.lora_alpha)
 
     @property

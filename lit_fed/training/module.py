@@ -149,6 +149,7 @@ class FederatedModule(Described, ServingSteps):
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, FederatedDataModule):
             if self.is_built and isinstance(data, UnseenFolder):  # they are served from a checkpoint alone
+                self.federation.check_unseen(data.unseen)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
         num_rounds = rounds_of_fit(self.settings, self.trainer, data) if stage == "fit" else 1

@@ -62,3 +62,29 @@ def test_algorithms_that_adapt_need_training_samples(tmp_path, algorithm, settin
         ConfigError, match=r"unseen client 'everywhere' has no training samples, and .* adapts to those"
     ):
         fit(folder(tmp_path / "data"), tmp_path, algorithm, **settings)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_later_client_with_test_samples_alone(tmp_path, labelled):
+    """It is served by what does not adapt, and refused by name by what does."""
+    root, last = folder(tmp_path / "data"), {}
+    arrays = dict(np.load(f"{root}/unseen/everywhere.npz"))
+    (tmp_path / "later").mkdir()
+    np.savez(tmp_path / "later/dora.npz", **(arrays if labelled else {"x_test": arrays["x_test"]}))
+    (tmp_path / "data/unseen/everywhere.npz").unlink()
+    (tmp_path / "data/unseen").rmdir()
+    for algorithm in (FedAvg(), FedEM()):
+        name = type(algorithm).__name__
+        _, _, trainer = fit(root, tmp_path / name, algorithm)
+        last[name] = f"{trainer.log_dir}/checkpoints/last.ckpt"
+
+    def personalize(algorithm):
+        trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+        module, output = FederatedModule(algorithm, LocalSolver(lr=0.3)), tmp_path / type(algorithm).__name__ / "served"
+        return trainer.personalize(module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output))
+
+    table = personalize(FedAvg())
+    assert table[["num_train", "num_test"]].to_numpy().tolist() == [[0, 200]]
+    assert (table["accuracy"] > 0.7).tolist() == [labelled]
+    with pytest.raises(ConfigError, match="unseen client 'dora' has no training samples, and FedEM adapts"):
+        personalize(FedEM())

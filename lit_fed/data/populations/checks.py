@@ -149,6 +149,11 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
 
 def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | None:
     """What labels were taken for where the numbers alone say it, and how to say something else; None: it was clear."""
+    if dataset.is_remote:
+        taken = "quantities, a regression" if target.continuous else f"{target.num_classes} classes"
+        stored, other = ("floats", "integers") if target.continuous else ("integers", "floats")
+        otherwise = "classes" if target.continuous else "quantities"
+        return f"labels are taken for {taken}: the nodes store {stored}, and {other} would be {otherwise}"
     if not _is_guessed(dataset, seen):
         return None
     is_table = hasattr(dataset, OPTION_OF_TABLES)

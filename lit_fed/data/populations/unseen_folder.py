@@ -1,6 +1,6 @@
 """Unseen clients that are served from a checkpoint alone, read as its training read inputs.
 
-FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test
+FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test; or these alone (`check_unseen`)
 FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
 FILE.csv(.gz), FILE.parquet     the rows of all of them, where the training was on a table
 """
@@ -67,17 +67,19 @@ class UnseenFolder(LightningDataModule):
     def __init__(self, folder: str, facts: TrainingFacts, only: str | None = None) -> None:
         super().__init__()
         require(bool(folder), "--clients is not set; pass a folder with a .npz file for each unseen client")
-        clients = _read_clients(folder, facts)
+        given = _read_clients(folder, facts)
+        bare = {client.name for client in given if "x_train" not in client.arrays}
+        clients = [_with_training(client, facts) for client in given]
         for client in clients:
             _check_test_arrays(client)
-        bare = not any("x_test" in one.arrays for one in clients)
-        self.held_out = only is None and bare and _is_table(given_path(folder, "--clients"))
+        silent = not any("x_test" in one.arrays for one in clients)
+        self.held_out = only is None and silent and _is_table(given_path(folder, "--clients"))
         if self.held_out:
             clients = [_divided(client, position) for position, client in enumerate(clients)]
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
         if facts.target.continuous:  # quantities that are whole numbers, too
             clients = [_floating(client) for client in clients]
-        clients = [checked(_with_labels(client)) for client in clients]
+        clients = [checked(_with_labels(client), may_lack_training=client.name in bare) for client in clients]
         _check_fit(clients, facts)
         if facts.normalisation is not None:
             for client in clients:
@@ -120,7 +122,7 @@ def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
     require(
         root.is_dir(), f"--clients {folder}: no such folder; pass one with a .npz file for each unseen client{more}"
     )
-    clients = read_files(root, ("x_train", "y_train"), ("x_test", "y_test"))
+    clients = read_files(root, (), ("x_train", "y_train", "x_test", "y_test"))
     clients = clients or read_picture_clients(root, facts.input_shape, facts.class_names)
     require(bool(clients), f"--clients {folder}: no .npz file in it; save one for each client, or pass its subfolder")
     return clients
@@ -152,6 +154,18 @@ def _floating(client: ClientArrays) -> ClientArrays:
             for name, array in client.arrays.items()
         }
     )
+
+
+def _with_training(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
+    """The client, with an empty training split if it has inputs to be predicted alone."""
+    arrays, source = client.arrays, client.sources["train"]
+    if "x_train" in arrays or "y_train" in arrays or "x_test" not in arrays:
+        for name in ("x_train", "y_train"):
+            require(name in arrays, f"{source}: array {name} is missing; save x_train, y_train in it")
+        return client
+    kind = np.float32 if facts.target.continuous else np.int64
+    empty = np.zeros((0, *facts.label_shape), arrays.get("y_test", np.zeros(0, kind)).dtype)
+    return client._replace(arrays=arrays | {"x_train": arrays["x_test"][:0], "y_train": empty})
 
 
 def _with_labels(client: ClientArrays) -> ClientArrays:
