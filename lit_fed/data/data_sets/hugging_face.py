@@ -7,6 +7,7 @@ Annotations are not postponed, for the reason given in `base.py`.
 """
 
 import importlib
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -31,6 +32,9 @@ __all__ = ["HuggingFace"]
 
 ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """What official splits are for, by their names: 0 training, 1 validation, 2 test."""
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""A name on the hub; one without its owner may be a reader, such as `pandas`, of whatever the working folder holds."""
 
 SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes."""
@@ -125,8 +129,11 @@ class HuggingFace(PooledDataSet):
         require(bool(self.path), "HuggingFace: path is not set; pass --data.dataset.path with a folder or a hub name")
         datasets = _package("datasets", "datasets>=4")
         folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
-        is_path = self.path.startswith((".", "~", "/")) or self.path.count("/") > 1
-        require(folder.is_dir() or not is_path, f"{option}: no such folder; correct it, or give a name of the hub")
+        is_name = HUB_NAME.fullmatch(self.path) is not None
+        require(
+            folder.is_dir() or is_name,
+            f"{option}: no such folder; correct it, or give a name of the hub as OWNER/NAME",
+        )
         datasets.disable_progress_bars()
         try:
             if any((folder / file).is_file() for file in SAVED):
