@@ -12,6 +12,7 @@ import inspect
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
@@ -196,6 +197,7 @@ def _could_be_imported(text: str) -> bool:
         return True
 
 
+@lru_cache(maxsize=256)
 def _kinds_of_options(of: Callable[..., Any]) -> dict[str, Kind]:
     """What the parameters of a class or function take; those that are not known here may take names."""
     made = of.__init__ if isinstance(of, type) and not hasattr(of, "_fields") else of  # type: ignore[misc]

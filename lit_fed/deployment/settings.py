@@ -45,7 +45,7 @@ class _Sent(Whitelist):
 
     def is_known(self, found: Any, place: str) -> bool:
         """Whether something is a class of lit_fed that settings may name, or among the metrics one of torchmetrics."""
-        if not isinstance(found, type) or not issubclass(found, KINDS):
+        if not isinstance(found, type) or not issubclass(found, KINDS) or found in KINDS:
             return False
         return lies_below(found.__module__, "lit_fed") or (
             place == METRICS and lies_below(found.__module__, "torchmetrics")

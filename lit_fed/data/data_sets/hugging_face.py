@@ -61,7 +61,7 @@ class HuggingFace(PooledDataSet):
 
     Args:
         path: a folder that `save_to_disk` wrote, or that holds files which `load_dataset` reads; else the name of a
-            data set on the hub.
+            data set on the hub, OWNER/NAME.
         name: configuration of the data set, as of `load_dataset`.
         split: splits that are read and pooled, such as `train` or `train+test`; null: all of train, validation and
             test that there are, each for what it is.
