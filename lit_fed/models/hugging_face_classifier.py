@@ -66,7 +66,7 @@ class HuggingFaceClassifier(Network):
     ) -> None:
         super().__init__()
         library = optional_package(
-            "transformers", "transformers>=4.56", "transformers", f"{OPTION} {type(self).__name__}"
+            "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
         )
         kind = _kind(input_shape, per_token)
         with _silent(library):

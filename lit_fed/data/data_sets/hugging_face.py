@@ -127,7 +127,7 @@ class HuggingFace(PooledDataSet):
     def _opened(self) -> Any:
         """What `datasets` makes of the path: a data set, or a dictionary of splits."""
         require(bool(self.path), "HuggingFace: path is not set; pass --data.dataset.path with a folder or a hub name")
-        datasets = _package("datasets", "datasets>=4")
+        datasets = _package("datasets", "datasets>=5.2")
         folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
         is_name = HUB_NAME.fullmatch(self.path) is not None
         require(

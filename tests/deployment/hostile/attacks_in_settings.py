@@ -149,7 +149,7 @@ def network(path, **options):
     return {"model": {"network": {"class_path": path, "init_args": options}}}
 
 
-INNER = {"init_args": {"transforms": ["canary.K"]}}
+COMPOSED = {"class_path": "torchvision.transforms.Compose", "init_args": {"transforms": ["canary.K"]}}
 
 ARGUMENTS = {
     **{f"model: {name}": {"model": one} for name, one in SETTINGS.items() if "'canary.K'" in str([*one.values()])},
@@ -171,7 +171,7 @@ ARGUMENTS = {
     "optimizer": {"optimizer": CLASS_ANYWHERE},
     "nested deep": {"model": {"metrics": json.loads("[" * 500 + "]" * 500)}},
     "nested deeper": {"model": {"metrics": json.loads("[" * 900 + "]" * 900)}},
-    "a class in a class": source("torchvision.datasets.FakeData", transform={"class_path": "torchvision.transforms.Compose"} | INNER),
+    "a class in a class": source("torchvision.datasets.FakeData", transform=COMPOSED),
     "a partition": {"data": {"partition": "canary.K"}},
     "a poison": {"data": {"poison": CLASS_ANYWHERE}},
     "augmentation": {"data": {"augment": CLASS_ANYWHERE}},
