@@ -30,6 +30,9 @@ METRICS = "model.metrics"
 DEEPEST = 32
 """Levels of nesting."""
 
+LARGEST = 2**64
+"""Whole numbers have to be smaller; seeds come close."""
+
 LONGEST_SHOWN = 100
 """Characters of a foreign text that a message repeats."""
 
@@ -91,6 +94,8 @@ class Whitelist(ABC):
                 self.check_plain(one, place, depth + 1)
         elif not isinstance(value, PLAIN):
             self.refuse(place, f"is a {type(value).__name__}, no plain value")
+        elif isinstance(value, int) and abs(value) >= LARGEST:
+            self.refuse(place, "is a whole number of more than 64 bits")
 
     def check_options(self, options: Any, of: Callable[..., Any], place: str) -> None:
         """Options of a class or function; the type of an option decides what a text in it may mean."""

@@ -120,7 +120,7 @@ class _Maker:
             inner = next((get_args(one) for one in _alternatives(hint) if get_origin(one) in (list, tuple)), ())
             made = [self.value(one, inner[0] if inner else Any, place) for one in value]
             return tuple(made) if any(get_origin(one) is tuple for one in _alternatives(hint)) else made
-        return value
+        return float(value) if type(value) is int and not _fits_whole(hint) else value
 
     def _call(self, kind: Callable[..., Any], given: Any, place: str, *, delayed: bool = False) -> Any:
         """What a class or function makes of its options; `delayed`: something that can still be called with more."""
@@ -157,9 +157,14 @@ def _fits_one(value: Any, hint: Any) -> bool:
         return False
     if isinstance(value, list | dict):
         return issubclass(type(value), kind) or (kind is tuple and isinstance(value, list))
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int:
         return kind in (int, float)
     return kind is type(value) and kind in PLAIN
+
+
+def _fits_whole(hint: Any) -> bool:
+    """Whether a whole number may stay one: for an option that takes floating ones alone, it becomes one."""
+    return any(one in (int, Any) or get_origin(one) is Literal for one in _alternatives(hint))
 
 
 def _is_maker(hint: Any, kind: Any) -> bool:

@@ -37,7 +37,7 @@ ODD = [
 DOTTED = [*OUTSIDE, *(one for one in ODD if "." in one)]
 
 HOSTILE = [
-    *OUTSIDE, *ODD, "", 0, -1, 2**63, 1e300, float("nan"), float("inf"), True, None, [], {}, [[]], {"": {}},
+    *OUTSIDE, *ODD, "", 0, -1, 2**63, 10**400, 1e300, float("nan"), float("inf"), True, None, [], {}, [[]], {"": {}},
     {"class_path": None}, {"class_path": []}, {"class_path": "canary.K"}, {"class_path": ".x.K"}, {"class_path": ""},
     {"class_path": "lit_fed.MLP", "init_args": []}, {"class_path": "lit_fed.MLP", "init_args": {"x.y": 1}},
     {"class_path": "lit_fed.FedEM", "init_args": {"num_components": {"class_path": "canary.K"}}},
@@ -191,4 +191,5 @@ COMMAND_LINE = {
     "a base": {"algorithm": {"class_path": "lit_fed.algorithms.base.Algorithm"}},
     "a number": {"algorithm": 7},
     "layers": {"trainable": [".x.K"]},
+    "null for a number": {"solver": {"lr": None}},
 }  # fmt: skip

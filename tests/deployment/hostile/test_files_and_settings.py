@@ -35,14 +35,15 @@ from watched import watch
 
 import lit_fed
 from lit_fed.cli import ArgumentsCLI, main
+from lit_fed.clients.session import Session
 from lit_fed.command_line.trusted_classes import trusted_arguments
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass
 from lit_fed.data.data_sets.hugging_face import HuggingFace
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models import HuggingFaceClassifier, Timm
-from lit_fed.models.base import build_network
 from lit_fed.training.checkpoint import load_checkpoint
 
 CANARY = (
@@ -205,6 +206,9 @@ def test_the_command_line_ends_with_a_message(way, whole, place, capsys):
 
 
 # ---------------------------------------------------------------------- the fuzzer
+FACTS = TrainingFacts((3, 8, 8), "float32", (), Multiclass(3), 4, 40, 10, None, 4, 1024, "samples", 0, 2, None)
+
+
 def places(value, path=()):
     """Every place in settings: the path of each value, and of each key."""
     yield path
@@ -225,14 +229,11 @@ def replaced(value, path, hostile, *, key=False):
 
 
 def examine(section, arguments):
-    """What both sides make of settings: objects, or a message."""
-    try:
-        made = settings_from_json(section)
-        choose_metrics(made.metrics, Multiclass(3))
-        if isinstance(section["network"], dict) and section["network"]["class_path"] in ("lit_fed.Timm", "lit_fed.MLP"):
-            build_network(made.network, (3, 8, 8), torch.float32, 3)
-    except ConfigError:
-        pass
+    """What both sides make of settings: a session, or a message."""
+    with suppress(ConfigError):
+        settings = settings_from_json(section)
+        choose_metrics(settings.metrics, FACTS.target)
+        Session.of(settings, FACTS, torch.device("cpu"))
     with suppress(ConfigError):
         trusted_arguments(arguments, Path("its.ckpt"), set(), [])
 
