@@ -130,13 +130,22 @@ def check_modules(trusted: Sequence[str]) -> None:
 
 
 def classes_in(config: Any) -> set[str]:
-    """The paths of classes and functions in a parsed configuration."""
+    """The paths of classes and functions in a parsed configuration, those of metrics among them."""
     if isinstance(config, Namespace):
         config = vars(config)
     if isinstance(config, Mapping):
         own = {config["class_path"]} if isinstance(config.get("class_path"), str) else set()
-        return own.union(*map(classes_in, config.values()))
+        return own.union(_metrics_in(config.get("metrics")), *map(classes_in, config.values()))
     return set().union(*map(classes_in, config)) if isinstance(config, list | tuple) else set()
+
+
+def _metrics_in(given: Any) -> set[str]:
+    """The paths in what chooses metrics, where a key or a text may be one."""
+    if isinstance(given, str):
+        return {one.strip() for one in given.split(",") if "." in one}
+    if isinstance(given, Mapping):
+        given = [*given, *given.values()]
+    return set().union(*map(_metrics_in, given)) if isinstance(given, list | tuple) else set()
 
 
 def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], trusted: Sequence[str]) -> dict[str, Any]:

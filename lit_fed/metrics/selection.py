@@ -42,8 +42,8 @@ COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group"
 """Columns of clients.csv beside results and mixture weights."""
 
 
-LIBRARY = ("torchmetrics", "torchmetrics.classification", "torchmetrics.regression")
-"""Modules that are imported because a text names them."""
+LIBRARY = ("torchmetrics.classification", "torchmetrics.regression")
+"""Packages that are imported because a text names them."""
 
 
 ARGUMENTS = names_in(
@@ -85,7 +85,7 @@ def with_classes(given: MetricsGiven, find: Callable[[str], Any] = import_path) 
         if not any(map(_is_own, parts)):
             return given
         return [_own_class(one, find) if _is_own(one) else one for one in parts]
-    if isinstance(given, list):
+    if isinstance(given, list | tuple):
         return [with_classes(one, find) for one in given]
     if isinstance(given, dict) and "class_path" in given:
         path = given["class_path"]
@@ -191,7 +191,8 @@ def _found(name: str) -> Any:
     try:
         if "." not in name:
             return next(getattr(place, name) for place in _places() if name in _names_of_metrics(place))
-        if name.rpartition(".")[0] not in LIBRARY:
+        module = name.rpartition(".")[0]
+        if module != "torchmetrics" and not any(lies_below(module, one) for one in LIBRARY):
             raise ValueError(name)
         return import_path(name)
     except (AttributeError, ImportError, StopIteration, ValueError) as error:
