@@ -133,6 +133,13 @@ CONFIGS_OF_TRANSFORMERS = [
     {"id2label": {"0": "/etc/passwd"}}, {"rope_parameters": {"file": "/etc/passwd"}}, {"per_layer_config": {}},
 ]  # fmt: skip
 
+AUGMENTATIONS = [
+    "canary.K", "canary.K()", "Lambda(canary.make)", "Compose([canary.K()])", "JPEG(canary.K)",
+    "__import__('canary')", "ToDtype(__import__('canary'))", "io.read_file('/etc/passwd')", "v2.functional.x()",
+    "RandomCrop(open('/etc/passwd'))", "[x for x in ()]", "lambda: 1", "RandomCrop(*(1,))", "Transform()",
+    "-" * 20000 + "1", "[" * 5000 + "]" * 5000, "RandomCrop(" * 150 + ")" * 150, "", "\x00", "K" * 5000,
+]  # fmt: skip
+
 ARGUMENTS_OF_METRICS = [
     {"process_group": "canary.K"}, {"dist_sync_fn": "canary.make"}, {"distributed_available_fn": "canary.make"},
     {"average": "canary.K"}, {"compute_on_cpu": True}, {"model_name_or_path": "some/one"}, {"_target_": "canary.K"},

@@ -18,6 +18,7 @@ import torch
 from attacks_in_settings import (
     ARGUMENTS,
     ARGUMENTS_OF_METRICS,
+    AUGMENTATIONS,
     COMMAND_LINE,
     CONFIGS_OF_TRANSFORMERS,
     DOTTED,
@@ -39,6 +40,7 @@ from lit_fed.clients.session import Session
 from lit_fed.command_line.trusted_classes import trusted_arguments
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass
+from lit_fed.data.augmentation import make_augmentation
 from lit_fed.data.data_sets.hugging_face import HuggingFace
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.deployment.settings import settings_from_json
@@ -154,6 +156,15 @@ def test_adapters_in_a_folder_lead_nowhere(place):
 def test_torchmetrics_get_words_and_numbers(arguments, place):
     with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.metrics AUROC"):
         choose_metrics({"AUROC": arguments}, Binary())
+    assert not seen
+
+
+@pytest.mark.parametrize("number", range(len(AUGMENTATIONS)))
+def test_an_augmentation_is_made_of_torchvision_s_transforms_alone(number, place):
+    from torchvision.transforms import v2  # noqa: F401 - before it is watched
+
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--data\.augment"):
+        make_augmentation(AUGMENTATIONS[number])
     assert not seen
 
 
