@@ -87,7 +87,7 @@ class _Stored(Whitelist):
         try:
             if "class_path" in text or isinstance(yaml.safe_load(text), dict | list):
                 return True
-            return kind == "names" and Path(text).is_file()
+            return kind != "anything" and Path(text).is_file()
         except (yaml.YAMLError, RecursionError, ValueError, OSError):  # a name that no file can have
             return False
 

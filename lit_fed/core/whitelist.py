@@ -24,6 +24,9 @@ PLAIN = (str, int, float, bool, type(None))
 VALUES = (*PLAIN, Path)
 """Types of options whose texts name nothing."""
 
+MANY = (list, tuple, dict, object, Sequence, Mapping, Collection)
+"""Types of options that hold other values, whatever these are."""
+
 METRICS = "model.metrics"
 """The place where names without a module are those of torchmetrics, and keys may be paths."""
 
@@ -36,8 +39,11 @@ LARGEST = 2**64
 LONGEST_SHOWN = 100
 """Characters of a foreign text that a message repeats."""
 
-Kind = Literal["values", "anything", "names"]
-"""What an option takes: texts that mean themselves, those that may hold a configuration, those that may be imported."""
+Kind = Literal["values", "anything", "names", "object"]
+"""What an option takes: texts that mean themselves, those that may hold a configuration, those that may be imported.
+
+An `object` is one name or one class with its options, and no list.
+"""
 
 
 class Whitelist(ABC):
@@ -111,13 +117,15 @@ class Whitelist(ABC):
             self._check_metrics(value)
         elif isinstance(value, dict) and "class_path" in value:
             self.check_object(value, place)
+        elif isinstance(value, list) and kind == "object":
+            self.refuse(place, "is a list, where one object belongs")
         elif isinstance(value, dict | list):
             for one in value if isinstance(value, list) else (*value, *value.values()):
-                self.check_value(one, place, kind)
+                self.check_value(one, place, "names" if kind == "object" else kind)
         elif isinstance(value, str) and kind != "values":
             if self.holds_configuration(value, kind):
                 self.refuse(place, f"is {value[:LONGEST_SHOWN]!r}, which may hold another configuration")
-            for path in value.replace(",", " ").split() if kind == "names" else ():
+            for path in value.replace(",", " ").split() if kind != "anything" else ():
                 if _could_be_imported(path):
                     self.check_path(path, place)
 
@@ -222,10 +230,12 @@ def _is_of_torch(made: Any) -> bool:
 def _kind(hint: Any) -> Kind:
     origin = get_origin(hint)
     if origin is None:
-        return "values" if hint in VALUES else "anything" if hint is Any else "names"
+        return "values" if hint in VALUES else "anything" if hint is Any else "names" if hint in MANY else "object"
     if origin is Literal:
         return "values"
     inside = {_kind(one) for one in get_args(hint) if one is not ...}
-    if "names" in inside or origin not in (Union, types.UnionType, list, tuple, dict, Sequence, Mapping):
+    if origin in (Union, types.UnionType) and inside <= {"values", "object"}:
+        return "object" if "object" in inside else "values"
+    if {"names", "object"} & inside or origin not in (Union, types.UnionType, list, tuple, dict, Sequence, Mapping):
         return "names"
     return "anything" if "anything" in inside else "values"

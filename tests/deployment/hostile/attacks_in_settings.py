@@ -199,4 +199,5 @@ COMMAND_LINE = {
     "a number": {"algorithm": 7},
     "layers": {"trainable": [".x.K"]},
     "null for a number": {"solver": {"lr": None}},
+    "a list for an object": {"solver": []},
 }  # fmt: skip
