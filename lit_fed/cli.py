@@ -187,6 +187,8 @@ class FederatedCLI(LightningCLI):
                 stored = trusted_arguments(stored, path, classes_in(config), config.trust)
                 behind = given.index(command) + 1
                 self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
+                refuse_nulls(command_parser, self.config[command])
+                check_classes(self.config[command])
         except DamagedCheckpointError as error:
             raise ConfigError(with_command(error, given)) from error
         config = self.config[command]

@@ -88,7 +88,9 @@ def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) ->
     with new_folder(folder, owner=True) as partial:
         partial.mkdir()
         (partial / "pyproject.toml").write_text(_app(config), encoding="utf-8")
-    _tell(folder, config, sorted(one for one in modules if one.partition(".")[0] != "lit_fed"))
+    _tell(
+        folder, config, sorted(one for one in modules if one.partition(".")[0] not in ("", "lit_fed", "torchmetrics"))
+    )
 
 
 def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -15,6 +15,7 @@ import torch
 
 from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.machine.given_paths import shown
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Population
 from lit_fed.data.batch_transforms import in_batches
@@ -123,8 +124,8 @@ def _calls(text: str) -> list[ast.expr]:
     """The transforms in a text, each a name or a call; a list of them may stand in brackets."""
     try:
         body = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError(f"--data.augment {text!r} cannot be read ({error.args[0]}); {FIX}") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two where it is nested too deep
+        raise ConfigError(f"--data.augment {shown(text)!r} cannot be read ({error}); {FIX}") from error
     given = [body] if not isinstance(body, ast.Tuple) else body.elts
     listed = [call for one in given for call in (one.elts if isinstance(one, ast.List) else [one])]
     calls: list[ast.expr] = [_Names().visit(one) for one in listed]

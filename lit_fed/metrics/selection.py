@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,8 +13,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.library_options import check_library_options, names_in
 from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.targets import Target
+from lit_fed.core.whitelist import import_path, lies_below
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
 from lit_fed.metrics.client_table import summarise
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 else:
     torchmetrics = imported_later("torchmetrics")
 
-__all__ = ["MetricsGiven", "WantedMetric", "choose_metrics", "wanted_metrics"]
+__all__ = ["MetricsGiven", "WantedMetric", "choose_metrics", "wanted_metrics", "with_classes"]
 
 MetricsGiven = str | list[Any] | dict[str, Any] | None
 """Names of classes, alone, listed or divided by commas; classes with arguments; names of one's own for both."""
@@ -41,6 +42,21 @@ COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group"
 """Columns of clients.csv beside results and mixture weights."""
 
 
+LIBRARY = ("torchmetrics.classification", "torchmetrics.regression")
+"""Packages that are imported because a text names them."""
+
+
+ARGUMENTS = names_in(
+    """
+    adjusted alternative average beta fpr_range ignore_index keep_sequence_dim log_prob max_fpr min_precision min_recall
+    min_sensitivity min_specificity multiclass_mode multidim_average multioutput n_bins norm normalization normalize
+    num_classes num_groups num_labels num_outputs p power reduction squared t_test task threshold thresholds top_k
+    validate_args variant weights zero_division
+    """
+)
+"""Arguments of the metrics of classes and of numbers; none of them takes a file, an address or a function."""
+
+
 class WantedMetric(NamedTuple):
     """A metric that a user asks for."""
 
@@ -52,6 +68,47 @@ class WantedMetric(NamedTuple):
     def shown(self) -> str:
         """What messages call it."""
         return self.given.__name__ if isinstance(self.given, type) else type(self.given).__name__
+
+
+def with_classes(given: MetricsGiven, find: Callable[[str], Any] = import_path) -> MetricsGiven:
+    """Metrics with the class in place of each path outside torchmetrics, which nothing else here imports.
+
+    Args:
+        given: see `wanted_metrics`; typed by the person at the keyboard, or else `find` has to check the paths.
+        find: gives the class at a path.
+
+    Raises:
+        ConfigError: if there is no such class.
+    """
+    if isinstance(given, str):
+        parts = [one.strip() for one in given.split(",")]
+        if not any(map(_is_own, parts)):
+            return given
+        return [_own_class(one, find) if _is_own(one) else one for one in parts]
+    if isinstance(given, list | tuple):
+        return [with_classes(one, find) for one in given]
+    if isinstance(given, dict) and "class_path" in given:
+        path = given["class_path"]
+        return given | {"class_path": _own_class(path, find)} if isinstance(path, str) and _is_own(path) else given
+    if isinstance(given, dict):
+        return {
+            _own_class(name, find) if isinstance(name, str) and _is_own(name) else name: (
+                one if one is None or (isinstance(one, dict) and "class_path" not in one) else with_classes(one, find)
+            )
+            for name, one in given.items()
+        }
+    return given
+
+
+def _is_own(path: str) -> bool:
+    return "." in path and not lies_below(path, "torchmetrics")
+
+
+def _own_class(path: str, find: Callable[[str], Any]) -> Any:
+    try:
+        return find(path)
+    except (AttributeError, ImportError, ValueError) as error:
+        raise _no_such_metric(path, error) from error
 
 
 def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
@@ -125,24 +182,30 @@ def _wanted(name: str | None, given: Any) -> WantedMetric:
     return WantedMetric(name or _snake_case(cls.__name__), cls, dict(arguments))
 
 
-def _found(path: str) -> Any:
-    """The class of a name or a path.
+def _found(name: str) -> Any:
+    """The class of torchmetrics with a name or a path.
 
     Raises:
         ConfigError: naming classes whose names are close.
     """
-    module, _, name = path.rpartition(".")
     try:
-        if "." in path:
-            return getattr(importlib.import_module(module), name)
-        return next(getattr(place, name) for place in _places() if name in _names_of_metrics(place))
+        if "." not in name:
+            return next(getattr(place, name) for place in _places() if name in _names_of_metrics(place))
+        module = name.rpartition(".")[0]
+        if module != "torchmetrics" and not any(lies_below(module, one) for one in LIBRARY):
+            raise ValueError(name)
+        return import_path(name)
     except (AttributeError, ImportError, StopIteration, ValueError) as error:
-        known = [one for place in _places() for one in _names_of_metrics(place)]
-        begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
-        close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
-        fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
-        why = f" ({error})" if isinstance(error, ImportError) else ""
-        raise ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}") from error
+        raise _no_such_metric(name, error) from error
+
+
+def _no_such_metric(path: str, error: Exception) -> ConfigError:
+    known = [one for place in _places() for one in _names_of_metrics(place)]
+    begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
+    close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
+    fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
+    why = f" ({error})" if isinstance(error, ImportError) else ""
+    return ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}")
 
 
 def _places() -> tuple[ModuleType, ...]:
@@ -177,6 +240,8 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
     classes = f"{target.name}, {target.num_classes} classes"
     labels = f"the labels are {'numbers' if target.continuous else classes}"
     _refuse_other_labels(wanted, target, labels)
+    if lies_below(wanted.given.__module__, "torchmetrics"):
+        check_library_options(wanted.arguments, ARGUMENTS, f"{OPTION} {wanted.shown}", "torchmetrics")
     try:
         with quiet():  # torchmetrics's of the memory that all predictions take; here they are those of one client
             metric = _made(wanted, target)

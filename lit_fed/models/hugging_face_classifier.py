@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -11,13 +12,21 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.library_options import check_library_options
 from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.machine.packages import optional_package
 from lit_fed.models.base import Network, check_dropout
+from lit_fed.models.library_options import TRANSFORMERS
 
 __all__ = ["HuggingFaceClassifier"]
 
 OPTION = "--model.network"
+ATTENTION = (None, "eager", "sdpa")
+"""Kernels that are part of PyTorch; the library would fetch others from the hub, which are code."""
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+"""A name on the hub; other texts are paths."""
+
 ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_type: bert, hidden_size: 64}"
 
 
@@ -57,7 +66,7 @@ class HuggingFaceClassifier(Network):
     ) -> None:
         super().__init__()
         library = optional_package(
-            "transformers", "transformers>=4.56", "transformers", f"{OPTION} {type(self).__name__}"
+            "transformers", "transformers>=5.24", "transformers", f"{OPTION} {type(self).__name__}"
         )
         kind = _kind(input_shape, per_token)
         with _silent(library):
@@ -71,8 +80,7 @@ class HuggingFaceClassifier(Network):
             else:
                 _check_texts(settings, input_shape[0], kind)
             settings.num_labels, settings.use_cache = num_outputs, False
-            factory = getattr(library, f"AutoModelFor{kind}Classification")
-            self.model, random = _build(factory, settings, weights)
+            self.model, random = _build(library, kind, settings, weights)
         self.reads_images, self.pad_token_id = kind == "Image", getattr(settings, "pad_token_id", None)
         self.vocab_size: int | None = getattr(settings, "vocab_size", None)
         base = f"model.{self.model.base_model_prefix}."
@@ -158,13 +166,30 @@ def _configuration(library: Any, weights: str | None, config: str | dict[str, An
         if "model_type" not in fields:
             raise ConfigError(f"{OPTION}.config has no model_type; give {ABOUT_CONFIG}")
         settings = _of_type(library, fields.pop("model_type"))
+    _check_source(settings)
     return _with_fields(settings, fields)
+
+
+def _check_source(settings: Any) -> None:
+    """Refuse a configuration by which the library would load code, or another library's weights."""
+    attention = getattr(settings, "_attn_implementation", None)
+    if attention not in ATTENTION:
+        raise ConfigError(f"{OPTION}.config asks for the attention {attention!r}; give eager or sdpa")
+    for name in ("quantization_config", "model_args", "backbone", "detectron2_config_args"):
+        if getattr(settings, name, None) is not None:
+            raise ConfigError(
+                f"{OPTION}.config: {type(settings).__name__} has {name}, which another library would read; choose "
+                "another network"
+            )
+    for name in settings.sub_configs:
+        if hasattr(part := getattr(settings, name, None), "to_dict"):
+            _check_source(part)
 
 
 def _read(read: Any, place: str, option: str, **options: Any) -> Any:
     """What the library reads from a folder, a file or the hub."""
     path = given_path(place, option.partition(" ")[0])
-    if not path.exists() and (place.startswith((".", "/", "~")) or place.count("/") > 1):
+    if not path.exists() and HUB_NAME.fullmatch(place) is None:
         raise ConfigError(f"{option} does not exist; give a folder that save_pretrained wrote, or a name of the hub")
     try:
         return read(str(path) if path.exists() else place, trust_remote_code=False, **options)
@@ -195,6 +220,9 @@ def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
             meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known)[:12])} …"
             raise ConfigError(f"{OPTION}.config has {name!r}, which is no field of {type(settings).__name__}; {meant}")
     attention = fields.pop("attn_implementation", None)
+    if attention not in ATTENTION:
+        raise ConfigError(f"{OPTION}.config.attn_implementation is {str(attention)[:60]!r}; give eager or sdpa")
+    check_library_options(fields, TRANSFORMERS, f"{OPTION}.config", "transformers")
     given = settings.to_dict() | {settings.attribute_map.get(name, name): value for name, value in fields.items()}
     try:
         made = type(settings).from_dict(given)
@@ -253,15 +281,18 @@ def _check_texts(settings: Any, length: int, kind: str) -> None:
 
 
 # ------------------------------------------------------------------ weights
-def _build(factory: Any, settings: Any, weights: str | None) -> tuple[nn.Module, set[str]]:
+def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple[nn.Module, set[str]]:
     """The network, and the names of its parameters that the weights do not hold."""
+    factory = getattr(library, f"AutoModelFor{kind}Classification")
     sizes_alone = torch.empty(0).device.type == "meta"  # nothing is read for them
     if weights is None or sizes_alone:
         try:
-            return factory.from_config(settings, dtype=torch.float32), set()
+            return factory.from_config(settings, trust_remote_code=False, dtype=torch.float32), set()
         except Exception as error:
             raise ConfigError(f"{OPTION}.config cannot be built ({_said(error)}); correct the fields") from error
     option = f"{OPTION}.weights {weights}"
+    if _read(lambda place, **_: library.utils.find_adapter_config_file(place), weights, option) is not None:
+        raise ConfigError(f"{option} holds adapters of peft, which name other weights; merge them and give the result")
     network, found = _read(
         factory.from_pretrained, weights, option, config=settings, dtype=torch.float32, output_loading_info=True,
         ignore_mismatched_sizes=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,14 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.core.errors import ConfigError
+from lit_fed.core.library_options import check_library_options
 from lit_fed.core.machine.packages import optional_package
 from lit_fed.models.base import Network, check_dropout, image_shape
+from lit_fed.models.library_options import TIMM
 from lit_fed.models.pretrained import SUFFIXES, fit_weights, read_weights
 
 __all__ = ["Timm"]
 
 FILLED_IN = {"num_classes": "the data", "in_chans": "the data", "drop_rate": "--model.network.dropout"}
 """Options of timm, and what says them here."""
+
+NAME = re.compile(r"\w+(\.\w+)?")
+"""A network and a version of its weights; `hf-hub:` and `local-dir:` lead to code and files elsewhere."""
 
 
 class Timm(Network):
@@ -33,7 +39,7 @@ class Timm(Network):
         weights: path of a file (.pt, .pth) with a state dict of this network to start from; a classifier for another
             number of classes stays random. null: those of `pretrained`.
         dropout: share of units dropped before the classifier in training, in [0, 1).
-        options: further arguments of `timm.create_model`, by name.
+        options: further arguments of `timm.create_model`, by name: sizes, rates, switches and names of layers.
     """
 
     def __init__(
@@ -47,7 +53,7 @@ class Timm(Network):
         options: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        library = optional_package("timm", "timm>=1.0", "timm", f"--model.network {type(self).__name__}")
+        library = optional_package("timm", "timm>=1.0.31", "timm", f"--model.network {type(self).__name__}")
         image = image_shape(f"timm's {name}", input_shape)
         check_dropout(dropout)
         options = dict(options or {})
@@ -76,13 +82,14 @@ class Timm(Network):
 
 
 def _check_names(library: Any, name: str, pretrained: bool, weights: str | None, options: dict[str, Any]) -> None:
-    if not library.is_model(name):
+    if NAME.fullmatch(name) is None or not library.is_model(name):
         near = get_close_matches(name, library.list_models(), n=1)
         meant = f"did you mean {near[0]}?" if near else "timm.list_models() lists them"
         raise ConfigError(f"--model.network.name is {name}; give a network that timm knows, {meant}")
     for option, instead in FILLED_IN.items():
         if option in options:
             raise ConfigError(f"--model.network.options has {option}, which is said by {instead}; leave it out")
+    check_library_options(options, TIMM, "--model.network.options", "timm")
     if weights is not None and pretrained:
         raise ConfigError("--model.network.pretrained and --model.network.weights are both given; leave one out")
     if weights is not None and not weights.endswith(SUFFIXES):

@@ -28,7 +28,7 @@ from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.states import VersionStore
 from lit_fed.metrics.gathered import ClientTable
-from lit_fed.metrics.selection import MetricsGiven, choose_metrics
+from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.training.building import build_federation, facts_of, remote_trainer, rounds_of_fit
@@ -132,8 +132,8 @@ class FederatedModule(Described, ServingSteps):
         super().__init__()
         self.settings = ModelSettings(
             algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, metrics, loss, privacy,
-            secure_aggregation, compression, compression_feedback, compression_scope, downlink_compression,
+            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, with_classes(metrics), loss,
+            privacy, secure_aggregation, compression, compression_feedback, compression_scope, downlink_compression,
             robust_aggregation, attack, faults,
         )  # fmt: skip
         self.settings.check()

@@ -20,7 +20,7 @@ def written(tmp_path, *arguments):
 def test_the_app_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     config = tmp_path / "x.yaml"
     config.write_text(
-        'model:\n  solver:\n    lr: 0.25\n  metrics: "Accuracy"\ndata:\n  dataset:\n    class_path: ClientFolder\n'
+        'model:\n  solver:\n    lr: 0.25\n  metrics: "AUROC"\ndata:\n  dataset:\n    class_path: ClientFolder\n'
         "    init_args:\n      root: data\n"
     )
     app = written(tmp_path, "--config", str(config), *SMALL)
@@ -55,6 +55,7 @@ def test_texts_with_quotes_and_letters_of_other_languages_are_kept(tmp_path):
     ("arguments", "message"),
     [
         (["--data.dataset", "Digits"], "--data.dataset is Digits, and the samples of this run are on the nodes"),
+        (["--model.metrics", "Accuracy"], "--model.metrics has Accuracy, and accuracy is measured anyway"),
         (["--data.partition", "IID"], "--data.partition is IID, and every node brings its clients; add --data.part"),
         (["--data.num_clients", "3"], "--data.num_clients is 3, and every node brings its clients"),
         (["--data.unseen_fraction", "0.5"], "who is unseen is decided on the nodes"),

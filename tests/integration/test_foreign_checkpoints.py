@@ -10,7 +10,7 @@ import torch
 from running import SMALL, folder
 
 from lit_fed.cli import main
-from lit_fed.command_line.trusted_classes import trusted_arguments
+from lit_fed.command_line.trusted_classes import classes_in, trusted_arguments
 from lit_fed.core.errors import ConfigError
 from lit_fed.training.checkpoint import load_checkpoint
 
@@ -180,6 +180,16 @@ def test_what_is_named_or_trusted_is_taken(place):
         assert trusted_arguments(own, Path("its.ckpt"), named, trusted) == own
     nested = network("foreign.Net", note={"class_path": "os.system"})
     assert "names os.system" in refusal(nested, trusted=["foreign"]), "trust in one module is not trust in another"
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["AUROC, foreign.Metric", ["foreign.Metric"], {"foreign.Metric": {"task": "binary"}}, {"x": "foreign.Metric"}],
+    ids=["text", "list", "key", "value"],
+)
+def test_a_metric_that_the_command_line_names_is_taken(given, place):
+    stored = {"model": {"metrics": {"foreign.Metric": {}}}}
+    assert trusted_arguments(stored, Path("its.ckpt"), classes_in({"model": {"metrics": given}}), []) == stored
 
 
 # ---------------------------------------------------------------------- the command line

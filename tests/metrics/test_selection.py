@@ -7,7 +7,7 @@ from torchmetrics import Metric, MetricCollection, classification
 
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
-from lit_fed.metrics.selection import choose_metrics, wanted_metrics
+from lit_fed.metrics.selection import choose_metrics, wanted_metrics, with_classes
 
 MACRO = {"class_path": "F1Score", "init_args": {"average": "macro"}}
 
@@ -58,7 +58,7 @@ class Shy(Brier):
     ],
 )
 def test_ways_to_give_them(given, names):
-    assert [one.name for one in wanted_metrics(given)] == names
+    assert [one.name for one in wanted_metrics(with_classes(given))] == names
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_ways_to_give_them(given, names):
 )
 def test_refused_at_once(given, message):
     with pytest.raises(ConfigError) as refused:
-        wanted_metrics(given)
+        wanted_metrics(with_classes(given))
     assert message in str(refused.value)
 
 
@@ -101,7 +101,12 @@ def test_refused_at_once(given, message):
         ("BinaryAUROC", Multiclass(3), "BinaryAUROC is BinaryAUROC, and the labels are multiclass, 3 classes; leave"),
         ({"AUROC": {"task": "multilabel"}}, Binary(), "AUROC is MultilabelAUROC, and the labels are binary"),
         ({"AUROC": {"task": "binry"}}, Binary(), "AUROC refuses its arguments: Invalid Classification"),
-        ({"F1Score": {"avrage": "macro"}}, Binary(), "F1Score refuses its arguments: Unexpected keyword arguments"),
+        (
+            {"F1Score": {"avrage": "macro"}},
+            Binary(),
+            "F1Score has 'avrage', which is not handed on to torchmetrics; did",
+        ),
+        ({"F1Score": {"num_groups": 2}}, Binary(), "F1Score refuses its arguments: Unexpected keyword arguments"),
         ("MulticlassFBetaScore", Multiclass(3), "missing 1 required positional argument: 'beta'"),
         ("ConfusionMatrix", Multiclass(3), "ConfusionMatrix gives 9 numbers of each client, and one is wanted"),
         ({"F1Score": {"average": "none"}}, Multiclass(3), "F1Score gives 3 numbers of each client"),
@@ -119,7 +124,7 @@ def test_refused_at_once(given, message):
 )
 def test_refused_for_these_labels(given, target, message):
     with pytest.raises(ConfigError) as refused:
-        choose_metrics(given, target)
+        choose_metrics(with_classes(given), target)
     assert message in str(refused.value)
 
 

@@ -7,6 +7,7 @@ Annotations are not postponed, for the reason given in `base.py`.
 """
 
 import importlib
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -31,6 +32,9 @@ __all__ = ["HuggingFace"]
 
 ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """What official splits are for, by their names: 0 training, 1 validation, 2 test."""
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+"""A name on the hub; one without its owner may be a reader, such as `pandas`, of whatever the working folder holds."""
 
 SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes."""
@@ -57,7 +61,7 @@ class HuggingFace(PooledDataSet):
 
     Args:
         path: a folder that `save_to_disk` wrote, or that holds files which `load_dataset` reads; else the name of a
-            data set on the hub.
+            data set on the hub, OWNER/NAME.
         name: configuration of the data set, as of `load_dataset`.
         split: splits that are read and pooled, such as `train` or `train+test`; null: all of train, validation and
             test that there are, each for what it is.
@@ -124,10 +128,13 @@ class HuggingFace(PooledDataSet):
     def _opened(self) -> Any:
         """What `datasets` makes of the path: a data set, or a dictionary of splits."""
         require(bool(self.path), "HuggingFace: path is not set; pass --data.dataset.path with a folder or a hub name")
-        datasets = _package("datasets", "datasets>=4")
+        datasets = _package("datasets", "datasets>=5.2")
         folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
-        is_path = self.path.startswith((".", "~", "/")) or self.path.count("/") > 1
-        require(folder.is_dir() or not is_path, f"{option}: no such folder; correct it, or give a name of the hub")
+        is_name = HUB_NAME.fullmatch(self.path) is not None
+        require(
+            folder.is_dir() or is_name,
+            f"{option}: no such folder; correct it, or give a name of the hub as OWNER/NAME",
+        )
         datasets.disable_progress_bars()
         try:
             if any((folder / file).is_file() for file in SAVED):

@@ -51,7 +51,7 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
         transformers = importlib.import_module("transformers")
     except ImportError as error:
         raise ConfigError(
-            f'{option} {tokenizer} needs the package transformers; pip install "transformers>=4.56" (the extra hf), or '
+            f'{option} {tokenizer} needs the package transformers; pip install "transformers>=5.24" (the extra hf), or '
             "leave it out for bytes as tokens"
         ) from error
     try:

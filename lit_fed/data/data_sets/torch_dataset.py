@@ -176,7 +176,8 @@ def _clients_of(dataset: Dataset[Any], attribute: str) -> np.ndarray:
     """What a data set says of whose its samples are, [n] texts or whole numbers."""
     name, option = type(dataset).__name__, f"--data.dataset.clients {attribute}"
     public = [one for one in dir(dataset) if not one.startswith("_")]
-    require(hasattr(dataset, attribute), f"{option}: {name} has no such attribute; it has {', '.join(public)}")
+    is_public = hasattr(dataset, attribute) and not attribute.startswith("_")
+    require(is_public, f"{option}: {name} has no such attribute; it has {', '.join(public)}")
     value = getattr(dataset, attribute)
     value = value() if callable(value) else value
     fix, total = "give a text or a whole number for each sample", len(dataset)  # type: ignore[arg-type]

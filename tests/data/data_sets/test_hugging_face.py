@@ -259,7 +259,7 @@ def test_folders_and_the_hub(tmp_path, monkeypatch):
     assert asked == [(("someone/digits", "grey"), {"revision": "v1"})]
     HuggingFace(str(tmp_path / "empty")).prepare()
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refused("needs the package datasets", 'pip install "datasets>=4"', path="someone/digits")
+    refused("needs the package datasets", 'pip install "datasets>=5.2"', path="someone/digits")
 
 
 @pytest.mark.parametrize("fields", [{"labels": "many"}, {"num_classes": 1}, {"max_length": 0}, {"image_size": (0, 3)}])

@@ -1,0 +1,290 @@
+"""Attacks by a stranger's checkpoint and by a server's settings: each is refused in words, and nothing else happens.
+
+A further attack is one line in a table. `FUZZ_SECONDS=3600 python -m pytest -n 0 THIS_FILE -k fuzz` goes on
+for an hour, with other seeds.
+"""
+
+import copy
+import importlib.util
+import json
+import os
+import random
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from attacks_in_settings import (
+    ARGUMENTS,
+    ARGUMENTS_OF_METRICS,
+    AUGMENTATIONS,
+    COMMAND_LINE,
+    CONFIGS_OF_TRANSFORMERS,
+    DOTTED,
+    FORBIDDEN,
+    HOSTILE,
+    NAMES_OF_TIMM,
+    ODD,
+    OPTIONS_OF_TIMM,
+    OUTSIDE,
+    SETTINGS,
+    SMALL_BERT,
+    SMALL_VIT,
+)
+from watched import watch
+
+import lit_fed
+from lit_fed.cli import ArgumentsCLI, main
+from lit_fed.clients.session import Session
+from lit_fed.command_line.trusted_classes import trusted_arguments
+from lit_fed.core.errors import ConfigError
+from lit_fed.core.targets import Binary, Multiclass
+from lit_fed.data.augmentation import make_augmentation
+from lit_fed.data.data_sets.hugging_face import HuggingFace
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.deployment.settings import settings_from_json
+from lit_fed.metrics.selection import choose_metrics
+from lit_fed.models import HuggingFaceClassifier, Timm
+from lit_fed.training.checkpoint import load_checkpoint
+
+CANARY = (
+    "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\nclass K:\n    pass\ndef make():\n    pass\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """The working folder, with a module that leaves a trace when it is imported."""
+    (tmp_path / "canary.py").write_text(CANARY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    assert not (tmp_path / "canary.ran").exists()
+
+
+@pytest.fixture(scope="module")
+def section():
+    """The settings of a model as the command line writes them, with everything that can be set."""
+    cli = ArgumentsCLI(
+        [
+            "fit", "--model.network", "MLP", "--model.metrics", "AUROC,F1Score", "--model.compression", "QSGD",
+            "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "1",
+            "--model.privacy.delta", "1e-3",
+            "--model.robust_aggregation", "Median", "--model.attack", "SignFlip", "--model.faults.dropout", "0.1",
+            "--model.secure_aggregation", "SecureSum", "--model.loss", "CrossEntropy",
+        ]
+    )  # fmt: skip
+    parser = cli._parser("fit")
+    return json.loads(parser.dump(cli.config["fit"], skip_unset=False, format="json"))["model"]
+
+
+def plain(section):
+    """Settings that go together: the wrappers of `section` exclude each other."""
+    wrappers = ("compression", "privacy", "secure_aggregation", "robust_aggregation", "attack", "loss")
+    return section | dict.fromkeys(wrappers)
+
+
+# ---------------------------------------------------------------------- settings of a server
+@pytest.mark.parametrize("way", SETTINGS)
+def test_a_server_s_settings_are_refused_before_anything_is_imported(way, section, place):
+    with (
+        watch(FORBIDDEN) as seen,
+        pytest.raises(ConfigError, match=r"the server (asks for|sends)|^--model|cannot be made"),
+    ):
+        settings_from_json(plain(section) | SETTINGS[way])
+    assert not seen
+
+
+@pytest.mark.parametrize("name", OPTIONS_OF_TIMM)
+def test_timm_gets_no_file_address_or_code(name, place):
+    pytest.importorskip("timm")
+    given = SMALL_VIT | {"options": SMALL_VIT["options"] | {name: OPTIONS_OF_TIMM[name]}}
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=rf"--model\.network\.options(\.| has '){name}"):
+        Timm((3, 8, 8), 3, **given)
+    assert not seen
+
+
+@pytest.mark.parametrize("name", NAMES_OF_TIMM)
+def test_a_name_of_timm_leads_to_no_hub_and_no_folder(name, place):
+    pytest.importorskip("timm")
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.network\.name is "):
+        Timm((3, 8, 8), 3, name=name)
+    assert not seen
+
+
+@pytest.mark.parametrize("fields", CONFIGS_OF_TRANSFORMERS, ids=json.dumps)
+def test_transformers_get_no_file_address_or_code(fields, place):
+    pytest.importorskip("transformers")
+    shape = (3, 8, 8) if fields.get("model_type") == "timm_wrapper" else (6,)
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.network\.config"):
+        HuggingFaceClassifier(shape, 3, config=SMALL_BERT | fields)
+    assert not seen
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantization_config": {"quant_method": "awq"}}, {"attn_implementation": "some/one"},
+        {"_attn_implementation": "some/one"}, {"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "x"}},
+    ],
+    ids=json.dumps,
+)  # fmt: skip
+@pytest.mark.parametrize("as_weights", [False, True], ids=["config", "weights"])
+def test_a_folder_s_configuration_fetches_no_code(fields, as_weights, place):
+    pytest.importorskip("transformers")
+    (place / "folder").mkdir()
+    (place / "folder" / "config.json").write_text(json.dumps(SMALL_BERT | fields))
+    shape = (3, 8, 8) if "model_args" in fields else (6,)
+    given = {"weights" if as_weights else "config": str(place / "folder")}
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.network\.(config|weights)"):
+        HuggingFaceClassifier(shape, 3, **given)
+    assert [one for one in seen if str(place) not in one] == []
+
+
+def test_adapters_in_a_folder_lead_nowhere(place):
+    pytest.importorskip("transformers")
+    HuggingFaceClassifier((6,), 3, config=SMALL_BERT).model.save_pretrained(place / "folder")
+    adapters = {"peft_type": "LORA", "base_model_name_or_path": "some/one", "megatron_core": "canary"}
+    (place / "folder" / "adapter_config.json").write_text(json.dumps(adapters | {"megatron_config": {"x": 1}}))
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match="holds adapters of peft"):
+        HuggingFaceClassifier((6,), 3, weights=str(place / "folder"))
+    assert [one for one in seen if str(place) not in one] == []
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS_OF_METRICS, ids=json.dumps)
+def test_torchmetrics_get_words_and_numbers(arguments, place):
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.metrics AUROC"):
+        choose_metrics({"AUROC": arguments}, Binary())
+    assert not seen
+
+
+@pytest.mark.parametrize("number", range(len(AUGMENTATIONS)))
+def test_an_augmentation_is_made_of_torchvision_s_transforms_alone(number, place):
+    from torchvision.transforms import v2  # noqa: F401 - before it is watched
+
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--data\.augment"):
+        make_augmentation(AUGMENTATIONS[number])
+    assert not seen
+
+
+@pytest.mark.parametrize("path", [*OUTSIDE, *ODD])
+def test_no_text_makes_the_metrics_import_a_module(path, place):
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"--model\.metrics"):
+        choose_metrics({path: {}}, Binary())
+    assert not seen
+
+
+@pytest.mark.parametrize("path", ["pandas", "csv", "https://example.org/x", "s3://some/one", "a/b/c", "some/one.py/x"])
+def test_a_data_set_is_a_folder_or_a_name_of_the_hub(path, place):
+    with pytest.raises(ConfigError, match="no such folder; correct it, or give a name of the hub as OWNER/NAME"):
+        HuggingFace(path=path).load()
+
+
+# ---------------------------------------------------------------------- a stranger's checkpoint
+@pytest.mark.parametrize("way", ARGUMENTS)
+def test_a_checkpoint_s_arguments_are_refused_before_anything_is_imported(way, place):
+    with watch(FORBIDDEN) as seen, pytest.raises(ConfigError, match=r"^--ckpt_path its\.ckpt"):
+        trusted_arguments(ARGUMENTS[way], Path("its.ckpt"), set(), [])
+    assert not seen
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The checkpoint of a small run."""
+    out = tmp_path_factory.mktemp("hostile")
+    main(
+        [
+            "fit", "--data.dataset", "Digits", "--data.num_clients", "4", "--trainer.accelerator", "cpu",
+            "--trainer.max_epochs", "1", "--model.algorithm", "FedAvg", "--trainer.enable_progress_bar", "false",
+            "--trainer.default_root_dir", str(out),
+        ]
+    )  # fmt: skip
+    return next(out.rglob("last.ckpt"))
+
+
+@pytest.mark.parametrize("way", COMMAND_LINE)
+def test_the_command_line_ends_with_a_message(way, whole, place, capsys):
+    content = load_checkpoint(whole)
+    stored = content["lit_fed"]["arguments"] = copy.deepcopy(content["lit_fed"]["arguments"])
+    stored["model"] |= COMMAND_LINE[way]
+    torch.save(content, place / "theirs.ckpt")
+    with watch(FORBIDDEN) as seen, pytest.raises(SystemExit) as stopped:
+        main(["test", "--ckpt_path", str(place / "theirs.ckpt")])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.startswith("lit_fed: ")
+    assert not [one for one in seen if one.startswith("import ")]
+
+
+# ---------------------------------------------------------------------- the fuzzer
+FACTS = TrainingFacts((3, 8, 8), "float32", (), Multiclass(3), 4, 40, 10, None, 4, 1024, "samples", 0, 2, None)
+
+
+def places(value, path=()):
+    """Every place in settings: the path of each value, and of each key."""
+    yield path
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inside:
+        yield from places(one, (*path, key))
+
+
+def replaced(value, path, hostile, *, key=False):
+    """A copy of settings with another value, or another key, in one place."""
+    if not path:
+        return hostile
+    changed = copy.copy(value)
+    if len(path) == 1 and key:
+        return {hostile if one == path[0] else one: inner for one, inner in value.items()}
+    changed[path[0]] = replaced(value[path[0]], path[1:], hostile, key=key)
+    return changed
+
+
+def examine(section, arguments):
+    """What both sides make of settings: a session, or a message."""
+    with suppress(ConfigError):
+        settings = settings_from_json(section)
+        choose_metrics(settings.metrics, FACTS.target)
+        Session.of(settings, FACTS, torch.device("cpu"))
+    with suppress(ConfigError):
+        trusted_arguments(arguments, Path("its.ckpt"), set(), [])
+
+
+def attempts(section, arguments, seed):
+    """Settings of a server and arguments of a checkpoint with something hostile in each place in turn."""
+    draw = random.Random(seed)
+    wide = {"model": section, **{name: arguments[name] for name in ("data", "trainer", "seed_everything")}}
+    for path in [one for one in places(wide) if one]:
+        keys = draw.sample(DOTTED, 1) if isinstance(path[-1], str) else []
+        values = [*draw.sample(DOTTED, 2), draw.choice(HOSTILE)]
+        for hostile, key in [*((one, False) for one in values), *((one, True) for one in keys)]:
+            changed = replaced(wide, path, hostile, key=key)
+            if draw.random() < 0.2 and isinstance(changed.get("model"), dict):
+                changed["model"] = changed["model"] | {"metrics": {"mine": draw.choice(HOSTILE)}}
+            yield changed
+
+
+def bases(section):
+    rich = plain(section)
+    timm = {"class_path": "lit_fed.Timm", "init_args": SMALL_VIT}
+    metrics = {"F1Score": {"average": "macro"}, "mine": {"class_path": "AUROC", "init_args": {"max_fpr": 0.5}}}
+    yield section
+    yield rich | {"metrics": metrics}
+    if importlib.util.find_spec("timm"):
+        yield rich | {"network": timm, "metrics": ["AUROC"]}
+
+
+def test_fuzz_nothing_in_settings_imports_opens_or_breaks_anything(section, whole, place):
+    arguments = load_checkpoint(whole, values=False)["lit_fed"]["arguments"]
+    dir(lit_fed)  # its rooms, with what they need
+    for base in bases(section):
+        examine(base, arguments | {"model": base})
+    until, seed, count = time.monotonic() + float(os.environ.get("FUZZ_SECONDS", "0")), 0, 0
+    while not count or time.monotonic() < until:
+        for base in bases(section):
+            for changed in attempts(base, arguments, seed):
+                with watch(FORBIDDEN) as seen:
+                    examine(changed.get("model"), changed)
+                assert not seen, changed
+                count += 1
+        seed += 1
+    assert count > 1000

@@ -1,0 +1,61 @@
+"""Watch by an audit hook what a process imports, opens, connects to and starts while it reads something hostile."""
+
+import os
+import site
+import sys
+import sysconfig
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["watch"]
+
+READ_FROM = (
+    Path(__file__).parents[3] / "lit_fed", sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"),
+    *site.getsitepackages(),
+)  # fmt: skip
+
+OWN = (*(f"{os.path.realpath(one)}/" for one in READ_FROM), "/proc/", "/sys/", "/dev/")
+"""Folders whose files Python and the installed packages read themselves."""
+
+STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork"}
+CONNECTS = {"socket.connect", "socket.getaddrinfo"}
+CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.symlink", "os.link", "shutil.rmtree"}
+UNPICKLES = {"pickle.find_class"}
+
+watched_by = []
+"""Who is told of events; a hook cannot be taken back."""
+
+
+def _hook(event, arguments):
+    for note in watched_by:
+        note(event, arguments)
+
+
+sys.addaudithook(_hook)
+
+
+@contextmanager
+def watch(forbidden=()):
+    """Collect what must not happen; the list is empty where nothing did.
+
+    Args:
+        forbidden: modules that must not be imported, nor anything below them.
+    """
+    found = []
+    modules = tuple(f"{one}." for one in forbidden)
+
+    def note(event, arguments):
+        if event == "import" and f"{arguments[0]}.".startswith(modules):
+            found.append(f"import {arguments[0]}")
+        elif event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+            path = os.path.realpath(os.fsdecode(arguments[0]))
+            if not path.startswith(OWN):
+                found.append(f"open {path}")
+        elif event in STARTS | CONNECTS | CHANGES | UNPICKLES:
+            found.append(f"{event} {arguments}")
+
+    watched_by.append(note)
+    try:
+        yield found
+    finally:
+        watched_by.remove(note)
