@@ -31,8 +31,8 @@ class Federation(RemoteClients):
         patience: how long the server waits for nodes, in seconds: for all of them at its start, and for one that is
             missing later.
         max_update_norm: bound on the Euclidean norm of a client's update, the difference between the models that it
-            sends and those that it was sent. A client above it has failed, see `--model.faults.on_bad_client`. null: only
-            updates whose squared norm is no float32 are refused.
+            sends and those that it was sent. A client above it has failed, see `--model.faults.on_bad_client`. null:
+            only updates whose squared norm is no float32 are refused.
     """
 
     listen: str = "127.0.0.1:8443"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.types import Tree
-from lit_fed.deployment.facts import MOST_CLIENTS, NodeFacts, read_facts
+from lit_fed.deployment.facts import MOST_CLIENTS, POPULATIONS, SPLITS, NodeFacts, read_facts
 from lit_fed.deployment.forms import in_form
 from lit_fed.deployment.refusal import REFUSALS
 from lit_fed.deployment.session_facts import MOST_NUMBERS, read_session
@@ -27,7 +27,13 @@ from lit_fed.deployment.typed import (
 from lit_fed.deployment.wire import Packet, WireError
 
 __all__ = [
-    "Failure", "Worked", "facts_of_answer", "kept_of_answer", "refusal_of", "rows_of_answer", "read_question",
+    "Failure",
+    "Worked",
+    "facts_of_answer",
+    "kept_of_answer",
+    "read_question",
+    "refusal_of",
+    "rows_of_answer",
     "worked_of_answer",
 ]  # fmt: skip
 
@@ -37,7 +43,7 @@ VERSION = whole(0)
 
 WORK = record(
     {
-        "epochs": optional(whole(0, 2**31)), "steps": optional(whole(0, 2**31)), "batch_size": optional(whole(0, 2**31)),
+        **dict.fromkeys(("epochs", "steps", "batch_size"), optional(whole(0, 2**31))),
         "batches_per_step": whole(1, 2**16), "straggler_fraction": number(0, 1), "sample_rate": number(0, 1),
     }
 )  # fmt: skip
@@ -60,7 +66,9 @@ QUESTIONS = {
         may_miss=("settings",),
     ),
     "measure": record(
-        ROUND | {"kind": one_of("measure"), "population": one_of("seen", "unseen"), "split": one_of("train", "val", "test")},
+        ROUND | {
+            "kind": one_of("measure"), "population": one_of(*POPULATIONS), "split": one_of(*SPLITS),
+        },
         may_miss=("settings",),
     ),
     "keep": record(ROUND | {"kind": one_of("keep")}, may_miss=("settings",)),

@@ -70,7 +70,7 @@ def implausible_rows(rows: Tensor, counts: Tensor, *, is_share: bool) -> dict[in
         elif not abs(loss) <= count * MOST_FLOAT:
             found[place] = f"it measured the loss {loss:g} in sum over {count} samples"
         elif not 0 <= score <= count * (1 + 1e-6 if is_share else MOST_FLOAT):
-            found[place] = f"it measured {score:g} {'hits' if is_share else 'in sum of squared errors'} in {count} samples"
+            found[place] = f"it measured {score:g} {'hits' if is_share else 'as squared error'} in {count} samples"
         elif any(MOST_FLOAT < abs(one) < float("inf") for one in others):
             found[place] = "a metric of it is no float32"
     return found

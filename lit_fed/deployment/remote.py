@@ -16,7 +16,7 @@ from lit_fed.clients import PredictJob, TrainJob
 from lit_fed.clients.base import Failed, Trained, check_finite, not_finite
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, logged
-from lit_fed.core.types import Population, ServingBlock, Tree
+from lit_fed.core.types import Population, ServingBlock
 from lit_fed.deployment.facts import SPLITS
 from lit_fed.deployment.fleet import Fleet
 from lit_fed.deployment.forms import answer_form, versioned
@@ -145,6 +145,7 @@ class RemoteTrainer:
             return
         self.questions.fleet.over = False  # a test that fails is made again, with these nodes
         population = self.populations[0 if seen else 1]
+        assert population is not None
         split = next(name for name in SPLITS if getattr(population, name).to(block.data.x.device) is block.data)
         versions = rounds.store.gather(block.client_ids)["state"]["versions"].tolist() if seen else [-1] * len(ids)
         common = {"kind": "measure", "phase": "adapt", "population": "seen" if seen else "unseen", "split": split}
@@ -152,8 +153,8 @@ class RemoteTrainer:
         form = torch.zeros(width, dtype=torch.float64)
         each = {"versions": dict(zip(ids, versions, strict=True))}
         answers = self.questions.ask(
-            ctx, shared, ids, common, each, form, lambda answer, mine: rows_of_answer(answer, mine, width), may_drop=True,
-            seconds=None,
+            ctx, shared, ids, common, each, form, lambda answer, mine: rows_of_answer(answer, mine, width),
+            may_drop=True, seconds=None,
         )  # fmt: skip
         rows = torch.zeros(len(ids), width, dtype=torch.float64)
         for node, found in answers.items():

@@ -120,7 +120,8 @@ class RemoteClients(ClientDataSet):
             ConfigError: naming a node that does not go with the others, where it is needed.
             LostNodesError: naming the nodes that do not answer.
         """
-        version, told, ends, pause = lit_fed.__version__, {}, time.monotonic() + self.patience, PAUSES[0]
+        told: dict[str, NodeFacts] = {}
+        version, ends, pause = lit_fed.__version__, time.monotonic() + self.patience, PAUSES[0]
         while True:
             questions = dict.fromkeys(nodes, Packet({"kind": "facts", "version": version}))
             told |= fleet.ask(questions, {}, lambda _, answer: facts_of_answer(answer, version), may_drop=True)

@@ -108,8 +108,8 @@ def _difference(node: str, one: NodeFacts, first: str, usual: NodeFacts) -> str:
         here, there = (f"{kind} of shape {shape}" for kind, shape in (of, usual.types[which]))
         if here != there:
             return (
-                f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients with one "
-                "type and sample shape"
+                f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients with "
+                "one type and sample shape"
             )
     return (
         f"inputs on node {node} are stored as {one.stored}, but on node {first} as {usual.stored}; store those of all "

@@ -102,7 +102,8 @@ def facts_from_json(plain: Any) -> TrainingFacts:
     except ConfigError as error:
         raise WireError(f"facts.target: {error}") from error
     read["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
-    return TrainingFacts(**{name: tuple(one) if isinstance(one, list) else one for name, one in read.items()})
+    given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in read.items()}
+    return TrainingFacts(**given)
 
 
 def read_session(value: Any, place: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "MOST_HEADER", "TYPES", "Packet", "WireError", "digest_of_question", "foreign_text", "from_bytes", "to_bytes",
+    "MOST_HEADER", "TYPES", "Packet", "WireError", "digest_of_question", "from_bytes", "to_bytes",
     "type_name",
 ]  # fmt: skip
 
@@ -125,11 +125,6 @@ def type_name(leaf: Tensor) -> str:
     return str(leaf.dtype).removeprefix("torch.")
 
 
-def foreign_text(value: object, most: int = 200) -> str:
-    """Text of the other side for a terminal or a log: printable letters only, and not too many."""
-    return "".join(one for one in str(value)[:most] if one.isprintable())
-
-
 def _header(packed: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Facts and the forms of trees; the costs of parsing are bounded before, nesting and texts are checked after."""
     try:
@@ -174,10 +169,11 @@ def _check_plain(header: Any) -> None:
 
 def _form(one: Any) -> tuple[torch.dtype, list[int], int]:
     """Type, shape and bytes of a leaf."""
-    kind, shape = one if isinstance(one, list) and len(one) == 2 else (None, None)
-    is_shape = isinstance(shape, list) and len(shape) <= MOST_AXES
-    if not isinstance(kind, str) or kind not in TYPES or not is_shape or not all(type(n) is int and n >= 0 for n in shape):
+    if not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], str) or one[0] not in TYPES:
         _refuse("it holds something else than tensors")
+    kind, shape = one
+    if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(type(n) is int and n >= 0 for n in shape):
+        _refuse("it holds a tensor without a shape")
     if math.prod(max(n, 1) for n in shape) > MOST_ENTRIES:  # strides are computed from it, also of empty leaves
         _refuse("it holds a tensor that is too large")
     return TYPES[kind], shape, math.prod(shape) * TYPES[kind].itemsize
