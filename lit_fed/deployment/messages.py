@@ -112,6 +112,11 @@ def read_question(packet: Packet) -> dict[str, Any]:
     for name in ("versions", "multiplicity"):
         if len(facts.get(name, clients)) != len(clients):
             raise WireError(f"the question has {name} for another number of clients than it names")
+    needed = facts["needed"]
+    if needed is not None and any(
+        version >= 0 and version not in needed.get(one, ()) for one, version in zip(clients, facts["versions"], strict=True)
+    ):
+        raise WireError("the question needs a version of a state that it does not list as needed")
     return facts
 
 

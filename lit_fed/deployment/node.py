@@ -103,6 +103,8 @@ class Node:
             sent = _kept_session(kept)
         if sent is None or session_name(sent) != name:
             return None
+        if sent["ids"].keys() != self.data.facts.clients.keys():
+            raise RefusalError("clients", f"the server knows the clients {', '.join(sent['ids'])[:500]} of this node")
         settings = self._settings
         if settings is None:
             if sent["model"] is None:
@@ -123,5 +125,5 @@ def _kept_session(path: Path) -> dict[str, Any] | None:
     """The settings that a server sent before; None where the file holds something else, so that they are sent again."""
     try:
         return read_session(json.loads(path.read_text()), path.name)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
