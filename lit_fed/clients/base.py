@@ -29,6 +29,7 @@ __all__ = [
     "check_finite",
     "client_scores",
     "complete",
+    "not_finite",
     "sent_to",
 ]
 
@@ -167,8 +168,20 @@ def check_finite(result: ClientResult, client_ids: Tensor, ctx: Context) -> None
             finite = leaf.reshape(len(leaf), -1).isfinite().all(1)
             if not finite.all():
                 client_id = int(client_ids[int((~finite).nonzero()[0])])
-                reason = f"{path} is NaN or infinite; check this client's data, {_way_out(ctx)}"
-                raise NotFiniteError(client_id, "client_final", ctx.round_idx, reason)
+                raise not_finite(client_id, "client_final", ctx, path)
+
+
+def not_finite(client_id: int, stage: str, ctx: Context, what: str) -> NotFiniteError:
+    """The error for a client that computed NaN or infinity.
+
+    Args:
+        client_id: the client.
+        stage: the algorithm's function that returned it.
+        ctx: what the client knew.
+        what: the tensor.
+    """
+    reason = f"{what} is NaN or infinite; check this client's data, {_way_out(ctx)}"
+    return NotFiniteError(client_id, stage, ctx.round_idx, reason)
 
 
 def _way_out(ctx: Context) -> str:

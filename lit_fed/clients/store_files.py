@@ -23,10 +23,13 @@ from lit_fed.core.machine.files import whole_file
 from lit_fed.core.machine.given_paths import reason
 from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
 
-__all__ = ["ClientFiles", "choose_leaves", "folder_beside"]
+__all__ = ["KEPT_STATE", "ClientFiles", "choose_leaves", "folder_beside"]
 
 SMALL_LEAF = 1024
 """Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""
+
+KEPT_STATE = "its kept state"
+"""Stage of the error of a file that cannot be read."""
 
 OWNER = "lit_fed"
 """Where a file says whose state it is, and which version."""
@@ -135,7 +138,7 @@ class ClientFiles:
         fix = f"put the file back from a copy, {instead}, or start a new run"
         return ClientError(
             client_id,
-            "its kept state",
+            KEPT_STATE,
             None,
             f"cannot be read from {path or self._path(client_id, version)}: {why}; {fix}",
         )

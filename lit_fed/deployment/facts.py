@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_fed.deployment.typed import keyed, list_of, one_of, optional, record, text, whole
 from lit_fed.deployment.wire import TYPES, WireError
 
-__all__ = ["POPULATIONS", "SPLITS", "ClientFacts", "NodeFacts", "read_facts"]
+__all__ = ["MOST_CLASSES", "MOST_CLIENTS", "POPULATIONS", "SPLITS", "ClientFacts", "NodeFacts", "read_facts"]
 
 SPLITS = ("train", "val", "test")
 POPULATIONS = ("seen", "unseen")
 
 MOST_LETTERS = 200
 """Of the name of a client."""
+
+MOST_CLIENTS = 2**17
+"""Clients of one node."""
+
+MOST_CLASSES = 2**17
+"""Classes of a training: the last layer of the network has a row for each."""
+
+MOST_SAMPLES = 2**31
+"""Samples of one client's split."""
+
+MOST_VALUES = 2**28
+"""Numbers of one sample."""
+
+NAME = text(MOST_LETTERS, ".+")
+SIZE = whole(0, MOST_SAMPLES)
+CLIENT = list_of(lambda value, _: value, 3, 3)
+SAMPLE = list_of(lambda value, _: value, 2, 2)
+SHAPE = list_of(whole(1, 2**31 - 1), 8)
 
 
 class ClientFacts(NamedTuple):
@@ -64,42 +82,35 @@ class NodeFacts(NamedTuple):
         return torch.zeros(0, *shape, dtype=TYPES[kind])
 
 
-def read_facts(plain: Mapping[str, Any]) -> NodeFacts:
+def read_facts(plain: Any) -> NodeFacts:
     """The inverse of `NodeFacts.plain`.
 
     Raises:
         WireError: if they are something else.
     """
-    try:
-        clients = {_name(name): _client(*one) for name, one in plain["clients"].items()}
-        types = {which: _type(*plain["types"][which]) for which in ("x", "y")}
-        stored, digest = plain["stored"], plain["digest"]
-    except WireError:
-        raise
-    except Exception as error:  # whatever a made-up structure makes of these lines
-        raise WireError("its facts cannot be read") from error
-    if not (isinstance(digest, str) and len(digest) <= 128 and digest.isalnum()):
-        raise WireError("its digest is none")
-    if not (isinstance(stored, str) and len(stored) <= 16 and stored.isalnum()):
-        raise WireError("what it says of its samples makes no sense")
-    return NodeFacts(clients, types, stored, digest)
+    reader = record(
+        {
+            "clients": keyed(NAME, _client, MOST_CLIENTS), "types": record({"x": _type, "y": _type}),
+            "stored": text(16, "[a-z0-9]*"), "digest": text(128, "[0-9a-f]+"),
+        }
+    )  # fmt: skip
+    facts = NodeFacts(**reader(plain, "facts"))
+    classes = TYPES[facts.types["y"][0]].is_floating_point
+    if any((one.largest_label is None) != classes for one in facts.clients.values()):
+        raise WireError("facts.clients is not of labels of the type that facts.types says")
+    return facts
 
 
-def _name(name: str) -> str:
-    if not 0 < len(name) <= MOST_LETTERS or not name.isprintable():
-        raise WireError(f"the name of a client has {len(name)} letters, or some that cannot be printed")
-    return name
+def _client(value: Any, place: str) -> ClientFacts:
+    population, sizes, largest_label = CLIENT(value, place)
+    sizes = list_of(SIZE, len(SPLITS), len(SPLITS))(sizes, f"{place}: sizes")
+    label = optional(whole(0, MOST_CLASSES - 1))(largest_label, f"{place}: a largest label")
+    return ClientFacts(one_of(*POPULATIONS)(population, f"{place}: a population"), tuple(sizes), label)
 
 
-def _client(population: str, sizes: list[int], largest_label: int | None) -> ClientFacts:
-    whole = all(type(size) is int and 0 <= size < 2**40 for size in sizes) and len(sizes) == len(SPLITS)
-    label = largest_label is None or (type(largest_label) is int and 0 <= largest_label < 2**31)
-    if population not in POPULATIONS or not whole or not label:
-        raise WireError("what it says of a client makes no sense")
-    return ClientFacts(population, (sizes[0], sizes[1], sizes[2]), largest_label)
-
-
-def _type(kind: str, shape: list[int]) -> tuple[str, list[int]]:
-    if kind not in TYPES or len(shape) > 8 or not all(type(one) is int and 0 < one < 2**31 for one in shape):
-        raise WireError("what it says of its samples makes no sense")
+def _type(value: Any, place: str) -> tuple[str, list[int]]:
+    kind, shape = SAMPLE(value, place)
+    kind, shape = one_of(*TYPES)(kind, place), SHAPE(shape, place)
+    if torch.Size(shape).numel() > MOST_VALUES:
+        raise WireError(f"{place} is not of at most {MOST_VALUES} numbers")
     return kind, shape

@@ -30,6 +30,9 @@ class Federation(RemoteClients):
         seconds: how long a node may take for an answer; in rounds of `drop`, `--model.faults.deadline` takes its place.
         patience: how long the server waits for nodes, in seconds: for all of them at its start, and for one that is
             missing later.
+        max_update_norm: bound on the Euclidean norm of a client's update, the difference between the models that it
+            sends and those that it was sent. A client above it has failed, see `--model.faults.on_bad_client`. null:
+            only updates whose squared norm is no float32 are refused.
     """
 
     listen: str = "127.0.0.1:8443"
@@ -39,6 +42,7 @@ class Federation(RemoteClients):
     missing: Missing = "wait"
     seconds: float = 600.0
     patience: float = 3600.0
+    max_update_norm: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no federation can have."""
@@ -46,6 +50,8 @@ class Federation(RemoteClients):
         for name in ("num_nodes", "seconds", "patience"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"--data.dataset.{name} is {getattr(self, name)}; give a number > 0")
+        if self.max_update_norm is not None and not self.max_update_norm > 0:
+            raise ConfigError(f"--data.dataset.max_update_norm is {self.max_update_norm}; give a number > 0, or null")
         if self.missing not in ("wait", "stop", "drop"):
             raise ConfigError(f"--data.dataset.missing is {self.missing!r}; give wait, stop or drop")
         if self.nodes is not None and len(set(self.nodes)) < self.num_nodes:

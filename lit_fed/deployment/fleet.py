@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 from lit_fed.core.errors import logged
+from lit_fed.deployment.forms import Most
+from lit_fed.deployment.messages import refusal_of
+from lit_fed.deployment.refusal import REFUSALS
 from lit_fed.deployment.roster import Roster
 from lit_fed.deployment.transport import Transport
-from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
+from lit_fed.deployment.wire import MOST_HEADER, Packet, WireError, from_bytes, to_bytes
 
 __all__ = ["Fleet", "LostNodesError", "Missing"]
 
 Missing = Literal["wait", "stop", "drop"]
 
-FACTS_BYTES = 64 * 2**20
-"""What a node may say of its clients and their samples."""
+FACTS = Most(2**24, MOST_HEADER)
+"""Length of what a node may say of its clients and their samples."""
+
+PAUSES = (1.0, 30.0)
+"""Seconds until a node is first asked again after an answer that cannot be used, and at most; they double."""
 
 
 class LostNodesError(RuntimeError):
@@ -32,6 +38,7 @@ class Fleet:
             `patience` is over (`wait`), the run ends (`stop`), or goes on without the node's clients (`drop`).
         seconds: how long an answer may take.
         patience: how long the server waits for a node altogether, in seconds.
+        max_update_norm: bound on the Euclidean norm of a client's update; None: that of float32.
 
     Attributes:
         roster: the clients of all nodes; set once they have told of them.
@@ -41,8 +48,17 @@ class Fleet:
 
     roster: Roster
 
-    def __init__(self, transport: Transport, *, missing: Missing, seconds: float, patience: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        missing: Missing,
+        seconds: float,
+        patience: float,
+        max_update_norm: float | None = None,
+    ) -> None:
         self.transport, self.missing, self.seconds, self.patience = transport, missing, seconds, patience
+        self.max_update_norm = max_update_norm
         self.sent: dict[str, int] = {}
         self.received: dict[str, int] = {}
         self.over = False
@@ -51,60 +67,65 @@ class Fleet:
         """Let go of the nodes when the server's process ends."""
         self.transport.close(over=self.over)
 
-    def ask_all(self, nodes: Iterable[str], packet: Packet) -> dict[str, Packet]:
-        """The answers of nodes that are all asked the same, and all needed."""
-        return self.ask(dict.fromkeys(nodes, packet), {}, may_drop=False)
-
     def ask(
         self,
         packets: Mapping[str, Packet],
-        most: Mapping[str, int],
+        most: Mapping[str, Most],
+        read: Callable[[str, Packet], Any],
         *,
         may_drop: bool,
         seconds: float | None = None,
         sessions: Mapping[str, Packet] | None = None,
-    ) -> dict[str, Packet]:
-        """The answers of some nodes.
+    ) -> dict[str, Any]:
+        """The answers of some nodes. One that cannot be read counts as none.
 
         Args:
             packets: what each of them is asked.
-            most: bytes that the answer of each may take; by default those of facts.
+            most: length of the answer that each may give; by default that of facts.
+            read: reads the answer of a node, or raises `WireError`.
             may_drop: whether the caller can go on without an answer.
             seconds: how long an answer may take; None: as always.
             sessions: the same questions with the settings of the training, for nodes that do not know them.
 
         Returns:
-            Answers by node; where `missing` is `drop` and the caller can go on, those that came.
+            What was read, by node; where `missing` is `drop` and the caller can go on, of those that answered.
 
         Raises:
             LostNodesError: naming the nodes without a usable answer, and what they said.
         """
-        answers: dict[str, Packet] = {}
+        answers: dict[str, Any] = {}
         said: dict[str, str] = {}
         drops = may_drop and self.missing == "drop"
         limit = self.seconds if seconds is None else seconds
         waits = self.patience if self.missing == "wait" else limit
-        open_packets, ends = dict(packets), time.monotonic() + waits
+        open_packets, ends, pause = dict(packets), time.monotonic() + waits, PAUSES[0]
         while open_packets:
             came = self._call(open_packets, most, max(0.0, min(ends - time.monotonic(), limit)))
             for node, data in came.items():
-                if self._take(node, data, open_packets, answers, said, sessions or {}):
+                sizes = most.get(node, FACTS)
+                if self._take(node, data, sizes.header, read, open_packets, answers, said, sessions or {}):
                     ends = max(ends, time.monotonic() + limit)  # it is asked anew, with the settings
-            refused = [node in said for node in open_packets]
-            if not open_packets or (drops and (all(refused) or time.monotonic() >= ends)):
+            refused, is_late = [node in said for node in open_packets], time.monotonic() >= ends
+            if not open_packets or (drops and (all(refused) or is_late)):
                 break
-            if (any(refused) and not drops) or time.monotonic() >= ends:
+            if is_late or (any(refused) and self.missing != "wait" and not drops):
                 raise LostNodesError(_lost(open_packets, said, waits))
-            if not came:
+            if open_packets.keys() <= said.keys() & came.keys():  # no other node is at work, whose answer would be lost
+                logged(f"{_told(open_packets, said)}; asking again in {pause:g} s")
+                time.sleep(max(0.0, min(pause, ends - time.monotonic())))
+                pause = min(2 * pause, PAUSES[1])
+            elif not came:
                 logged(f"still waiting for the nodes {', '.join(sorted(open_packets))}")
+        if told := _told(open_packets, said):
+            logged(f"{told}; going on without")
         return answers
 
-    def _call(self, packets: Mapping[str, Packet], most: Mapping[str, int], seconds: float) -> dict[str, bytes]:
+    def _call(self, packets: Mapping[str, Packet], most: Mapping[str, Most], seconds: float) -> dict[str, bytes]:
         made: dict[int, bytes] = {}
         for packet in packets.values():
             made.setdefault(id(packet), to_bytes(packet))
         data = {node: made[id(packet)] for node, packet in packets.items()}
-        limits = {node: most.get(node, FACTS_BYTES) for node in packets}
+        limits = {node: most.get(node, FACTS).bytes for node in packets}
         came = self.transport.call(data, most_bytes=limits, seconds=seconds)
         for node, packet in packets.items():
             kind = str(packet.facts["kind"])
@@ -116,28 +137,36 @@ class Fleet:
         self,
         node: str,
         data: bytes,
+        most_header: int,
+        read: Callable[[str, Packet], Any],
         open_packets: dict[str, Packet],
-        answers: dict[str, Packet],
+        answers: dict[str, Any],
         said: dict[str, str],
         sessions: Mapping[str, Packet],
     ) -> bool:
         """Take in what a node said, which may leave its question open; whether it asks for the settings."""
         try:
-            answer = from_bytes(data)
+            answer = from_bytes(data, most_header)
+            code = refusal_of(answer)
+            if code is None:
+                answers[node] = read(node, answer)
+                del open_packets[node]
+                return False
         except WireError as error:
-            said[node] = f"sends {error}"
+            said[node] = f"sends what cannot be used: {error}"
             return False
-        if "refused" in answer.facts:
-            said[node] = f"says: {answer.facts['refused']}"[:2000]
-        elif "needs" in answer.facts and node in sessions and open_packets[node] is not sessions[node]:
+        if code != "session":
+            said[node] = f"says: {REFUSALS[code]}"
+        elif node in sessions and open_packets[node] is not sessions[node]:
             open_packets[node] = sessions[node]
             return True
-        elif "needs" in answer.facts:
-            said[node] = "asks for settings that it has been sent"
         else:
-            answers[node] = answer
-            del open_packets[node]
+            said[node] = "asks for settings that it has been sent"
         return False
+
+
+def _told(nodes: Iterable[str], said: Mapping[str, str]) -> str:
+    return "; ".join(f"node {node} {said[node]}" for node in sorted(nodes) if node in said)
 
 
 def _lost(open_packets: Iterable[str], said: Mapping[str, str], seconds: float) -> str:

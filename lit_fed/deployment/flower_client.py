@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, logged
 from lit_fed.deployment.flower_records import bytes_of, flower, reply_of
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, to_bytes
@@ -30,7 +30,8 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
         trusted = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
         node = Node(str(settings["data-root"]), str(settings["state-root"]), trusted)
     except ConfigError as error:
-        return to_bytes(Packet({"refused": str(error)}))
+        logged(str(error))
+        return to_bytes(Packet({"refused": "folders"}))
     return node.handle(data)
 
 

@@ -36,6 +36,7 @@ class FlowerFederation(RemoteClients):
         patience: how long the server waits for nodes, in seconds: for all of them at its start, and for one that is
             missing later.
         pause: seconds between two looks for answers.
+        max_update_norm: bound on the Euclidean norm of a client's update, see `Federation`.
     """
 
     num_nodes: int = 2
@@ -43,12 +44,14 @@ class FlowerFederation(RemoteClients):
     seconds: float = 600.0
     patience: float = 3600.0
     pause: float = 0.5
+    max_update_norm: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no federation can have."""
         checks = {
             name: (getattr(self, name) > 0, "a number > 0") for name in ("num_nodes", "seconds", "patience", "pause")
         }
+        checks["max_update_norm"] = (self.max_update_norm is None or self.max_update_norm > 0, "a number > 0, or null")
         missing = {"missing": (self.missing in ("wait", "stop", "drop"), "wait, stop or drop")}
         check_settings(self, checks | missing, "--data.dataset")
 

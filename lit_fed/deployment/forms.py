@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from lit_fed.core import tree
 from lit_fed.core.types import ClientResult, Message, Split, Tree
 from lit_fed.deployment.wire import WireError, type_name
 
-__all__ = ["answer_form", "in_form", "most_bytes", "versioned"]
+__all__ = ["Most", "answer_form", "in_form", "most_of", "versioned"]
 
 HEADER_BYTES = 65_536
 """Room for the header of an answer, beside what each leaf takes in it."""
@@ -23,7 +25,7 @@ def in_form(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
     Args:
         leaves: in the order of `tree.items`.
         form: a tree of the same structure.
-        shapes: whether shapes have to be the same; else the number of their axes.
+        shapes: whether shapes have to be the same; else all axes but the first.
 
     Raises:
         WireError: naming the first that differs.
@@ -32,17 +34,25 @@ def in_form(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
     if len(leaves) != len(wanted):
         raise WireError(f"{len(leaves)} tensors in the place of {len(wanted)}")
     for leaf, (path, one) in zip(leaves, wanted, strict=True):
-        if leaf.dtype != one.dtype or (leaf.shape != one.shape if shapes else leaf.ndim != one.ndim):
+        axes = 0 if shapes else 1
+        if leaf.dtype != one.dtype or leaf.ndim != one.ndim or leaf.shape[axes:] != one.shape[axes:]:
             kind, expected = (f"{type_name(each)} of shape {list(each.shape)}" for each in (leaf, one))
             raise WireError(f"{path} is {kind} in the place of {expected}")
     return tree.rebuild(form, leaves)
 
 
-def most_bytes(form: Tree, number: int) -> int:
-    """What an answer with so many trees of a form may take on the wire."""
+class Most(NamedTuple):
+    """The longest answer to a question."""
+
+    bytes: int  # on the wire
+    header: int  # bytes of its header when that is unpacked
+
+
+def most_of(form: Tree, number: int) -> Most:
+    """The longest answer with so many trees of a form."""
     leaves = tree.leaves(form)
-    each: int = sum(leaf.numel() * leaf.element_size() + 64 + 24 * leaf.ndim for leaf in leaves)
-    return HEADER_BYTES + number * (each + 256)
+    header = HEADER_BYTES + number * (256 + sum(64 + 24 * leaf.ndim for leaf in leaves))
+    return Most(header + number * sum(leaf.numel() * leaf.element_size() for leaf in leaves), header)
 
 
 def answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> Tree:

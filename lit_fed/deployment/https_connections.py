@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -17,6 +19,9 @@ __all__ = ["Connections", "close_all", "listening"]
 HANDSHAKE_SECONDS = 10.0
 SECONDS_BETWEEN_LOOKS = 0.25
 MOST_REASONS = 100
+
+SPARE = 64
+"""Descriptors that are left for the process's own files."""
 
 
 def listening(host: str, port: int, option: str) -> socket.socket:
@@ -56,6 +61,7 @@ class Connections:
         self.listener, self.tls, self.limits, self.say = listener, tls, limits, say
         self._strangers: dict[Any, asyncio.Future[None]] = {}  # connections before their first request
         self._silent_since: dict[Any, float] = {}  # connections between two requests
+        self._hosts: Counter[str] = Counter()  # strangers by address
         self._tasks: set[asyncio.Task] = set()
         self._told: set[str] = set()
 
@@ -74,6 +80,12 @@ class Connections:
                 places.release()
                 await asyncio.sleep(1.0)
                 continue
+            if not self._has_room(connection, address[0]):
+                connection.close()
+                places.release()
+                await asyncio.sleep(0)
+                continue
+            self._hosts[address[0]] += 1
             task = loop.create_task(self._welcome(make(), connection, address[0]))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -97,6 +109,19 @@ class Connections:
                 self._refuse(f"refused a connection from {host}: {error.reason or 'no TLS'}")
         finally:
             self._strangers.pop(protocol, None)
+            self._hosts[host] -= 1
+            self._hosts += Counter()  # without addresses of nobody
+
+    def _has_room(self, connection: socket.socket, host: str) -> bool:
+        """Whether a connection may stay. A new descriptor has the lowest free number, which says how many are open."""
+        most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
+        if 0 < most - SPARE <= connection.fileno():
+            self._refuse(f"refused connections: {most} files may be open (ulimit -n), of which {SPARE} are kept free")
+            return False
+        if self._hosts[host] >= self.limits.per_address:
+            self._refuse(f"refused connections from {host}: {self.limits.per_address} are open without a request")
+            return False
+        return True
 
     def _refuse(self, line: str) -> None:
         """Say why somebody was refused, once."""

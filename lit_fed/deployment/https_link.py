@@ -18,7 +18,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_protocol as protocol
 from lit_fed.deployment.https_protocol import Limits, Reply
 from lit_fed.deployment.https_tls import tls_of_node
-from lit_fed.deployment.transport import check_node_name
+from lit_fed.deployment.transport import check_node_name, foreign_text
 
 __all__ = ["AwayError", "Link"]
 
@@ -129,13 +129,13 @@ class Link:
             self._hung_up += 1
             raise
         if reply.status >= 500:
-            raise http.client.HTTPException(f"status {reply.status}")
+            raise http.client.HTTPException(f"status {reply.status} {reply.text}".rstrip())
         self._hung_up = 0
         return reply
 
     def _wait(self, error: Exception) -> None:
         """Pause after an error, unless time does not heal it or there was enough of that."""
-        reason = (getattr(error, "reason", None) or getattr(error, "strerror", None) or str(error))[:200]
+        reason = foreign_text(getattr(error, "reason", None) or getattr(error, "strerror", None) or error)
         untrusted = isinstance(error, ssl.SSLError) and any(one in reason for one in NOT_TRUSTED)
         if untrusted or (self._has_tls and self._hung_up >= MOST_HANG_UPS):
             why = (getattr(error, "verify_message", None) or reason).rstrip(".")

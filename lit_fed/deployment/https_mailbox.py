@@ -13,6 +13,9 @@ __all__ = ["Mailbox"]
 
 MOST_NODES = 10_000
 SECONDS_BETWEEN_COMPLAINTS = 10.0
+SECONDS_TO_LEAVE = 1.0
+"""Until a connection is closed whose process was told that another one has come."""
+
 SECONDS_UNTIL_GONE = 1.0
 """A node that only opens a new connection is back by then."""
 
@@ -49,15 +52,14 @@ class Mailbox:
         member = self.members.setdefault(name, Member(name))
         if process in member.former:
             member.check(process)
-        if process != member.process:
-            if member.process and member.is_here:
+        is_other, loop = process != member.process, asyncio.get_running_loop()
+        if is_other:
+            was = member.process
+            member.change_process(process, loop.time())
+            if was and member.is_here:
                 self.complain(member, f"{name} was started twice; the process that came last goes on")
-            member.former.append(member.process)
-            member.process = process
-            member.news.set()  # its other process is told
-        elif member.is_here and member.link is not link:
-            hang_up(member.link)
-        member.link, member.is_new = link, member.is_new or member.link is not link
+        if member.link is not link and (before := member.replace_link(link, is_told=is_other)) is not None:
+            loop.call_later(SECONDS_TO_LEAVE, hang_up, before)
         if member.missed is None:
             self.say(f"{name} is here{note}")
         member.missed = 0.0

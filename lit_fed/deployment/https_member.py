@@ -13,6 +13,9 @@ __all__ = ["Member", "Posted", "RefusedError", "hang_up"]
 
 FORMER_PROCESSES = 64
 
+MOST_CHANGES, CHANGES_SECONDS = 20, 60.0
+"""How many processes may come for a node within so many seconds."""
+
 
 class RefusedError(Exception):
     """What a request is answered where it will not do.
@@ -52,6 +55,8 @@ class Member:
         name: of the node.
         process: the process that speaks for it.
         link: that process's connection; its `transport` is None once it is closed.
+        leaving: the connection of the process before, which is told and then closed.
+        changes: when processes came for it, the last ones.
         is_new: whether that connection has asked for no work yet.
         packet: what the node has to answer; None: nothing.
         news: set whenever `process` or `packet` changes.
@@ -63,6 +68,8 @@ class Member:
     name: str
     process: str = ""
     link: Any = None
+    leaving: Any = None
+    changes: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
     is_new: bool = True
     packet: Posted | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,3 +89,33 @@ class Member:
             raise RefusedError(
                 409, f"another process has come for {self.name}; one process at a time may run under a name"
             )
+
+    def change_process(self, process: str, now: float) -> None:
+        """Let another process speak for the node.
+
+        Raises:
+            RefusedError: if too many came lately.
+        """
+        if len(self.changes) == MOST_CHANGES and now - self.changes[0] < CHANGES_SECONDS:
+            raise RefusedError(503, f"too many processes came for {self.name}; wait {CHANGES_SECONDS:g} s")
+        self.changes.append(now)
+        self.former.append(self.process)
+        self.process = process
+        self.news.set()  # its other process is told
+
+    def replace_link(self, link: Any, *, is_told: bool) -> Any:
+        """Take another connection; at most one more stays open. Returns the one before where it has to be closed soon.
+
+        Args:
+            link: the new connection.
+            is_told: the one before is of another process, which is still told so.
+        """
+        before, self.link, self.is_new = self.link, link, True
+        if before is None or not is_told:
+            if before is not None:
+                hang_up(before)
+            return None
+        if self.leaving is not None:
+            hang_up(self.leaving)
+        self.leaving = before
+        return before

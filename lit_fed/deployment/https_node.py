@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_protocol import OVER, WORK
 
 __all__ = ["run_node"]
+
+SECONDS_BETWEEN_QUESTIONS = 0.02
+"""A server that has nothing to ask holds the question back; one that does not cannot keep this processor busy."""
 
 
 def run_node(handle: Callable[[bytes], bytes], link: Link) -> None:
@@ -28,3 +32,5 @@ def run_node(handle: Callable[[bytes], bytes], link: Link) -> None:
                 return
             if packet.status == 200:
                 link.answer(packet, handle(packet.body))
+            else:
+                time.sleep(SECONDS_BETWEEN_QUESTIONS)

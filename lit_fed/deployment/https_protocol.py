@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import http.client
 import ipaddress
+import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lit_fed import __version__
 from lit_fed.core.errors import ConfigError
+from lit_fed.deployment.transport import foreign_text
 
 __all__ = [
     "ANSWERS", "MOST_BYTES", "NAME", "OVER", "PACKET", "PROCESS", "PROTOCOL", "REFUSALS", "WORK",
@@ -27,6 +29,9 @@ __all__ = [
 WORK, ANSWERS = "/v1/work", "/v1/answers/"
 PROTOCOL, PIECE = "1", 2**18
 OVER = 410
+MOST_TEXT = 2**16
+"""Bytes of a reply that is no packet."""
+
 PACKET, MOST_BYTES, PROCESS, NAME = "Lit-Fed-Packet", "Lit-Fed-Most-Bytes", "Lit-Fed-Process", "Lit-Fed-Name"
 REFUSALS = {400, 403, 404, 409, 411, 413, 415, 426}
 """Statuses after which a node ends: asking again would change nothing."""
@@ -45,6 +50,8 @@ class Limits:
         idle_seconds: how long a connection may stay without a complete request; one whose node is at work may stay.
         stall_seconds: how long a body may stand still, either way.
         handshakes: connections that may be strangers at a time; further ones wait.
+        per_address: how many of these may come from one address; further ones are closed.
+        least_speed: bytes of an answer that have to come in a second, on average.
     """
 
     most_bytes: int = 2**31
@@ -52,18 +59,31 @@ class Limits:
     idle_seconds: float = 20.0
     stall_seconds: float = 30.0
     handshakes: int = 64
+    per_address: int = 48
+    least_speed: float = 1000.0
 
 
 class Reply:
-    """What the server said: `status`, `body`, its beginning as `text`, and of a packet `key` and `most_bytes`."""
+    """What the server said: `status`, `body`, its beginning as `text`, and of a packet `key` and `most_bytes`.
+
+    Raises:
+        HTTPException: if it has no length, a longer body than its status allows, or a packet without a proper id.
+        ValueError: if a header is no number.
+    """
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
-        length, headers = int(response.headers.get("Content-Length", "0")), response.headers
-        if length > Limits.most_bytes:
-            raise http.client.HTTPException(f"a packet of {length} bytes, where {Limits.most_bytes} are the most")
-        self.status, self.body = response.status, response.read()
-        self.text = "".join(one for one in self.body[:500].decode(errors="replace") if one.isprintable())
+        if response.status not in (200, 204, OVER, *REFUSALS) and response.status < 500:
+            raise http.client.HTTPException(f"status {response.status}")
+        most = Limits.most_bytes if response.status == 200 else MOST_TEXT
+        if response.chunked or response.length is None:
+            raise http.client.HTTPException("a reply without a length")
+        if response.length > most:
+            raise http.client.HTTPException(f"a reply of {response.length} bytes, where {most} are the most")
+        self.status, self.body, headers = response.status, response.read(), response.headers
+        self.text = foreign_text(self.body[:500].decode(errors="replace"), 500)
         self.key, self.most_bytes = headers.get(PACKET, ""), int(headers.get(MOST_BYTES, "0"))
+        if self.status == 200 and re.fullmatch("[0-9a-f]{1,64}", self.key) is None:
+            raise http.client.HTTPException("a packet without an id")
 
 
 def version_headers() -> dict[str, str]:

@@ -126,9 +126,10 @@ class Requests:
             line = f"refused an answer of {member.name}: {request.content_length} bytes, where {most} are the most"
             self.mailbox.complain(member, line)
             raise RefusedError(413, f"the answer has {request.content_length} bytes; {most} are the most")
-        pieces, length = [], 0
+        pieces, length, now = [], 0, asyncio.get_running_loop().time
+        end = now() + self.limits.stall_seconds + request.content_length / self.limits.least_speed
         while length < request.content_length:
-            async with asyncio.timeout(self.limits.stall_seconds):
+            async with asyncio.timeout_at(min(now() + self.limits.stall_seconds, end)):
                 pieces.append(await request.content.readany())
             if not pieces[-1]:
                 raise ConnectionResetError

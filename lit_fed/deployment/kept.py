@@ -46,10 +46,14 @@ def keep_training(training: NodeTraining, packet: Packet) -> Packet:
 
     Raises:
         WireError: if it does not have the form of this training, or not all of the node's clients are in it.
+        ClientError: naming a client whose state is missing or damaged.
     """
+    training.check(packet.facts)
     clients, _ = training.prepare(packet)
     if training.names.keys() - set(clients):
         raise WireError("the server leaves out a client of this node")
+    for one in (one for one, version in training.states.versions.items() if version >= 0):
+        training.states.read(one)
     facts = {name: value for name, value in packet.facts.items() if name not in ("settings", "needed")}
     trees = {name: list(leaves) for name, leaves in packet.trees.items()}
     training.states.folder.mkdir(parents=True, exist_ok=True)
@@ -136,14 +140,7 @@ class KeptTraining:
 
     def _check(self, data: NodeData, ids: dict[str, int]) -> None:
         """Refuse samples that are not of the training's type, and clients that have changed their folder."""
-        wanted = {
-            "x": (self.facts.input_type, list(self.facts.input_shape)),
-            "y": ("float32" if self.facts.target.continuous else "int64", list(self.facts.label_shape)),
-        }
-        for which, found in data.types.items():
-            if found != wanted[which]:
-                here, there = (f"{kind} of shape {shape}" for kind, shape in (found, wanted[which]))
-                raise ConfigError(f"--data.root: samples of {which} are {here}, those of the training were {there}")
+        data.check_types(self.facts)
         for kind, population in data.populations.items():
             for name in population.names:
                 was = "seen" if ids[name] < self.facts.num_clients else "unseen"

@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import select_clients
 from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.facts import POPULATIONS, SPLITS, ClientFacts, NodeFacts
@@ -72,6 +73,21 @@ class NodeData:
         some = next(iter(self.populations.values())).train
         return {which: _type_of(getattr(some, which)) for which in ("x", "y")}
 
+    def check_types(self, facts: TrainingFacts) -> None:
+        """Refuse a training on samples of another type or shape.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        wanted = {
+            "x": (facts.input_type, list(facts.input_shape)),
+            "y": ("float32" if facts.target.continuous else "int64", list(facts.label_shape)),
+        }
+        for which, found in self.types.items():
+            if found != wanted[which]:
+                here, there = (f"{kind} of shape {shape}" for kind, shape in (found, wanted[which]))
+                raise ConfigError(f"--data.root: samples of {which} are {here}, those of the training were {there}")
+
     def keep_only(self, names: Collection[str]) -> list[str]:
         """Leave out all clients but these; returns the names of those that are left out.
 
@@ -98,7 +114,7 @@ class NodeData:
             seed: seed of the splits.
 
         Raises:
-            ConfigError: if a client has no number.
+            ConfigError: if a client has no number, or numbers are not in the order of names.
         """
         found: dict[str, dict[str, Split]] = {}
         for kind, population in self.populations.items():
@@ -106,6 +122,8 @@ class NodeData:
             if missing:
                 raise ConfigError(f"the server has no number for client {missing[0]!r}; start its command again")
             numbers = torch.tensor([ids[name] for name in population.names])
+            if bool((numbers.diff() <= 0).any()):
+                raise ConfigError("the server's numbers of clients are not in the order of their names")
             if val_fraction:
                 population = cut_validation(population, val_fraction, seed, numbers.tolist())
             found[kind] = {

@@ -14,7 +14,7 @@ from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, NotFiniteError
+from lit_fed.core.errors import ClientError, NotFiniteError, logged
 from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.server import InMemoryServer
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Tree
@@ -22,7 +22,7 @@ from lit_fed.deployment.forms import in_form
 from lit_fed.deployment.node_data import NodeData
 from lit_fed.deployment.session_facts import check_start, facts_from_json, marks_of_start
 from lit_fed.deployment.states import NodeStates, node_key
-from lit_fed.deployment.wire import Packet, digest_of_question
+from lit_fed.deployment.wire import Packet, WireError, digest_of_question
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds
 
@@ -43,6 +43,7 @@ class NodeTraining:
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
         self.name, self.sent = name, sent
         facts = facts_from_json(sent["facts"])
+        data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
         is_private = settings.privacy is not None and settings.privacy.noise_seed is None
         self.secret = Secret(node_key(folder.parent)).for_("noise", name) if is_private else None
@@ -57,29 +58,52 @@ class NodeTraining:
         self.states = NodeStates(folder, lambda one: self.rounds.initial_state(train[one], one), self.names)
         self.rounds.store = self.states  # type: ignore[assignment] # the part of it that serving needs
 
-    def prepare(self, packet: Packet) -> tuple[list[int], dict[int, Tree]]:
-        """Take over what the server says of the round; the clients, and what each of them is sent."""
-        facts, server = packet.facts, self.server
+    def prepare(self, question: Packet) -> tuple[list[int], dict[int, Tree]]:
+        """Take over what the server says of the round; the clients, and what each of them is sent.
+
+        Raises:
+            WireError: if the question is not of this training.
+        """
+        facts, server = question.facts, self.server
+        clients = facts["clients"]
+        names = ["shared"] if "shared" in question.trees else [f"shared/{one}" for one in clients]
+        if question.trees.keys() != set(names):
+            raise WireError("the question is without the shared state of its clients")
         server.rounds_done = facts["round"]
         self.rounds.schedule_rounds = facts["horizon"]
         self.rounds.terms = self.rounds.terms._replace(num_rounds=facts["num_rounds"])
-        clients = [int(one) for one in facts["clients"]]
-        self.states.versions = dict(zip(clients, map(int, facts["versions"]), strict=True))
-        if facts["needed"] is not None:
-            self.states.sweep({int(one): versions for one, versions in facts["needed"].items()})
         ctx, algorithm = self.rounds.context(facts["phase"]), self.rounds.algorithm
         sent: dict[int, Tree] = {}
-        for one in clients[:1] if "shared" in packet.trees else clients:
-            leaves = packet.trees["shared" if "shared" in packet.trees else f"shared/{one}"]
+        for one, name in zip(clients, names, strict=False):
             form = algorithm.sent(ctx, server.initial_shared, one)
-            sent[one] = algorithm.received(ctx, in_form(leaves, form, shapes=False), one)
-        if "shared" in packet.trees:  # in one tree, so that the clients may be trained together
+            sent[one] = algorithm.received(ctx, in_form(question.trees[name], form, shapes=False), one)
+        if names == ["shared"]:  # in one tree, so that the clients may be trained together
             sent = dict.fromkeys(clients, sent[clients[0]])
+        self.states.versions = dict(zip(clients, facts["versions"], strict=True))
+        if facts["needed"] is not None:
+            self.states.sweep(facts["needed"])
         return clients, sent
+
+    def check(self, facts: dict[str, Any]) -> None:
+        """Compare the clients of a question with those of this training.
+
+        Raises:
+            WireError: if they are others.
+        """
+        total, population = self.rounds.terms.num_clients, facts.get("population", "seen")
+        mine = self.names.keys() if facts["kind"] == "keep" else set(self._numbers(population))
+        if not mine >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
+            raise WireError("the question is of clients that are not on this node")
+        if any(one >= total for one in facts.get("present", ())) or len(facts.get("draws") or [0] * total) != total:
+            raise WireError("the question is of more or fewer clients than the training has")
+
+    def _numbers(self, population: str) -> list[int]:
+        return self.splits[population]["train"].ids.tolist() if population in self.splits else []  # type: ignore[union-attr]
 
     def train(self, packet: Packet) -> Packet:
         """The work of a phase: messages go back, states stay."""
-        facts, (clients, sent) = packet.facts, self.prepare(packet)
+        self.check(facts := packet.facts)
+        clients, sent = self.prepare(packet)
         if self.secret is not None:  # the same noise under another question could be subtracted from its answer
             self.rounds.terms = self.rounds.terms._replace(secret=self.secret.for_(digest_of_question(packet)))
         answers: dict[str, list[Tensor]] = {}
@@ -87,6 +111,7 @@ class NodeTraining:
         for some in _alike(clients, sent):
             for client_id, done in self._run(facts, some, sent[some[0]]):
                 if isinstance(done, ClientError):
+                    logged(f"{self.names[client_id]}: {done}")
                     failures[str(client_id)] = _told(done)
                 else:
                     answers[str(client_id)] = done
@@ -119,14 +144,15 @@ class NodeTraining:
             new = {"state": done.result.state, "optimizer": done.optimizers}
             for place, row in enumerate(rows):
                 state = tree.index({name: new[name] for name in kept}, place)
-                self.states.write(clients[row], int(facts["version"]), state)
+                self.states.write(clients[row], facts["version"], state)
                 answer = tree.index((tuple(done.result.message), done.result.metrics), place)
                 found.append((clients[row], tree.leaves(answer)))
         return found
 
     def measure(self, packet: Packet) -> Packet:
         """Serve clients and measure them: sums go back, predictions and mixture weights stay."""
-        facts, (clients, sent) = packet.facts, self.prepare(packet)
+        self.check(facts := packet.facts)
+        clients, sent = self.prepare(packet)
         rows = self.measured(clients, sent, facts["population"], facts["split"])
         told = torch.cat([rows[:, :3], rows[:, rows.shape[1] - len(self.chosen) :]], dim=1)
         return Packet({"clients": clients}, {"rows": [told]})
@@ -170,6 +196,6 @@ def _alike(clients: list[int], sent: dict[int, Tree]) -> list[list[int]]:
 
 
 def _told(error: ClientError) -> list[str]:
-    """What the server hears of a client that failed: our own words, and of other errors their kind alone."""
-    reason = error.reason if isinstance(error, NotFiniteError) else type(error.__cause__).__name__
-    return ["not finite" if isinstance(error, NotFiniteError) else "error", error.stage, reason]
+    """What the server hears of a client that failed: names alone, whose texts are its own."""
+    kind = "not finite" if isinstance(error, NotFiniteError) else "error"
+    return [kind, error.stage, type(error.__cause__ or error).__name__]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +10,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Tree
 from lit_fed.deployment.fleet import Fleet
-from lit_fed.deployment.forms import most_bytes
+from lit_fed.deployment.forms import Most, most_of
 from lit_fed.deployment.session_facts import marks_of_start, session_name
 from lit_fed.deployment.states import VersionStore
 from lit_fed.deployment.wire import Packet
@@ -39,9 +40,10 @@ class Questions:
         common: dict[str, Any],
         each: dict[str, dict[int, Any]],
         form: Tree,
+        read: Callable[[Packet, list[int]], Any],
         may_drop: bool,
         seconds: float | None,
-    ) -> dict[str, Packet]:
+    ) -> dict[str, Any]:
         """The answers of the nodes of some clients.
 
         Args:
@@ -51,6 +53,7 @@ class Questions:
             common: facts for all of them.
             each: facts by client.
             form: of what comes back for a client.
+            read: reads a node's answer about these of its clients, or raises `WireError`.
             may_drop: whether it goes on without an answer.
             seconds: how long an answer may take; None: as always.
         """
@@ -60,7 +63,8 @@ class Questions:
             "run": int(store.run), "round": rounds.server.rounds_done,
             "horizon": rounds.schedule_rounds, "num_rounds": rounds.terms.num_rounds,
         }  # fmt: skip
-        packets, sessions, most = {}, {}, {}
+        packets, sessions, of_node = {}, {}, {}
+        most: dict[str, Most] = {}
         sent = {one: rounds.algorithm.sent(ctx, shared, one) for one in ids}
         same = _is_same(list(sent.values()))
         for node in dict.fromkeys(roster.node_of[one] for one in ids):
@@ -76,9 +80,12 @@ class Questions:
             settings = self.session | {"ids": roster.ids[node], "start": self._start}
             packets[node] = Packet(facts | {"session": session_name(settings)}, trees)
             sessions[node] = Packet(packets[node].facts | {"settings": settings}, trees)
-            most[node] = most_bytes(form, len(mine))
+            most[node], of_node[node] = most_of(form, len(mine)), mine
         first = {node: packet for node, packet in sessions.items() if node not in self._informed}
-        answers = self.fleet.ask(packets | first, most, may_drop=may_drop, seconds=seconds, sessions=sessions)
+        answers = self.fleet.ask(
+            packets | first, most, lambda node, answer: read(answer, of_node[node]), may_drop=may_drop, seconds=seconds,
+            sessions=sessions,
+        )  # fmt: skip
         self._informed |= answers.keys()
         return answers
 

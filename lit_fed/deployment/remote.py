@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.clients import PredictJob, TrainJob
-from lit_fed.clients.base import Failed, Trained, check_finite
+from lit_fed.clients.base import Failed, Trained, check_finite, not_finite
 from lit_fed.core import tree
 from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, logged
-from lit_fed.core.types import Population, ServingBlock, Tree
+from lit_fed.core.types import Population, ServingBlock
 from lit_fed.deployment.facts import SPLITS
-from lit_fed.deployment.fleet import Fleet, LostNodesError
-from lit_fed.deployment.forms import answer_form, in_form, versioned
+from lit_fed.deployment.fleet import Fleet
+from lit_fed.deployment.forms import answer_form, versioned
+from lit_fed.deployment.messages import Worked, kept_of_answer, rows_of_answer, worked_of_answer
+from lit_fed.deployment.plausible import implausible_message, implausible_rows
 from lit_fed.deployment.questions import Questions
-from lit_fed.deployment.wire import Packet, WireError
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
 
@@ -74,35 +75,37 @@ class RemoteTrainer:
         }
         faults = self.rounds.faults
         deadline = None if faults is None or not job.drops_failures else faults.deadline
-        answers = self.questions.ask(job.ctx, job.shared, ids, common, each, form, job.drops_failures, deadline)
+        answers = self.questions.ask(
+            job.ctx, job.shared, ids, common, each, form, lambda answer, mine: worked_of_answer(answer, mine, form),
+            job.drops_failures, deadline,
+        )  # fmt: skip
         for row, client_id in enumerate(ids):
-            done = self._taken(job, client_id, row, version, form, answers.get(self.roster.node_of[client_id]))
+            done = self._taken(job, client_id, row, version, answers.get(self.roster.node_of[client_id]))
             if isinstance(done, Failed) and not job.forgives(done.error):
                 raise done.error
             yield done
 
-    def _taken(
-        self, job: TrainJob, client_id: int, row: int, version: int, form: Tree, answer: Packet | None
-    ) -> Trained | Failed:
+    def _taken(self, job: TrainJob, client_id: int, row: int, version: int, answer: Worked | None) -> Trained | Failed:
         """What one client's node answered."""
-        rows, node = slice(row, row + 1), self.roster.node_of[client_id]
-        kind, stage, reason = "error", f"its node {node}", "did not answer in time"
-        if answer is not None:
-            failed = answer.facts.get("failed")
-            told = failed.get(str(client_id)) if isinstance(failed, dict) else None
-            try:
-                if told is None:
-                    leaves = [leaf.to(self._device) for leaf in answer.trees.get(str(client_id), [])]
-                    result = versioned(in_form(leaves, form), version)
-                    check_finite(result, torch.tensor([client_id]), job.ctx)
-                    return Trained(rows, tree.map_leaves(lambda leaf: leaf.to(self._device), result), None)
-                kind, stage, reason = (str(one)[:2000] for one in told)
-            except NotFiniteError as error:
-                return Failed(rows, error)
-            except (WireError, ValueError) as error:
-                reason = f"sends what cannot be used: {error}"
-        which = NotFiniteError if kind == "not finite" else ClientError
-        return Failed(rows, which(client_id, stage, job.ctx.round_idx, reason))
+        rows, ctx, stage = slice(row, row + 1), job.ctx, f"its node {self.roster.node_of[client_id]}"
+        if answer is None:
+            return Failed(rows, ClientError(client_id, stage, ctx.round_idx, "gave no usable answer in time"))
+        if (failure := answer.failed.get(client_id)) is not None:
+            if failure.is_not_finite:
+                return Failed(rows, not_finite(client_id, failure.stage, ctx, "its message or state"))
+            return Failed(rows, ClientError(client_id, failure.stage, ctx.round_idx, f"{failure.kind}; see {stage}"))
+        sent = tree.map_leaves(lambda leaf: leaf.to(self._device), answer.sent[client_id])
+        result = versioned(sent, version)
+        try:
+            check_finite(result, torch.tensor([client_id]), ctx)
+        except NotFiniteError as error:
+            return Failed(rows, error)
+        count = int(self.populations[0].train.sizes[client_id])
+        norm = self.questions.fleet.max_update_norm
+        wrong = implausible_message(job.algorithm, ctx, job.shared, client_id, sent, count, norm)
+        if wrong:
+            return Failed(rows, ClientError(client_id, stage, ctx.round_idx, wrong))
+        return Trained(rows, tree.map_leaves(lambda leaf: leaf.to(self._device), result), None)
 
     def keep(self) -> None:
         """Let each node keep what serving its clients takes: the shared state as they are sent it, versions of states.
@@ -116,7 +119,9 @@ class RemoteTrainer:
         each = {"versions": dict(enumerate(versions + [-1] * num_unseen))}
         common, form = {"kind": "keep", "phase": "adapt"}, torch.zeros(0)
         ctx, ids = self.rounds.context("adapt"), list(range(num_seen + num_unseen))
-        answers = self.questions.ask(ctx, self.rounds.shared, ids, common, each, form, may_drop=True, seconds=None)
+        answers = self.questions.ask(
+            ctx, self.rounds.shared, ids, common, each, form, kept_of_answer, may_drop=True, seconds=None
+        )
         if absent := sorted({*self.roster.node_of.values()} - answers.keys()):
             logged(f"{', '.join(absent)} did not answer, and cannot serve clients after this training")
         self._kept = self.questions.fleet.over = True
@@ -142,22 +147,39 @@ class RemoteTrainer:
             return
         self.questions.fleet.over = False  # a test that fails is made again, with these nodes
         population = self.populations[0 if seen else 1]
+        assert population is not None
         split = next(name for name in SPLITS if getattr(population, name).to(block.data.x.device) is block.data)
         versions = rounds.store.gather(block.client_ids)["state"]["versions"].tolist() if seen else [-1] * len(ids)
         common = {"kind": "measure", "phase": "adapt", "population": "seen" if seen else "unseen", "split": split}
         width = 3 + (0 if chosen is None else len(chosen))
-        form = torch.zeros(len(ids), width, dtype=torch.float64)
+        form = torch.zeros(width, dtype=torch.float64)
         each = {"versions": dict(zip(ids, versions, strict=True))}
-        answers = self.questions.ask(ctx, shared, ids, common, each, form, may_drop=True, seconds=None)
+        answers = self.questions.ask(
+            ctx, shared, ids, common, each, form, lambda answer, mine: rows_of_answer(answer, mine, width),
+            may_drop=True, seconds=None,
+        )  # fmt: skip
         rows = torch.zeros(len(ids), width, dtype=torch.float64)
-        for node, answer in answers.items():
+        for node, found in answers.items():
             mine = [place for place, one in enumerate(ids) if self.roster.node_of[one] == node]
-            try:
-                rows[mine] = in_form(answer.trees.get("rows", []), [form[: len(mine)]])[0]
-            except WireError as error:
-                raise LostNodesError(f"node {node} sends measurements that cannot be used: {error}") from error
+            counts = getattr(population, split).sizes[population.train.positions(block.client_ids.cpu()[mine])]
+            rows[mine] = self._believed(node, [ids[place] for place in mine], found, counts)
         self.questions.fleet.over = self._kept
         yield block.rows, rows.to(self._device)
+
+    def _believed(self, node: str, ids: list[int], rows: Tensor, counts: Tensor) -> Tensor:
+        """The rows of a node; where a client's cannot be true, the run ends, or goes on without it.
+
+        Raises:
+            ClientError: naming the client, unless nodes may be missing.
+        """
+        is_share = self.rounds.terms.task.target.metric == "accuracy"
+        for place, wrong in implausible_rows(rows, counts, is_share=is_share).items():
+            error = ClientError(ids[place], f"its node {node}", None, wrong)
+            if self.questions.fleet.missing != "drop":
+                raise error
+            logged(f"{error}; it is left out of the measurement")
+            rows[place] = 0
+        return rows
 
     @property
     def _device(self) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import time
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -13,16 +14,17 @@ import torch
 from torch import Tensor
 
 import lit_fed
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.errors import ConfigError, logged
 from lit_fed.core.reduce import num_ranks
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.deployment.facts import SPLITS, read_facts
-from lit_fed.deployment.fleet import Fleet, Missing
-from lit_fed.deployment.roster import Roster
+from lit_fed.deployment.facts import SPLITS, NodeFacts
+from lit_fed.deployment.fleet import PAUSES, Fleet, Missing
+from lit_fed.deployment.messages import facts_of_answer
+from lit_fed.deployment.roster import Roster, conflicts
 from lit_fed.deployment.transport import Transport
-from lit_fed.deployment.wire import Packet, WireError
+from lit_fed.deployment.wire import Packet
 
 __all__ = ["RemoteClients", "RemoteSplit"]
 
@@ -80,6 +82,7 @@ class RemoteClients(ClientDataSet):
     missing: Missing
     seconds: float
     patience: float
+    max_update_norm: float | None = None
 
     @abstractmethod
     def connect(self) -> Transport:
@@ -101,23 +104,41 @@ class RemoteClients(ClientDataSet):
                 f"{type(self).__name__} has one server, and the run several ranks; give --trainer.devices 1"
             )
         transport = self.connect()
-        fleet = Fleet(transport, missing=self.missing, seconds=self.seconds, patience=self.patience)
+        fleet = Fleet(
+            transport, missing=self.missing, seconds=self.seconds, patience=self.patience,
+            max_update_norm=self.max_update_norm,
+        )  # fmt: skip
         atexit.register(fleet.end)
         nodes = transport.wait_for(self.expected(), self.patience)
-        answers = fleet.ask_all(nodes, Packet({"kind": "facts", "version": lit_fed.__version__}))
-        told = {}
-        for node, answer in sorted(answers.items()):
-            if answer.facts.get("version") != lit_fed.__version__:
-                raise ConfigError(
-                    f"node {node} has version {str(answer.facts.get('version'))[:20]} of lit_fed, the server "
-                    f"{lit_fed.__version__}; install the same on both"
-                )
-            try:
-                told[node] = read_facts(answer.facts["facts"])
-            except (WireError, KeyError) as error:
-                raise ConfigError(f"node {node}: {error}; see to what answers there") from error
-        fleet.roster = Roster.of(told)
+        fleet.roster = Roster.of(self._told(fleet, nodes))
         return fleet
+
+    def _told(self, fleet: Fleet, nodes: list[str]) -> dict[str, NodeFacts]:
+        """What the nodes say of their clients; one that does not go with the others is asked again, or left out.
+
+        Raises:
+            ConfigError: naming a node that does not go with the others, where it is needed.
+            LostNodesError: naming the nodes that do not answer.
+        """
+        told: dict[str, NodeFacts] = {}
+        version, ends, pause = lit_fed.__version__, time.monotonic() + self.patience, PAUSES[0]
+        while True:
+            questions = dict.fromkeys(nodes, Packet({"kind": "facts", "version": version}))
+            told |= fleet.ask(questions, {}, lambda _, answer: facts_of_answer(answer, version), may_drop=True)
+            told = dict(sorted(told.items()))
+            wrong = conflicts(told)
+            nodes = list(wrong)
+            if wrong and self.missing == "drop":
+                logged(f"{'; '.join(dict.fromkeys(wrong.values()))}; going on without {', '.join(nodes)}")
+                return {node: one for node, one in told.items() if node not in wrong}
+            if not wrong:
+                return told
+            reason = wrong[nodes[0]]
+            if self.missing == "stop" or time.monotonic() + pause > ends:
+                raise ConfigError(reason)
+            logged(f"{reason}, and start it again; asking again in {pause:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, PAUSES[1])
 
     @property
     def num_classes(self) -> int | None:  # type: ignore[override] # the base promises one number for the whole class

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.facts import POPULATIONS, SPLITS, ClientFacts, NodeFacts
 
-__all__ = ["Roster"]
+__all__ = ["Roster", "conflicts"]
 
 
 class Roster(NamedTuple):
@@ -29,27 +30,11 @@ class Roster(NamedTuple):
         Raises:
             ConfigError: if a name stands on two nodes, samples differ in type or shape, or nobody is to be trained.
         """
-        where: dict[str, str] = {}
-        first, (_, types, stored, _) = next(iter(facts.items()))
-        for node, one in facts.items():
-            for name in one.clients:
-                if name in where:
-                    raise ConfigError(
-                        f"client {name!r} stands on the nodes {where[name]} and {node}; rename its file on one of them"
-                    )
-                where[name] = node
-            for which, of in one.types.items():
-                here, there = (f"{kind} of shape {shape}" for kind, shape in (of, types[which]))
-                if here != there:
-                    raise ConfigError(
-                        f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients "
-                        "with one type and sample shape"
-                    )
-            if (one.stored == "uint8") != (stored == "uint8"):
-                raise ConfigError(
-                    f"inputs on node {node} are stored as {one.stored}, but on node {first} as {stored}; store those "
-                    "of all clients with one type, since uint8 is scaled to 0..1 and other types are not"
-                )
+        if not facts:
+            raise ConfigError("no node tells of clients that can be trained; see to the nodes' logs")
+        for wrong in conflicts(facts).values():
+            raise ConfigError(wrong)
+        where = {name: node for node, one in facts.items() for name in one.clients}
         names = {kind: sorted(_of_kind(facts, kind)) for kind in POPULATIONS}
         if not names["seen"]:
             raise ConfigError(
@@ -74,6 +59,62 @@ class Roster(NamedTuple):
         largest = [self.of_client(name).largest_label for name in self.names["seen"]]
         found = [one for one in largest if one is not None]
         return max(2, 1 + max(found)) if found else None
+
+
+def conflicts(facts: Mapping[str, NodeFacts]) -> dict[str, str]:
+    """Nodes that do not go with the others, and why.
+
+    Samples are of the type and shape that most nodes have. Of nodes that name the same client, the one that does so
+    with the most others is wrong; where no node does so with more, none of them can be believed.
+
+    Args:
+        facts: by node.
+    """
+    kinds = Counter(_kind_of(one) for one in facts.values())
+    usual = max(kinds, key=kinds.__getitem__, default="")  # of equally many the first
+    wrong = {}
+    for node, one in facts.items():
+        if _kind_of(one) != usual:
+            first = next(other for other, its in facts.items() if _kind_of(its) == usual)
+            wrong[node] = _difference(node, one, first, facts[first])
+    claims: dict[str, list[str]] = {}
+    for node, one in facts.items():
+        for name in one.clients if node not in wrong else ():
+            claims.setdefault(name, []).append(node)
+    shared = {name: nodes for name, nodes in claims.items() if len(nodes) > 1}
+    while shared:
+        others: dict[str, set[str]] = {}
+        for nodes in shared.values():
+            for node in nodes:
+                others.setdefault(node, set()).update(nodes)
+        most = max(map(len, others.values()))
+        for name, nodes in shared.items():
+            for node in (one for one in nodes if len(others[one]) == most):
+                wrong[node] = (
+                    f"client {name!r} stands on the nodes {' and '.join(claims[name])}; rename its file on one of them"
+                )
+        left = {name: [node for node in nodes if node not in wrong] for name, nodes in shared.items()}
+        shared = {name: nodes for name, nodes in left.items() if len(nodes) > 1}
+    return wrong
+
+
+def _kind_of(one: NodeFacts) -> str:
+    return f"{one.types} {one.stored == 'uint8'}"
+
+
+def _difference(node: str, one: NodeFacts, first: str, usual: NodeFacts) -> str:
+    """How samples of a node differ from the usual ones."""
+    for which, of in one.types.items():
+        here, there = (f"{kind} of shape {shape}" for kind, shape in (of, usual.types[which]))
+        if here != there:
+            return (
+                f"samples of {which} on node {node} are {here}, but on node {first} {there}; store all clients with "
+                "one type and sample shape"
+            )
+    return (
+        f"inputs on node {node} are stored as {one.stored}, but on node {first} as {usual.stored}; store those of all "
+        "clients with one type, since uint8 is scaled to 0..1 and other types are not"
+    )
 
 
 def _of_kind(facts: Mapping[str, NodeFacts], kind: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,34 @@ from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.deployment.facts import MOST_CLASSES, MOST_CLIENTS
+from lit_fed.deployment.typed import keyed, list_of, number, one_of, optional, record, text, whole
+from lit_fed.deployment.wire import TYPES, WireError
 
-__all__ = ["check_start", "facts_from_json", "facts_to_json", "marks_of_start", "session_name"]
+__all__ = [
+    "MOST_NUMBERS", "check_start", "facts_from_json", "facts_to_json", "marks_of_start", "read_session", "session_name",
+]  # fmt: skip
+
+MOST_NUMBERS = 10_000_000
+"""Clients of a training: nodes keep an entry for each of them."""
+
+NOTHING = one_of(None)
+COUNT = whole(0, 2**52)
+AXES = list_of(whole(1, 2**31 - 1), 8)
+
+FACTS = record(
+    {
+        "input_shape": AXES, "input_type": one_of(*TYPES), "label_shape": AXES,
+        "target": list_of(lambda value, _: value, 3, 3), "num_clients": whole(1, MOST_NUMBERS), "total_samples": COUNT,
+        "most_samples": COUNT, "groups": NOTHING, "batch_size": whole(0, 2**31), "clients_per_block": whole(1, 2**31),
+        "weighting": one_of("samples", "uniform"), "seed": whole(0, 2**63), "num_rounds": whole(1, 2**31),
+        "normalisation": optional(list_of(list_of(number(), 2**16), 2, 2)), "class_names": NOTHING, "columns": NOTHING,
+        "augment": optional(text(4096)), "sampling_probability": number(0, 1), "capped_samples": COUNT,
+        "attackers": NOTHING, "learned": list_of(NOTHING, 0), "sizes": NOTHING, "named": NOTHING,
+        "stored_type": text(16),
+    }
+)  # fmt: skip
+"""Facts of a training, see `TrainingFacts`."""
 
 SAME_START = 1e-3
 """By what share sizes may differ of numbers that two machines draw from one seed; other models differ by far more."""
@@ -60,20 +86,43 @@ def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
     return facts._replace(learned=()).plain()
 
 
-def facts_from_json(plain: Mapping[str, Any]) -> TrainingFacts:
+def facts_from_json(plain: Any) -> TrainingFacts:
     """The inverse of `facts_to_json`.
 
     Raises:
-        ConfigError: if they are something else.
+        WireError: if they are something else.
     """
+    read = FACTS(plain, "facts")
+    target, constants = read["target"], read["normalisation"]
     try:
-        constants = plain["normalisation"]
-        shapes = {name: tuple(plain[name]) for name in ("input_shape", "label_shape")}
-        return TrainingFacts(
-            **dict(plain) | shapes | {
-                "target": Target.from_plain(*plain["target"]),
-                "normalisation": None if constants is None else Normalisation(*map(tuple, constants)),
-            }
+        read["target"] = Target.from_plain(
+            text(32)(target[0], "facts.target"), whole(1, MOST_CLASSES)(target[1], "facts.target"),
+            one_of(True, False)(target[2], "facts.target"),
         )  # fmt: skip
-    except (TypeError, KeyError, ValueError) as error:
-        raise ConfigError(f"the server sends facts that make no sense here ({error}); install its version") from error
+    except ConfigError as error:
+        raise WireError(f"facts.target: {error}") from error
+    read["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
+    given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in read.items()}
+    return TrainingFacts(**given)
+
+
+def read_session(value: Any, place: str) -> dict[str, Any]:
+    """The settings of a training as a server sends them once, for which the model's section alone is not looked at.
+
+    Raises:
+        WireError: naming what is wrong.
+    """
+    reader = record(
+        {
+            "model": optional(lambda model, _: model), "facts": lambda facts, _: facts, "val_fraction": number(0, 1),
+            "data_seed": whole(0, 2**63), "ids": keyed(text(200, ".+"), whole(0, MOST_NUMBERS), MOST_CLIENTS),
+            "start": list_of(number(0), 2**18),
+        }
+    )  # fmt: skip
+    sent = reader(value, place)
+    if len(set(sent["ids"].values())) != len(sent["ids"]):
+        raise WireError(f"{place}.ids is not one number for each client")
+    if not (sent["model"] is None or isinstance(sent["model"], dict)):
+        raise WireError(f"{place}.model is not an object")
+    facts_from_json(sent["facts"])
+    return value  # type: ignore[no-any-return] # digests are of these very values

@@ -55,10 +55,11 @@ class NodeStates:
         Raises:
             ClientError: naming the file that is missing or damaged.
         """
-        states = [self._read(one, self.versions[one]) for one in client_ids.tolist()]
-        return tree.stack(states)  # type: ignore[no-any-return]
+        return tree.stack([self.read(one) for one in client_ids.tolist()])  # type: ignore[no-any-return]
 
-    def _read(self, client_id: int, version: int) -> dict[str, Tree]:
+    def read(self, client_id: int) -> dict[str, Tree]:
+        """The state of one client, leaves without an axis of clients; see `gather`."""
+        version = self.versions[client_id]
         if version < 0 or self.files is None:
             return self._initial(client_id)
         wanted, leaves = tree.leaves(self.template), self.files.read(client_id, version)

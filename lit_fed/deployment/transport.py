@@ -8,7 +8,7 @@ from typing import Protocol
 
 from lit_fed.core.errors import ConfigError
 
-__all__ = ["Transport", "check_node_name", "is_node_name"]
+__all__ = ["Transport", "check_node_name", "foreign_text", "is_node_name"]
 
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -68,3 +68,8 @@ def check_node_name(name: str, option: str) -> str:
             "the first a letter or digit"
         )
     return name
+
+
+def foreign_text(value: object, most: int = 200) -> str:
+    """Text of the other side for a terminal or a log: printable letters only, and not too many."""
+    return "".join(one for one in str(value)[:most] if one.isprintable())

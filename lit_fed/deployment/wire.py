@@ -20,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["TYPES", "Packet", "WireError", "digest_of_question", "from_bytes", "to_bytes", "type_name"]
+__all__ = [
+    "MOST_HEADER", "TYPES", "Packet", "WireError", "digest_of_question", "from_bytes", "to_bytes",
+    "type_name",
+]  # fmt: skip
 
 MAGIC = b"litfed1\n"
 START = struct.Struct("<8sQ")
@@ -33,14 +36,17 @@ TYPES = {
     )
 }  # fmt: skip
 
-MOST_LEAVES, MOST_AXES = 1_000_000, 16
-"""Of one packet, and of one leaf; whoever sends more does not mean well."""
+MOST_LEAVES, MOST_AXES, MOST_ENTRIES = 2**18, 16, 2**40
+"""Leaves of a packet, axes of a leaf, and the product of a leaf's axes, where an axis of length 0 counts as 1."""
+
+MOST_ITEMS, MOST_DEPTH, MOST_LETTERS = 2**21, 32, 2**16
+"""JSON values, names and brackets in a header, levels of nesting, letters of a text."""
 
 NO_PART_OF_QUESTION = ("kind", "needed", "settings", "version")
 """Facts that may differ where a question is asked again, after one of the two was started again."""
 
-MOST_HEADER = 2**26
-"""Bytes of a header when it is unpacked."""
+MOST_HEADER = 2**25
+"""Bytes of an unpacked header, where the question does not imply fewer."""
 
 
 class WireError(ValueError):
@@ -64,8 +70,12 @@ def to_bytes(packet: Packet) -> bytes:
     return b"".join([START.pack(MAGIC, len(packed)), packed, *parts])
 
 
-def from_bytes(data: bytes) -> Packet:
+def from_bytes(data: bytes, most_header: int = MOST_HEADER) -> Packet:
     """The inverse of `to_bytes`.
+
+    Args:
+        data: the bytes.
+        most_header: bytes that the unpacked header may have.
 
     Raises:
         WireError: for anything else than its result.
@@ -75,16 +85,8 @@ def from_bytes(data: bytes) -> Packet:
     magic, length = START.unpack_from(data)
     if magic != MAGIC or length > len(data) - START.size:
         _refuse("it does not begin as one")
-    try:
-        header = json.loads(_unpacked(data[START.size : START.size + length]), parse_constant=_refuse)
-        facts, forms = header["facts"], header["trees"]
-        if not isinstance(facts, dict) or not isinstance(forms, dict):
-            _refuse("its header says something else")
-        wanted = {name: [_form(*one) for one in some] for name, some in forms.items()}
-    except (ValueError, TypeError, KeyError, RecursionError, zlib.error) as error:
-        if isinstance(error, WireError):
-            raise
-        raise WireError("no packet: its header cannot be read") from error
+    facts, forms = _header(data[START.size : START.size + length], most_header)
+    wanted = {name: [_form(one) for one in some] for name, some in forms.items()}
     sizes = [size for some in wanted.values() for _, _, size in some]
     if len(sizes) > MOST_LEAVES or sum(sizes) != len(data) - START.size - length:
         _refuse("it has another length than its header says")
@@ -123,20 +125,66 @@ def type_name(leaf: Tensor) -> str:
     return str(leaf.dtype).removeprefix("torch.")
 
 
-def _form(kind: str, shape: list[int]) -> tuple[torch.dtype, list[int], int]:
-    """Type, shape and bytes of a leaf."""
-    is_shape = isinstance(shape, list) and len(shape) <= MOST_AXES
-    if kind not in TYPES or not is_shape or not all(type(one) is int and 0 <= one < 2**48 for one in shape):
+def _header(packed: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Facts and the forms of trees; the costs of parsing are bounded before, nesting and texts are checked after."""
+    try:
+        plain = _unpacked(packed, most)
+        if sum(map(plain.count, (b",", b":", b"[", b"{"))) > MOST_ITEMS:
+            _refuse("its header has too many parts")
+        header = json.loads(plain, parse_constant=_refuse)
+    except (ValueError, RecursionError, zlib.error) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError("no packet: its header cannot be read") from error
+    _check_plain(header)
+    facts, forms = (header.get("facts"), header.get("trees")) if isinstance(header, dict) else (None, None)
+    if not isinstance(facts, dict) or not isinstance(forms, dict) or len(header) != 2:
+        _refuse("its header says something else")
+    if not all(isinstance(some, list) for some in forms.values()):
         _refuse("it holds something else than tensors")
+    return facts, forms
+
+
+def _check_plain(header: Any) -> None:
+    """Refuse deep nesting, long texts, texts that cannot be printed, and numbers that no field of ours can have."""
+    level, depth = [header], 0
+    while level:
+        depth += 1
+        if depth > MOST_DEPTH:
+            _refuse("its header is nested too deeply")
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                inner += value
+                inner += value.values()
+            elif isinstance(value, list):
+                inner += value
+            elif isinstance(value, str):
+                if len(value) > MOST_LETTERS or not value.isprintable():
+                    _refuse("its header holds a text that is too long or cannot be printed")
+            elif value is not None and not abs(value) < 2**63 and not (type(value) is float and math.isfinite(value)):
+                _refuse("its header holds a number that is too large")
+        level = inner
+
+
+def _form(one: Any) -> tuple[torch.dtype, list[int], int]:
+    """Type, shape and bytes of a leaf."""
+    if not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], str) or one[0] not in TYPES:
+        _refuse("it holds something else than tensors")
+    kind, shape = one
+    if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(type(n) is int and n >= 0 for n in shape):
+        _refuse("it holds a tensor without a shape")
+    if math.prod(max(n, 1) for n in shape) > MOST_ENTRIES:  # strides are computed from it, also of empty leaves
+        _refuse("it holds a tensor that is too large")
     return TYPES[kind], shape, math.prod(shape) * TYPES[kind].itemsize
 
 
-def _unpacked(packed: bytes) -> bytes:
-    """A header, which may be no longer than `MOST_HEADER`, however short it came."""
+def _unpacked(packed: bytes, most: int) -> bytes:
+    """An unpacked header of at most so many bytes, however short it came."""
     unpacking = zlib.decompressobj()
-    header = unpacking.decompress(packed, MOST_HEADER)
+    header = unpacking.decompress(packed, most)
     if not unpacking.eof or unpacking.unused_data:
-        _refuse("its header does not end")
+        _refuse("its header is too long, or does not end")
     return header
 
 

@@ -27,14 +27,16 @@ def test_a_node_answers_from_the_folders_of_its_supernode(folders, tmp_path):
 
 
 @pytest.mark.parametrize("missing", ["data-root", "state-root"])
-def test_a_node_without_folders_says_what_to_give_it(missing, folders, tmp_path):
+def test_a_node_without_folders_says_what_to_give_it(missing, folders, tmp_path, capsys):
     settings = {"data-root": str(folders["anna"]), "state-root": str(tmp_path / "states")} | {missing: ""}
-    assert f"without {missing}; give it --node-config" in from_bytes(answer_of(FACTS, settings)).facts["refused"]
+    assert from_bytes(answer_of(FACTS, settings)).facts == {"refused": "folders"}
+    assert f"without {missing}; give it --node-config" in capsys.readouterr().err
 
 
-def test_a_node_without_clients_says_so_and_does_not_crash(tmp_path):
+def test_a_node_without_clients_says_so_and_does_not_crash(tmp_path, capsys):
     settings = {"data-root": str(tmp_path), "state-root": str(tmp_path / "states")}
-    assert "no folder `seen`" in from_bytes(answer_of(FACTS, settings)).facts["refused"]
+    assert from_bytes(answer_of(FACTS, settings)).facts == {"refused": "folders"}
+    assert "no folder `seen`" in capsys.readouterr().err
 
 
 def app_of(tmp_path, **settings):
