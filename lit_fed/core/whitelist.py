@@ -42,7 +42,7 @@ LONGEST_SHOWN = 100
 Kind = Literal["values", "anything", "names", "object"]
 """What an option takes: texts that mean themselves, those that may hold a configuration, those that may be imported.
 
-An `object` is one name or one class with its options, and no list.
+An `object` is one name or one class with its options: no list and no number.
 """
 
 
@@ -117,8 +117,8 @@ class Whitelist(ABC):
             self._check_metrics(value)
         elif isinstance(value, dict) and "class_path" in value:
             self.check_object(value, place)
-        elif isinstance(value, list) and kind == "object":
-            self.refuse(place, "is a list, where one object belongs")
+        elif kind == "object" and not isinstance(value, dict | str | None):
+            self.refuse(place, f"is a {type(value).__name__}, where one object belongs")
         elif isinstance(value, dict | list):
             for one in value if isinstance(value, list) else (*value, *value.values()):
                 self.check_value(one, place, "names" if kind == "object" else kind)
@@ -233,9 +233,9 @@ def _kind(hint: Any) -> Kind:
         return "values" if hint in VALUES else "anything" if hint is Any else "names" if hint in MANY else "object"
     if origin is Literal:
         return "values"
-    inside = {_kind(one) for one in get_args(hint) if one is not ...}
-    if origin in (Union, types.UnionType) and inside <= {"values", "object"}:
-        return "object" if "object" in inside else "values"
+    inside = {_kind(one) for one in get_args(hint) if one not in (..., type(None))}
+    if origin in (Union, types.UnionType) and inside == {"object"}:
+        return "object"
     if {"names", "object"} & inside or origin not in (Union, types.UnionType, list, tuple, dict, Sequence, Mapping):
         return "names"
     return "anything" if "anything" in inside else "values"

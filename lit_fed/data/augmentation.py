@@ -124,6 +124,7 @@ def _calls(text: str) -> list[ast.expr]:
     """The transforms in a text, each a name or a call; a list of them may stand in brackets."""
     try:
         body = ast.parse(text.strip(), mode="eval").body
+        ast.unparse(body)  # nothing else that is done with it goes deeper
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last two where it is nested too deep
         raise ConfigError(f"--data.augment {shown(text)!r} cannot be read ({error}); {FIX}") from error
     given = [body] if not isinstance(body, ast.Tuple) else body.elts

@@ -138,6 +138,7 @@ AUGMENTATIONS = [
     "__import__('canary')", "ToDtype(__import__('canary'))", "io.read_file('/etc/passwd')", "v2.functional.x()",
     "RandomCrop(open('/etc/passwd'))", "[x for x in ()]", "lambda: 1", "RandomCrop(*(1,))", "Transform()",
     "-" * 20000 + "1", "[" * 5000 + "]" * 5000, "RandomCrop(" * 150 + ")" * 150, "", "\x00", "K" * 5000,
+    "x." * 2000 + "K",
 ]  # fmt: skip
 
 ARGUMENTS_OF_METRICS = [
@@ -200,4 +201,5 @@ COMMAND_LINE = {
     "layers": {"trainable": [".x.K"]},
     "null for a number": {"solver": {"lr": None}},
     "a list for an object": {"solver": []},
+    "a number for an object": {"solver": -1},
 }  # fmt: skip
