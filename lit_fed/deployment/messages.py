@@ -114,7 +114,8 @@ def read_question(packet: Packet) -> dict[str, Any]:
             raise WireError(f"the question has {name} for another number of clients than it names")
     needed = facts["needed"]
     if needed is not None and any(
-        version >= 0 and version not in needed.get(one, ()) for one, version in zip(clients, facts["versions"], strict=True)
+        version >= 0 and version not in needed.get(one, ())
+        for one, version in zip(clients, facts["versions"], strict=True)
     ):
         raise WireError("the question needs a version of a state that it does not list as needed")
     return facts

@@ -181,7 +181,9 @@ def is_refused(node, data, capsys, tmp_path):
         answer = node.handle(data)
     assert not touched
     found = from_bytes(answer)
-    assert found.facts == {"needs": "session"} or (found.facts.keys() == {"refused"} and found.facts["refused"] in REFUSALS)
+    assert found.facts == {"needs": "session"} or (
+        found.facts.keys() == {"refused"} and found.facts["refused"] in REFUSALS
+    )
     assert not found.trees
     assert len(answer) < 100
     said = capsys.readouterr().err
