@@ -47,11 +47,6 @@ def header(**changes):
     return lambda honest: raw(header_of(honest)[0] | changes)
 
 
-def text(change):
-    """Answer with a changed text of the header."""
-    return lambda honest: raw(change(json.dumps(header_of(honest)[0])).encode(), header_of(honest)[1])
-
-
 def leaf(shape, kind="float32"):
     """Answer with the first leaf in this form, and no bytes behind the header."""
 

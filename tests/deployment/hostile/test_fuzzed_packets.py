@@ -43,7 +43,9 @@ def in_header(chance, data):
     """One to three values or names in the header are others, are gone, or are new."""
     header, payload = header_of(data)
     for _ in range(chance.randint(1, 3)):
-        path = chance.choice([one for one in places(header) if one])
+        path = chance.choice([one for one in places(header) if one] or [()])
+        if not path:  # nothing is left
+            return raw(chance.choice([header, []]), payload)
         inner = header
         for name in path[:-1]:
             inner = inner[name]

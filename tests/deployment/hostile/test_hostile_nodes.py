@@ -3,28 +3,13 @@
 import copy
 
 import pytest
-from attacked import (
-    WithLiar,
-    all_finite,
-    cell,
-    cut,
-    entry,
-    every,
-    facts,
-    garbage,
-    header,
-    inside,
-    leaf,
-    raw,
-    text,
-    trees,
-)
-from in_process import make_nodes, node_folders, same
+from attacked import WithLiar, all_finite, cell, cut, entry, every, facts, garbage, header, inside, leaf, raw, trees
+from in_process import InProcessFederation, make_nodes, node_folders, same
 from test_conformance import sides
 
 from lit_fed import FedEM, FederatedModule
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError
+from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.wire import Packet, to_bytes
@@ -227,7 +212,7 @@ class Federation:
 
     def __init__(self, folders, states, **settings):
         module = FederatedModule(FedEM(), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings)
-        self.both = sides(folders, states, module.settings)
+        self.settings, self.both = module.settings, sides(folders, states, module.settings)
         self.rounds, self.train = self.both.remote, self.both.remote_populations[0].train
         self.fleet = self.rounds.client_trainer.questions.fleet
         self.transport = self.fleet.transport = WithLiar(self.both.transport.nodes)
@@ -359,11 +344,35 @@ def test_garbage_is_asked_again_until_an_answer_comes(strict, monkeypatch):
     assert honest.lies == 4
 
 
+def test_a_second_process_without_the_states_does_not_end_the_run(strict, folders, tmp_path, monkeypatch, capsys):
+    """It has the node's certificate and an empty folder of states; the first process, started again, goes on."""
+    monkeypatch.setattr("lit_fed.deployment.fleet.PAUSES", (0.01, 0.02))
+    strict.begin(None, "wait")
+    strict.fleet.patience = 30.0
+    strict.rounds.round(strict.train)
+    wanted = tree.leaves(strict.rounds.shared)
+    strict.begin(None, "wait")
+    strict.fleet.patience = 30.0
+    nodes, settings = strict.transport.nodes, strict.settings
+    (second,) = make_nodes({"carl": folders["carl"]}, tmp_path / "elsewhere", settings=settings).values()
+    first, asked = nodes["carl"], []
+
+    class OneAfterTheOther:
+        def handle(self, data):
+            asked.append(data)
+            return (second if len(asked) < 5 else first).handle(data)
+
+    nodes["carl"] = OneAfterTheOther()
+    strict.rounds.round(strict.train)
+    nodes["carl"] = first
+    assert same(tree.leaves(strict.rounds.shared), wanted)
+    said = capsys.readouterr().err
+    assert "node carl says: the file of a client's state is missing; give it the folder --states" in said
+
+
 # ---------------------------------------------------------------------- the start
 @pytest.fixture
 def starting(folders, tmp_path):
-    from in_process import InProcessFederation
-
     def start(lie, missing):
         transport = WithLiar(make_nodes(folders, tmp_path / "states"))
         transport.lie = lie
@@ -375,8 +384,6 @@ def starting(folders, tmp_path):
 @pytest.mark.parametrize("lie", cases("facts", GARBAGE, TOLD))
 def test_a_false_start_is_of_one_node(starting, lie, capsys):
     """It ends the run by name, or under `drop` the others go on."""
-    from lit_fed.core.errors import ConfigError
-
     with pytest.raises((LostNodesError, ConfigError), match="carl") as error:
         starting(lie, "stop").load()
     told(error)
@@ -416,4 +423,3 @@ def test_the_tables_are_long():
     tables = (GARBAGE, TRAINED, BELIEVED, MEASURED, UNBELIEVABLE, KEPT, TOLD)
     assert sum(map(len, tables)) + 2 * len(GARBAGE) >= 150
     assert len({name.partition(":")[0] for table in tables for name in table}) >= 20
-    assert text  # of the helpers
