@@ -252,6 +252,10 @@ def test_what_was_spent_on_the_models_that_a_run_starts_from(tmp_path, capsys):
     assert f"{LAST} counts as public" in capsys.readouterr().err
     assert summary["privacy/epsilon"] == spent["privacy/epsilon"]
     assert summary["privacy/not_covered"] == f"{NOT_COVERED}, and the data that the models of --init_from learned from"
+    _, _, summary = run(tmp_path / "later", [*local, "--init_from", f"{tmp_path}/public/{LAST}"])
+    assert summary["privacy/epsilon"] == 2 * spent["privacy/epsilon"]
+    assert "the models of --init_from learned from" in summary["privacy/not_covered"], "as little as before"
+    capsys.readouterr()
     _, metrics, summary = run(tmp_path / "second", local + after)
     assert f"has spent ε {spent['privacy/epsilon']:.4g} at δ 0.001, which are added" in capsys.readouterr().err
     assert summary["privacy/epsilon"] == metrics["privacy/epsilon"].iloc[-1] == 2 * spent["privacy/epsilon"]
