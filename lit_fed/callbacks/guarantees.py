@@ -98,29 +98,47 @@ def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own
     Raises:
         ConfigError: if the secret cannot be read, or more rounds than one may be released twice.
     """
-    privacy, federation = private.privacy, module.federation
+    privacy, federation, history = private.privacy, module.federation, module.history
     if privacy.noise_seed is not None:
         return ["--model.privacy.noise_seed lets anybody repeat the noise, which so protects nobody: for simulations"]
-    if data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps):
-        return []  # each node has a secret of its own
-    goes_on, told = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), []
-    kept = None if goes_on is None or module.history.resume_with_changes else read_secret(goes_on.parent)
-    if goes_on is not None and kept is None:
-        reason = "is not beside it" if not module.history.resume_with_changes else "is not used with other settings"
-        if goes_on.name != "last.ckpt":
-            raise ConfigError(
-                f"--ckpt_path {goes_on}: {SECRET_FILE} {reason}, and rounds after this checkpoint may have been "
-                "released with other noise; go on from last.ckpt"
-            )
-        again = private.charged_again(federation.context("plan"), own)
-        shared = with_private_part(federation.algorithm, federation.shared, again)
-        federation.server.overwrite(shared)  # type: ignore[attr-defined] # of a `ModuleServer`
-        told.append(f"{SECRET_FILE} {reason}: noise is drawn anew, and the round that was interrupted is charged twice")
-    secret = kept or federation.terms.secret
-    assert secret is not None
-    key: bytes = trainer.strategy.broadcast(secret.key)
-    federation.terms = federation.terms._replace(secret=Secret(key))
+    on_nodes = data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps)
+    goes_on, kept, told = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), None, []
+    if goes_on is not None and on_nodes:  # each node has a secret of its own, and other noise for other questions
+        if history.asks_otherwise:
+            told = [_charged_again(module, private, own, goes_on, "nodes draw other noise for other settings")]
+    elif goes_on is not None:
+        kept = None if history.resume_with_changes else read_secret(goes_on.parent)
+        if kept is None or history.noise not in ("", kept.name):
+            reason = f"{SECRET_FILE} " + (
+                "is not used with other settings" if history.resume_with_changes
+                else "is not beside it" if kept is None
+                else "beside it is that of another checkpoint"
+            )  # fmt: skip
+            kept, told = None, [_charged_again(module, private, own, goes_on, reason)]
+    if not on_nodes:
+        secret = kept or federation.terms.secret
+        assert secret is not None
+        key: bytes = trainer.strategy.broadcast(secret.key)
+        federation.terms = federation.terms._replace(secret=Secret(key))
     return told
+
+
+def _charged_again(module: FederatedModule, private: Private, own: Any, path: Path, reason: str) -> str:
+    """Charge a round that may have been released with other noise; what to say of it.
+
+    Raises:
+        ConfigError: if there may be several.
+    """
+    federation = module.federation
+    if path.name != "last.ckpt":
+        raise ConfigError(
+            f"--ckpt_path {path}: {reason}, and rounds after this checkpoint may have been released with other noise; "
+            "go on from last.ckpt"
+        )
+    again = private.charged_again(federation.context("plan"), own)
+    shared = with_private_part(federation.algorithm, federation.shared, again)
+    federation.server.overwrite(shared)  # type: ignore[attr-defined] # of a `ModuleServer`
+    return f"{reason}: noise is drawn anew, and the round that was interrupted is charged twice"
 
 
 def keep_secret(trainer: Trainer, secret: Secret | None) -> None:

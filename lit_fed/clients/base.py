@@ -14,7 +14,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, WriteError
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, ClientResult, Message, Split, Tree
+from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Split, Tree
 from lit_fed.metrics.chosen import ClientMeter
 
 __all__ = [
@@ -119,11 +119,12 @@ class ClientTrainer(Protocol):
         """Predict every sample of every client once: all of a client, in their order, before those of the next."""
 
 
-def augmented_inputs(ctx: Context, x: Tensor, client_id: int, step: int) -> Tensor:
+def augmented_inputs(ctx: Context, work: LocalWork, x: Tensor, client_id: int, step: int) -> Tensor:
     """Inputs of one local step as the client's model sees them.
 
     Args:
         ctx: what every client of the phase knows.
+        work: the local work of the phase.
         x: inputs [B, ...] or [K, B, ...] of the client's samples, without padding; left as they are.
         client_id: the client.
         step: which of its local steps in this phase, from 0.
@@ -133,7 +134,8 @@ def augmented_inputs(ctx: Context, x: Tensor, client_id: int, step: int) -> Tens
     """
     if ctx.augmentation is None:
         return x
-    return ctx.augmentation(x, seed_of(ctx.seed, ctx.round_idx, client_id, f"augment/{ctx.phase}/{step}"))
+    seed = ctx.seed_of_batches(work)
+    return ctx.augmentation(x, seed_of(seed, ctx.round_idx, client_id, f"augment/{ctx.phase}/{step}"))
 
 
 def complete(job: TrainJob, result: ClientResult) -> ClientResult:

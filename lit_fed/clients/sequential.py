@@ -106,7 +106,8 @@ class SequentialTrainer:
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
             # torch.manual_seed seeds GPUs as well, and takes a millisecond to find that there are none
             seed = torch.default_generator.manual_seed if data.mask.device.type == "cpu" else torch.manual_seed
-            seed(int(seed_of(ctx.seed, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
+            drawn = ctx.seed_of_batches(job.block.phase.work)
+            seed(int(seed_of(drawn, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
             losses = call(self.losses, algorithm, data, None if ctx.task.memory is None else first)
             work = call(algorithm.client_init, tree.row(job.states, row), data, losses)
             optimizer = tree.row(job.optimizers, row)
@@ -166,12 +167,14 @@ class SequentialTrainer:
             batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
             round_idx=job.ctx.round_idx, phase=job.ctx.phase, smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
+        ctx, work = job.ctx, job.block.phase.work
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
             width = max(count, 1)  # a batch into which nothing was drawn is one sample that does not count
             index = positions[:, :width] if len(positions) > 1 else positions[0, :width]
             index = sent_to(index, data.all_y.device)
             mask = torch.full(index.shape, float(count > 0), device=index.device)
-            yield Batch(augmented_inputs(job.ctx, data.all_x[index], client_id, step), data.all_y[index], index, mask)
+            x = augmented_inputs(ctx, work, data.all_x[index], client_id, step)
+            yield Batch(x, data.all_y[index], index, mask)
 
     def predict(self, job: PredictJob) -> Iterator[Served]:
         """Predict client after client, `rows_per_pass` samples at a time."""

@@ -28,7 +28,6 @@ from lit_fed.clients.base import (
     refuse,
 )
 from lit_fed.core import tree
-from lit_fed.core.context import Context
 from lit_fed.core.errors import ClientError
 from lit_fed.core.machine.allocation import keep_freed_memory
 from lit_fed.core.networks.frozen import at_rest
@@ -187,7 +186,7 @@ class VectorizedTrainer:
                 batch = self._batch(job.block.data, rows[chosen], plan.index[chosen], mask[chosen])
                 if ctx.augmentation is not None:
                     counts = plan.counts[:active, position][members]
-                    batch = batch._replace(x=_augmented(ctx, batch.x, ids[:active][members], counts, position))
+                    batch = batch._replace(x=_augmented(job, batch.x, ids[:active][members], counts, position))
                 parts.append(at_once(step, work if len(groups) == 1 else tree.index(work, members), batch))
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
@@ -337,12 +336,12 @@ def _groups(counts: Tensor, *, exact: bool) -> list[tuple[Tensor | slice, int]]:
     return [((counts == width).nonzero()[:, 0], width) for width in counts.unique().tolist()]
 
 
-def _augmented(ctx: Context, x: Tensor, client_ids: Tensor, counts: Tensor, step: int) -> Tensor:
+def _augmented(job: TrainJob, x: Tensor, client_ids: Tensor, counts: Tensor, step: int) -> Tensor:
     """Inputs [A, B, ...] or [A, K, B, ...] of a step, those of each client as if it were alone; padding stays."""
-    out = x.clone()
+    out, (ctx, work) = x.clone(), (job.ctx, job.block.phase.work)
     for row, (client_id, count) in enumerate(zip(client_ids.tolist(), counts.tolist(), strict=True)):
         # pictures have three axes: the samples of a batch lie before them
-        out[row, ..., :count, :, :, :] = augmented_inputs(ctx, x[row, ..., :count, :, :, :], client_id, step)
+        out[row, ..., :count, :, :, :] = augmented_inputs(ctx, work, x[row, ..., :count, :, :, :], client_id, step)
     return out
 
 

@@ -47,7 +47,11 @@ class Context(NamedTuple):
     unprotected: Context | None = None  # the same without protection of samples; None: there is none
 
     def seed_of_batches(self, work: LocalWork) -> int:
-        """Seed of the batches of local work: of drawn ones that privacy relies on, one that nobody else knows."""
+        """Seed of the batches of local work and of what is drawn for their samples (augmentation, dropout).
+
+        Where privacy relies on drawn batches, nobody else knows it: of known draws, those of all samples that come
+        after one more sample would be others, and ε covers the change of one gradient alone.
+        """
         return self.secret.seed("batches") if work.sample_rate and self.secret is not None else self.seed
 
     @property

@@ -46,7 +46,8 @@ class NodeTraining:
         data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
         is_private = settings.privacy is not None and settings.privacy.noise_seed is None
-        self.secret = Secret(node_key(folder.parent)).for_("noise", name) if is_private else None
+        steps = repr(session.algorithm), repr(session.terms.solver)  # which a server that is a program does not send
+        self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
         check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.terms.task, session.shared, device)
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)

@@ -25,6 +25,7 @@ from lit_fed.deployment.plausible import implausible_message, implausible_rows
 from lit_fed.deployment.questions import Questions
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
+from lit_fed.wrappers.client_privacy import clips_messages
 
 __all__ = ["RemoteTrainer"]
 
@@ -64,7 +65,9 @@ class RemoteTrainer:
         self._kept = self.questions.fleet.over = False
         ids, store, phase = job.block.phase.client_ids.tolist(), self.questions.store, job.block.phase
         version = store.next_version()
-        present = [] if job.ctx.present is None else job.ctx.present.nonzero()[:, 0].tolist()
+        # ε counts on it that nobody knows who else takes part, and no algorithm that it allows asks for that
+        told = None if clips_messages(self.rounds.algorithm) else job.ctx.present
+        present = [] if told is None else told.nonzero()[:, 0].tolist()
         common = {
             "kind": "train", "phase": phase.name, "work": phase.work._asdict(), "version": version, "present": present,
             "draws": None if job.ctx.draws is None else job.ctx.draws.tolist(), "drawn_weight": job.ctx.drawn_weight,

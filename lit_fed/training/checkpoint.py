@@ -33,6 +33,7 @@ __all__ = [
     "not_about_serving",
     "refuse_differences",
     "refuse_other_run",
+    "refuse_other_terms",
     "schedule_rounds",
     "with_atomic_checkpoints",
 ]
@@ -48,6 +49,15 @@ WITHOUT_DATA = (
 
 CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
 """Settings with which a run may be told to go on: how far clients step, not what they compute."""
+
+COUNTED_ON = {
+    "sampling_probability": "the share of clients in a round",
+    "num_clients": "the number of clients",
+    "total_samples": "the number of training samples",
+    "weighting": "model.weighting",
+    "batch_size": "data.batch_size",
+}
+"""Terms that the ε of all rounds counts on, and noise that is drawn again, with what messages call them."""
 
 MEASURED = {"model.metrics"}
 """Settings that say what is measured of a run, not what is computed in it."""
@@ -234,6 +244,25 @@ def refuse_other_run(
     else:
         refuse_differences(given or inside, may_change=goes_on and not refused)
     return given or inside
+
+
+def refuse_other_terms(before: dict[str, Any], now: Any) -> None:
+    """Refuse to go on with a private run under other terms: one ε is reported, as if all rounds had had the same.
+
+    Args:
+        before: terms of the rounds so far, by their names; of those that are missing nothing is known.
+        now: what holds the terms of the rounds to come.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    for name, said in COUNTED_ON.items():
+        found = before.get(name, getattr(now, name)), getattr(now, name)
+        if found[0] != found[1]:
+            raise ConfigError(
+                f"--model.privacy counts on the same terms in all rounds, and {said} is {found[1]}, in the rounds so "
+                f"far {found[0]}; give the same value, or start a new run"
+            )
 
 
 def not_about_serving(differences: list[Difference], algorithm: Any) -> list[Difference]:

@@ -12,11 +12,11 @@ from lightning.pytorch import Trainer
 from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.rounds import FederatedRounds
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, schedule_rounds
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, refuse_other_terms, schedule_rounds
 from lit_fed.training.resume import changes_on_resume, note_after_schedule
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.faults import faults_of
-from lit_fed.wrappers.privacy import spent_by, whole_guarantee
+from lit_fed.wrappers.privacy import privacy_of, spent_by, whole_guarantee
 
 __all__ = ["RunHistory"]
 
@@ -31,6 +31,8 @@ class RunHistory:
         changes: settings that were changed when the run went on, oldest first, see `changes_on_resume`.
         resume_with_changes: whether a fit may go on with some other settings.
         warm_start: models of another run that this one started from.
+        noise: name of the secret that noise came from before the run went on; "": not known.
+        asks_otherwise: whether it asks its clients otherwise than in a round that may have been interrupted.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -38,6 +40,8 @@ class RunHistory:
     changes: list[dict[str, Any]] = field(default_factory=list)
     resume_with_changes: bool = False
     warm_start: WarmStart | None = None
+    noise: str = ""
+    asks_otherwise: bool = False
 
     def begin(
         self,
@@ -125,6 +129,7 @@ class RunHistory:
             "client_files": store.location,
             "init_from": None if self.warm_start is None else self.warm_start.plain(),
             "spent": spent_by(self.guarantee(federation, exact=False)),
+            "noise": "" if terms.secret is None else terms.secret.name,
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
         }
 
@@ -165,15 +170,19 @@ class RunHistory:
             with_changes=self.resume_with_changes,
         )  # fmt: skip
         assert stored is not None
+        if goes_on and privacy_of(federation.algorithm) is not None:  # without a command line no argument tells
+            refuse_other_terms(stored.get("serving", {}), terms)
         federation.server.frozen_part.load(stored.get("frozen"), checkpoint["state_dict"])  # type: ignore[attr-defined]
         federation.store.find(checkpoint["state_dict"], path, stored.get("client_files"))
         self.warm_start = WarmStart.found_in(stored)
         if self.warm_start is not None:
             self.warm_start.restart(federation)
         self.changes, federation.schedule_rounds = list(stored.get("changes", [])), schedule_rounds(stored)
-        note = ""
+        self.noise, note = stored.get("noise", ""), ""
         if goes_on:
             rounds = checkpoint["global_step"], terms.num_rounds
+            cut_off = rounds[0] < stored["num_rounds"] != rounds[1]
+            self.asks_otherwise = self.resume_with_changes or cut_off
             if self.resume_with_changes:
                 self.changes = changes_on_resume(stored, differences, *rounds)
             note = note_after_schedule(terms.solver, federation.schedule_rounds, *rounds)

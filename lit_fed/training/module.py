@@ -32,7 +32,7 @@ from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.training.building import build_federation, facts_of, remote_trainer, rounds_of_fit
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder, refuse_other_terms
 from lit_fed.training.description import Described
 from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
@@ -157,8 +157,7 @@ class FederatedModule(Described, ServingSteps):
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
         elif stage == "fit":
-            self.federation.terms = self.federation.terms._replace(num_rounds=num_rounds)
-            self.federation.schedule_rounds = None
+            self._fit_again(data, num_rounds)
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
             self.federation.client_trainer = remote_trainer(
@@ -169,6 +168,14 @@ class FederatedModule(Described, ServingSteps):
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
+
+    def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
+        """Lay out another fit: its rounds come after those that are done, unless a checkpoint says what is done."""
+        if self.settings.privacy is not None:
+            refuse_other_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
+        done = 0 if self.trainer.ckpt_path is not None else self.num_rounds_done - self.trainer.global_step
+        self.federation.terms = self.federation.terms._replace(num_rounds=done + num_rounds)
+        self.federation.schedule_rounds = num_rounds if done else None
 
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
         """Make the federation for these clients, what the seen ones keep, and the tables of results."""

@@ -30,6 +30,9 @@ __all__ = [
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
 """What a run writes and ε says nothing of: it is made from the clients' own data without noise."""
 
+OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
+"""What else it says nothing of, of a run whose start was declared public and of all that start from it."""
+
 
 class Private(Around):
     """A wrapper that knows what its releases cost, since it remembers them."""
@@ -252,10 +255,10 @@ def whole_guarantee(
         return {}
     private, own = found
     guarantee = private.guarantee(ctx, own, exact)
-    if starts and private.privacy.public_start:
-        covered = f"{guarantee['not_covered']}, and the data that the models of --init_from learned from"
-        return guarantee | {"not_covered": covered}
-    if start is None:
+    is_public = starts and private.privacy.public_start
+    if is_public or (start or {}).get("public_start"):
+        guarantee["not_covered"] += OF_PUBLIC_START
+    if is_public or start is None:
         return guarantee
     both = {name: value + start["epsilon"] for name, value in guarantee.items() if name.startswith("epsilon")}
     return guarantee | both | {"delta": guarantee["delta"] + start["delta"], "epsilon_of_start": start["epsilon"]}
@@ -268,7 +271,8 @@ def spent_by(guarantee: dict[str, Any]) -> dict[str, Any] | None:
         guarantee: as of `whole_guarantee`; one of an imitated population promises nothing.
     """
     names = ("epsilon", "delta", "unit", "adjacency")
-    return {name: guarantee[name] for name in names} if "epsilon" in guarantee else None
+    public = {"public_start": True} if guarantee.get("not_covered", "").endswith(OF_PUBLIC_START) else {}
+    return {name: guarantee[name] for name in names} | public if "epsilon" in guarantee else None
 
 
 def _is_spent(value: Any) -> bool:

@@ -5,14 +5,22 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from fed_runs import run_cli
 
+from lit_fed import FedAvg, FederatedModule, FederatedTrainer
 from lit_fed.callbacks.guarantees import guarantee_in_words
+from lit_fed.core.errors import ConfigError
 from lit_fed.core.privacy import accountant
 from lit_fed.core.privacy.accountant import epsilon_of_local_messages, epsilon_of_releases
+from lit_fed.core.privacy.noise import Secret
+from lit_fed.data.module import FederatedDataModule
+from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.local_privacy import LocalPrivacy
 from lit_fed.wrappers.privacy import NOT_COVERED
 
 pytest.importorskip("dp_accounting")
@@ -126,6 +134,62 @@ def test_a_run_that_goes_on_with_changes_has_other_noise(tmp_path, capsys):
     assert (summary["privacy/releases"], secret.read_text() == first) == (3, False)
 
 
+def test_a_secret_serves_only_checkpoints_that_were_written_with_it(tmp_path, capsys):
+    """A fit with changes that ends before its first checkpoint leaves its secret beside one with other settings."""
+    run(tmp_path, [*KINDS["local"], "--trainer.max_epochs", "1"])
+    secret = tmp_path / LAST.replace("last.ckpt", "noise.secret")
+    secret.write_text(Secret.fresh().key.hex())
+    capsys.readouterr()
+    _, _, summary = run(tmp_path, [*KINDS["local"], "--ckpt_path", "last"])
+    assert "noise.secret beside it is that of another checkpoint: noise is drawn anew" in capsys.readouterr().err
+    assert summary["privacy/releases"] == 3
+    with pytest.raises(SystemExit):
+        run(tmp_path, [*KINDS["local"], "--ckpt_path", str(tmp_path / LAST.replace("last", "previous"))])
+    assert "another checkpoint, and rounds after this checkpoint may have" in capsys.readouterr().err
+
+
+def fit_again(out, privacy, *, module=None, rounds=3, ckpt_path=None, **data):
+    """A fit without a command line, whose arguments nothing compares; its module."""
+    rng = np.random.default_rng(0)
+    clients = {f"c{one}": (rng.normal(size=(20, 4)).astype(np.float32), rng.integers(0, 2, 20)) for one in range(6)}
+    datamodule = FederatedDataModule.from_clients(clients, labels="classes", **data)
+    module = module or FederatedModule(FedAvg(), privacy=privacy)
+    trainer = FederatedTrainer(
+        accelerator="cpu", max_epochs=rounds, default_root_dir=str(out), enable_progress_bar=False
+    )
+    trainer.fit(module, datamodule, ckpt_path=ckpt_path)
+    return module
+
+
+@pytest.mark.parametrize(
+    "privacy",
+    [
+        ClientPrivacy(target_epsilon=5, clip_norm=1, delta=1e-5),
+        LocalPrivacy(target_epsilon=20, clip_norm=1, delta=1e-5),
+        ExamplePrivacy(target_epsilon=5, clip_norm=1, delta=1e-5, sample_rate=0.2),
+    ],
+    ids=lambda one: type(one).__name__,
+)
+def test_rounds_of_a_second_fit_come_after_those_of_the_first(tmp_path, privacy):
+    module = fit_again(tmp_path, privacy, client_sampling="poisson")
+    with pytest.raises(ConfigError, match=r"(6 rounds|30 steps)"):
+        fit_again(tmp_path, privacy, module=module, client_sampling="poisson")
+    assert module.num_rounds_done == 3
+
+
+@pytest.mark.parametrize("other", [{"client_fraction": 0.9}, {"batch_size": 5}], ids=str)
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_private_run_goes_on_under_the_same_terms_without_a_command_line(tmp_path, resumed, other):
+    """ε would count all rounds with the new probability, and the same noise would lie on other messages."""
+    privacy = ClientPrivacy(noise_multiplier=1, clip_norm=1, delta=1e-5)
+    terms = {"client_sampling": "poisson", "client_fraction": 0.1, "batch_size": 20}
+    module = fit_again(tmp_path, privacy, **terms)
+    goes_on = {"ckpt_path": next(tmp_path.rglob("last.ckpt"))} if resumed else {"module": module}
+    with pytest.raises(ConfigError, match="privacy counts on the same terms in all rounds"):
+        fit_again(tmp_path, privacy, rounds=4, **goes_on, **(terms | other))
+    assert fit_again(tmp_path, privacy, rounds=4, **goes_on, **terms).num_rounds_done == (4 if resumed else 7)
+
+
 def test_a_damaged_secret_is_refused(tmp_path, capsys):
     run(tmp_path, [*KINDS["local"], "--trainer.max_epochs", "1"])
     (tmp_path / LAST.replace("last.ckpt", "noise.secret")).write_text("0x12")
@@ -188,6 +252,10 @@ def test_what_was_spent_on_the_models_that_a_run_starts_from(tmp_path, capsys):
     assert f"{LAST} counts as public" in capsys.readouterr().err
     assert summary["privacy/epsilon"] == spent["privacy/epsilon"]
     assert summary["privacy/not_covered"] == f"{NOT_COVERED}, and the data that the models of --init_from learned from"
+    _, _, summary = run(tmp_path / "later", [*local, "--init_from", f"{tmp_path}/public/{LAST}"])
+    assert summary["privacy/epsilon"] == 2 * spent["privacy/epsilon"]
+    assert "the models of --init_from learned from" in summary["privacy/not_covered"], "as little as before"
+    capsys.readouterr()
     _, metrics, summary = run(tmp_path / "second", local + after)
     assert f"has spent ε {spent['privacy/epsilon']:.4g} at δ 0.001, which are added" in capsys.readouterr().err
     assert summary["privacy/epsilon"] == metrics["privacy/epsilon"].iloc[-1] == 2 * spent["privacy/epsilon"]

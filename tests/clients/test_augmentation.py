@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from federated_round import MULTICLASS, Federation, distance, make_context, make_task, run_rounds
+from torch import nn
 from torchvision.transforms import v2
 
 from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
@@ -14,10 +15,12 @@ from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.demands import check_augmented_steps
 from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.seeds import seed_of
-from lit_fed.core.types import Split
+from lit_fed.core.types import LocalWork, Split
 from lit_fed.data.batch_transforms import in_batches
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.example_privacy import ExamplePrivacy
 
 SIZES = [9, 1, 6, 2]
 TRANSFORMS = (in_batches(v2.RandomHorizontalFlip()), v2.RandomCrop(5, padding=1))
@@ -116,9 +119,35 @@ def test_predictions_are_of_the_originals():
     assert steps == len(augmentation.made) == 2 * 2 * (3 + 1 + 2 + 1)
 
 
+def dropping_mlp(shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(25, 4), nn.Dropout(0.5), nn.Linear(4, outputs))
+
+
+@pytest.mark.parametrize(
+    ("network", "drawn", "trainer"),
+    [
+        (small_mlp, True, SequentialTrainer()),
+        (small_mlp, True, VectorizedTrainer()),
+        (dropping_mlp, False, SequentialTrainer()),
+    ],
+    ids=["sequential", "vectorized", "dropout"],
+)
+def test_privacy_of_samples_draws_for_them_in_secret(network, drawn, trainer):
+    """Of draws that follow from the training seed, one sample more would change those of all samples after it."""
+    privacy = ExamplePrivacy(noise_multiplier=0, clip_norm=1.0, sample_rate=1.0, delta=1e-3)
+    augmentation = Augmentation(TRANSFORMS) if drawn else None
+
+    def models(key):
+        fields = {"secret": Secret.of_seed(key), "task": task(network)}
+        return trained(privacy.around(FedAvg()), trainer, augmentation=augmentation, **fields).shared
+
+    assert distance(models(0), models(0)) == 0
+    assert distance(models(0), models(1)) > 1e-4
+
+
 def test_without_augmentation_inputs_are_the_same_object():
     x = torch.zeros(2, 1, 5, 5)
-    assert augmented_inputs(make_context(), x, 0, 0) is x
+    assert augmented_inputs(make_context(), LocalWork(), x, 0, 0) is x
 
 
 @pytest.mark.parametrize(

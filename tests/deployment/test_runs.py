@@ -14,6 +14,7 @@ from in_process import InProcess, InProcessFederation, make_nodes, node_folders,
 from lightning.pytorch import seed_everything
 
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
 from lit_fed.core.codecs import QSGD
 from lit_fed.core.errors import ConfigError, NotFiniteError
@@ -26,6 +27,7 @@ from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.faults import Faults
+from lit_fed.wrappers.local_privacy import LocalPrivacy
 
 FILES = ["metrics.csv", "clients.csv"]
 
@@ -108,6 +110,32 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_states_on_the_nodes(folders,
     )
     assert same(tree.leaves(simulated.federation.shared), tree.leaves(again.federation.shared))
     assert table(one, "clients.csv")["accuracy"].tolist() == table(ended, "clients.csv")["accuracy"].tolist()
+
+
+def test_a_round_that_nodes_may_answer_with_other_noise_is_charged_twice(folders, tmp_path, capsys):
+    """Nodes draw noise anew for other settings, so that a round that was interrupted may be out with both."""
+    privacy, noise = LocalPrivacy(noise_multiplier=1, clip_norm=1, delta=1e-3), []
+
+    def go_on(rounds, lr, ckpt_path=None, **others):
+        module = FederatedModule(FedAvg(), LocalSolver(lr=lr), privacy=privacy)
+        nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
+        seed_everything(3, verbose=False)
+        trainer = FederatedTrainer(
+            accelerator="cpu", max_epochs=rounds, default_root_dir=str(tmp_path / "runs"), enable_progress_bar=False
+        )
+        datamodule = FederatedDataModule(InProcessFederation(transport=InProcess(nodes)), batch_size=4)
+        trainer.fit(module, datamodule=datamodule, ckpt_path=ckpt_path, **others)
+        noise.append(nodes["anna"]._training.secret.key)
+        return guarantee_of(module)["privacy/releases"], next(Path(trainer.log_dir).rglob("last.ckpt"))
+
+    _, first = go_on(2, 0.1)
+    assert go_on(3, 0.1, first)[0] == 3, "nothing was interrupted"
+    capsys.readouterr()
+    assert go_on(3, 0.2, first, resume_with_changes=True)[0] == 4
+    assert "nodes draw other noise for other settings" in capsys.readouterr().err
+    assert noise[1] != noise[2], "a server that is a program sends no settings, and the nodes heed them all the same"
+    with pytest.raises(ConfigError, match=r"go on from last\.ckpt"):
+        go_on(3, 0.2, first.with_name("previous.ckpt"), resume_with_changes=True)
 
 
 def test_nodes_keep_what_checkpoints_need_and_no_more(folders, tmp_path):

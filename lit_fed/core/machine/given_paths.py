@@ -59,6 +59,8 @@ def require_file(path: Path, fix: str) -> None:
     Raises:
         ConfigError: saying what it is, or why it cannot be read.
     """
+    if not path.exists() and not path.is_symlink():
+        raise ConfigError(f"{path}: there is no such file; {fix}")
     if not path.is_file():
         kind = "a folder" if path.is_dir() else "no file, but a pipe or a device" if path.exists() else "a broken link"
         raise ConfigError(f"{path} is {kind}; {fix}")

@@ -60,6 +60,11 @@ class Secret:
         """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for what is drawn and never published."""
         return int.from_bytes(self.derived("seed", purpose)[:SECRET_BYTES], "big")
 
+    @property
+    def name(self) -> str:
+        """What tells it from others, and may be published."""
+        return self.derived("name")[:8].hex()
+
     def __repr__(self) -> str:
         return "Secret(hidden)"
 

@@ -51,3 +51,5 @@ def test_files_that_are_none(tmp_path):
     for name, kind in ((".", "a folder"), ("pipe", "no file, but a pipe or a device"), ("link", "a broken link")):
         with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}.* is {kind}; fix$"):
             require_file(tmp_path / name, "fix")
+    with pytest.raises(ConfigError, match=r"nothing: there is no such file; fix$"):
+        require_file(tmp_path / "nothing", "fix")

@@ -107,3 +107,12 @@ def test_masks_that_the_server_could_take_off_are_refused(folders, tmp_path):
     transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     with pytest.raises(ConfigError, match="makes its masks from the training seed, which the server knows"):
         fit(tmp_path / "run", InProcessFederation(transport), module)
+
+
+def test_no_node_hears_who_else_takes_part(folders, tmp_path):
+    """ε of averages that are drawn at random holds against those who do not know who was drawn."""
+    data = {"client_sampling": "poisson", "client_fraction": 0.7, "rounds": 4}
+    _, _, transport = trained(folders, tmp_path, ClientPrivacy(**BUDGET), **data)
+    asked = [from_bytes(one).facts for node in transport.nodes for one, _ in questions(transport, node)]
+    assert asked
+    assert [facts["present"] for facts in asked] == [[]] * len(asked)
