@@ -19,7 +19,8 @@ SOLVER = ["--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", 
 ENCODED = ["--model.compression", "TopK", "--model.compression.fraction", "0.1", "--model.compression_scope", "whole"]
 PRIVATE = [
     "--model.privacy", "ClientPrivacy", "--model.privacy.noise_multiplier", "0.3", "--model.privacy.clip_norm", "1.0",
-    "--model.privacy.delta", "1e-3", "--data.client_sampling", "poisson", "--data.client_fraction", "0.8",
+    "--model.privacy.delta", "1e-3", "--model.privacy.noise_seed", "0", "--data.client_sampling", "poisson",
+    "--data.client_fraction", "0.8",
 ]  # fmt: skip
 
 RUNS = {
