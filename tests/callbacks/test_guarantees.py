@@ -1,6 +1,7 @@
 """What a private run says of its guarantee: before it begins, in metrics.csv, on the terminal, in summary.json."""
 
 import json
+import pickle
 import shutil
 import sys
 from pathlib import Path
@@ -175,6 +176,15 @@ def test_rounds_of_a_second_fit_come_after_those_of_the_first(tmp_path, privacy)
     with pytest.raises(ConfigError, match=r"(6 rounds|30 steps)"):
         fit_again(tmp_path, privacy, module=module, client_sampling="poisson")
     assert module.num_rounds_done == 3
+
+
+def test_a_pickled_module_goes_on_with_the_noise_that_was_asked_for(tmp_path):
+    privacy = ClientPrivacy(noise_multiplier=1, clip_norm=1, delta=1e-5, noise_seed=3)
+    module = fit_again(tmp_path, privacy, client_sampling="poisson")
+    copy = pickle.loads(pickle.dumps(module))
+    for one in (module, copy):
+        fit_again(tmp_path, privacy, module=one, client_sampling="poisson")
+    assert same(module.state_dict(), copy.state_dict())
 
 
 @pytest.mark.parametrize("other", [{"client_fraction": 0.9}, {"batch_size": 5}], ids=str)
