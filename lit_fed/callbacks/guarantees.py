@@ -57,7 +57,8 @@ class Guarantees(FederatedCallback):
             return
         private, own = found
         lines = [] if start is None else privacy.check_start(start.path, start.spent)
-        lines += take_secret(trainer, module, private, own)
+        said, pending = take_secret(trainer, module, private, own)
+        lines += said
         own = private_part(federation.algorithm, federation.shared)[1]  # type: ignore[index] # there is one
         lines += private.plan(federation.context("plan"), own)
         if learned := " and ".join(module.facts.learned):
@@ -65,7 +66,7 @@ class Guarantees(FederatedCallback):
             fix = "; --data.dataset.constants FILE learns them from a table of public rows" if table else ""
             lines.append(f"ε does not cover {learned}, which are learned from the clients' samples without noise{fix}")
         if privacy.noise_seed is None:
-            keep_secret(trainer, federation.terms.secret)
+            keep_secret(trainer, federation.terms.secret, pending)
         for line in lines if trainer.is_global_zero else ():
             notice(line)
 
@@ -89,11 +90,15 @@ class Guarantees(FederatedCallback):
         log_round(trainer, module, found)
 
 
-def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own: Any) -> list[str]:
-    """Give all ranks the secret that noise follows from, of the run that goes on where it is kept; what to say of it.
+def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own: Any) -> tuple[list[str], int]:
+    """Give all ranks the secret that noise follows from, of the run that goes on where it is kept.
 
     The same noise under other messages could be subtracted, so a run that goes on with changes, or without its secret,
-    gets a fresh one. The round that was interrupted may then be released twice, and is charged twice.
+    gets a fresh one. The round that was interrupted may then be released twice, and is charged twice; with each further
+    attempt that ends before it has written a checkpoint, once more.
+
+    Returns:
+        What to say of it, and how many rounds were charged that no checkpoint knows of yet.
 
     Raises:
         ConfigError: if the secret cannot be read, or more rounds than one may be released twice.
@@ -101,31 +106,35 @@ def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own
     privacy, federation, history = private.privacy, module.federation, module.history
     if privacy.noise_seed is not None:
         federation.terms = federation.terms._replace(secret=privacy.secret())  # a module that was pickled has another
-        return ["--model.privacy.noise_seed lets anybody repeat the noise, which so protects nobody: for simulations"]
+        said = "--model.privacy.noise_seed lets anybody repeat the noise, which so protects nobody: for simulations"
+        return [said], 0
     on_nodes = data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps)
-    goes_on, kept, told = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), None, []
+    goes_on, kept, told, pending = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), None, [], 0
     if goes_on is not None and on_nodes:  # each node has a secret of its own, and other noise for other questions
         if history.asks_otherwise:
             told = [_charged_again(module, private, own, goes_on, "nodes draw other noise for other settings")]
     elif goes_on is not None:
-        kept = None if history.resume_with_changes else read_secret(goes_on.parent)
-        if kept is None or history.noise not in ("", kept.name):
+        found = trainer.strategy.broadcast(read_secret(goes_on.parent) if trainer.is_global_zero else None)
+        kept, pending = (None, 0) if found is None else (Secret(found[0]), found[1])
+        is_its_own = kept is not None and history.noise in ("", kept.name)
+        if history.resume_with_changes or not is_its_own:
             reason = f"{SECRET_FILE} " + (
                 "is not used with other settings" if history.resume_with_changes
                 else "is not beside it" if kept is None
                 else "beside it is that of another checkpoint"
             )  # fmt: skip
-            kept, told = None, [_charged_again(module, private, own, goes_on, reason)]
+            pending = 1 if is_its_own else pending + 1
+            kept, told = None, [_charged_again(module, private, own, goes_on, reason, pending)]
     if not on_nodes:
         secret = kept or federation.terms.secret
         assert secret is not None
         key: bytes = trainer.strategy.broadcast(secret.key)
         federation.terms = federation.terms._replace(secret=Secret(key))
-    return told
+    return told, pending
 
 
-def _charged_again(module: FederatedModule, private: Private, own: Any, path: Path, reason: str) -> str:
-    """Charge a round that may have been released with other noise; what to say of it.
+def _charged_again(module: FederatedModule, private: Private, own: Any, path: Path, reason: str, times: int = 1) -> str:
+    """Charge a round that may have been released so many times with other noise; what to say of it.
 
     Raises:
         ConfigError: if there may be several.
@@ -136,24 +145,26 @@ def _charged_again(module: FederatedModule, private: Private, own: Any, path: Pa
             f"--ckpt_path {path}: {reason}, and rounds after this checkpoint may have been released with other noise; "
             "go on from last.ckpt"
         )
-    again = private.charged_again(federation.context("plan"), own)
-    shared = with_private_part(federation.algorithm, federation.shared, again)
+    for _ in range(times):
+        own = private.charged_again(federation.context("plan"), own)
+    shared = with_private_part(federation.algorithm, federation.shared, own)
     federation.server.overwrite(shared)  # type: ignore[attr-defined] # of a `ModuleServer`
-    return f"{reason}: noise is drawn anew, and the round that was interrupted is charged twice"
+    often = "twice" if times == 1 else f"{times + 1} times"
+    return f"{reason}: noise is drawn anew, and the round that was interrupted is charged {often}"
 
 
-def keep_secret(trainer: Trainer, secret: Secret | None) -> None:
-    """Write the secret beside the checkpoints of a run, for its owner alone."""
+def keep_secret(trainer: Trainer, secret: Secret | None, pending: int) -> None:
+    """Write the secret beside the checkpoints of a run, for its owner alone, with what `take_secret` returned."""
     folder = checkpoint_folder(trainer)
     if folder is None or secret is None or not trainer.is_global_zero:
         return
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / SECRET_FILE, private=True) as file:
-        file.write(secret.key.hex().encode())
+        file.write(f"{secret.key.hex()} {pending}\n".encode())
 
 
-def read_secret(folder: Path) -> Secret | None:
-    """The secret beside a checkpoint; None where there is none.
+def read_secret(folder: Path) -> tuple[bytes, int] | None:
+    """The key of the secret beside a checkpoint, and the rounds charged under it before one; None where there is none.
 
     Raises:
         ConfigError: if the file holds something else.
@@ -161,10 +172,14 @@ def read_secret(folder: Path) -> Secret | None:
     path = folder / SECRET_FILE
     if not path.is_file():
         return None
-    found = path.read_text(errors="replace").strip()
-    if len(found) != 2 * SECRET_BYTES or not set(found) <= set(hexdigits):
+    key, _, pending = path.read_text(errors="replace").strip().partition(" ")
+    if (
+        len(key) != 2 * SECRET_BYTES
+        or not set(key) <= set(hexdigits)
+        or not (pending.isdecimal() and pending.isascii())
+    ):
         raise ConfigError(f"{path} is not what was written; restore it, or delete it to go on with fresh noise")
-    return Secret(bytes.fromhex(found))
+    return bytes.fromhex(key), int(pending)
 
 
 def guarantee_in_words(found: dict[str, Any]) -> str:
