@@ -124,7 +124,8 @@ class Link:
         try:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it may have said why before
                 self._connection.request(method, path, body and protocol.pieces(body), self._headers | length)
-            reply = Reply(self._connection.getresponse())
+            with contextlib.closing(self._connection.getresponse()) as response:
+                reply = Reply(response)
         except ConnectionError:
             self._hung_up += 1
             raise

@@ -71,7 +71,7 @@ def facts(**changes):
 
 
 def inside(*path, to):
-    """Answer with another value at a path in the facts; an entry `...` of the path is any name, `to` may be one, too."""
+    """Answer with another value at a path in the facts, where `...` is any name; `to=...` leaves the value out."""
 
     def change(honest):
         whole, payload = header_of(honest)
@@ -181,7 +181,7 @@ def _hook(event, arguments):
 
 @contextmanager
 def watched(*places):
-    """Files outside some folders that are opened, made, moved or deleted in a block; installed libraries may be read."""
+    """Files outside some folders that are opened, made, moved or deleted; installed libraries may be read."""
     if _hook not in _INSTALLED:
         sys.addaudithook(_hook)
         _INSTALLED.append(_hook)

@@ -24,9 +24,9 @@ from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
 NUMBER = int(os.environ.get("FUZZED_PACKETS", "1000"))
 
 VALUES = [
-    None, True, False, -1, 0, 1, 2, 7, 2**31 + 1, 2**47, 2**62, 2**63, -(2**63), 1e300, -0.5, 0.5, "", "x", "5", "../../x",
-    "/etc/passwd", "\x1b[2J", "\u202e", "float64", "bool", "seen", "unseen", "not finite", "x" * 70_000, [], {}, [[]], [0],
-    ["2"], {"5": 5}, {"": None}, [[["float32", [0, 2**47, 2**47]]]], ["float32", [2**40]], "os.system", "lit_fed.cli.main",
+    None, True, False, -1, 0, 1, 2, 7, 2**31 + 1, 2**47, 2**62, 2**63, -(2**63), 1e300, -0.5, 0.5, "", "x", "5",
+    "../../x", "/etc/passwd", "\x1b[2J", "\u202e", "float64", "bool", "seen", "unseen", "not finite", "x" * 70_000, [],
+    {}, [[]], [0], ["2"], {"5": 5}, {"": None}, [[["float32", [0, 2**47, 2**47]]]], ["float32", [2**40]], "os.system",
 ]  # fmt: skip
 FLOATS = [float("nan"), float("inf"), -float("inf"), 3e38, -3e38, 1e-45, 0.0, -1.0, 1e20]
 

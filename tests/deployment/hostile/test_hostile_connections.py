@@ -1,4 +1,4 @@
-"""Everything that may come over a connection, on both ends: neither reads without a limit, or stops. One line is one attack."""
+"""Raw bytes over a connection, against both ends: neither reads without a limit, or stops. One line is one attack."""
 
 import contextlib
 import http.client
@@ -288,8 +288,8 @@ def test_an_answer_has_a_least_speed(start_server, tls):
         process = ben._headers[PROCESS]
     connection, begun = connected(server, tls), time.monotonic()
     connection.sendall(request(f"POST {ANSWERS}{packet.key} HTTP/1.1", "Content-Length: 50000", process=process))
-    with pytest.raises((ConnectionError, ssl.SSLError)):
-        for _ in range(100):
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while time.monotonic() - begun < 5.0:
             connection.sendall(b"x")
             time.sleep(0.1)
     assert time.monotonic() - begun < 5.0

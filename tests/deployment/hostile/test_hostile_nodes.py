@@ -247,9 +247,9 @@ def lenient(folders, tmp_path_factory):
 def without_carl(lenient):
     """The shared state after a round that carl missed."""
     lenient.begin(None, "drop")
-    lenient.transport.is_silent = True
+    lenient.transport.is_silent, lenient.fleet.seconds = True, 0.01
     lenient.rounds.round(lenient.train)
-    lenient.transport.is_silent = False
+    lenient.transport.is_silent, lenient.fleet.seconds = False, 10.0
     return tree.leaves(lenient.rounds.shared)
 
 
