@@ -1,6 +1,7 @@
 """Everything that a hostile node may answer: the server goes on, and names it. One line is one attack."""
 
 import copy
+import time
 
 import pytest
 from attacked import WithLiar, all_finite, cell, cut, entry, every, facts, garbage, header, inside, leaf, raw, trees
@@ -368,6 +369,25 @@ def test_a_second_process_without_the_states_does_not_end_the_run(strict, folder
     assert same(tree.leaves(strict.rounds.shared), wanted)
     said = capsys.readouterr().err
     assert "node carl says: the file of a client's state is missing; give it the folder --states" in said
+
+
+def test_settings_that_all_nodes_refuse_end_the_run_at_once(strict):
+    """One node cannot say so for all, though; the others are waited for."""
+    honest, said = dict(strict.transport.nodes), to_bytes(Packet({"refused": "start"}))
+
+    class Refusing:
+        def handle(self, data):
+            return said
+
+    for nodes, patience in ((dict.fromkeys(honest, Refusing()), 30.0), (honest | {"carl": Refusing()}, 0.3)):
+        strict.begin(None, "wait")
+        strict.fleet.patience = patience
+        strict.transport.nodes.update(nodes)
+        begun = time.monotonic()
+        with pytest.raises(LostNodesError, match="carl says: the models that clients start from are others here"):
+            strict.rounds.round(strict.train)
+        assert (time.monotonic() - begun < 0.2) == (patience == 30.0)
+        strict.transport.nodes.update(honest)
 
 
 # ---------------------------------------------------------------------- the start
