@@ -21,6 +21,9 @@ Missing = Literal["wait", "stop", "drop"]
 FACTS = Most(2**24, MOST_HEADER)
 """Length of what a node may say of its clients and their samples."""
 
+HOPELESS = [f"says: {REFUSALS[code]}" for code in ("no settings", "settings", "start", "noise seed")]
+"""What a node says of the server's settings."""
+
 PAUSES = (1.0, 30.0)
 """Seconds until a node is first asked again after an answer that cannot be used, and at most; they double."""
 
@@ -108,7 +111,8 @@ class Fleet:
             refused, is_late = [node in said for node in open_packets], time.monotonic() >= ends
             if not open_packets or (drops and (all(refused) or is_late)):
                 break
-            if is_late or (any(refused) and self.missing != "wait" and not drops):
+            is_over = is_late or self._all_refuse(packets, open_packets, said)
+            if is_over or (any(refused) and self.missing != "wait" and not drops):
                 raise LostNodesError(_lost(open_packets, said, waits))
             if open_packets.keys() <= said.keys() & came.keys():  # no other node is at work, whose answer would be lost
                 logged(f"{_told(open_packets, said)}; asking again in {pause:g} s")
@@ -119,6 +123,11 @@ class Fleet:
         if told := _told(open_packets, said):
             logged(f"{told}; going on without")
         return answers
+
+    def _all_refuse(self, asked: Mapping[str, Packet], left: Mapping[str, Packet], said: Mapping[str, str]) -> bool:
+        """Whether all nodes of the federation refuse the server's settings, so that waiting is of no use."""
+        everyone = hasattr(self, "roster") and self.roster.facts.keys() <= asked.keys()
+        return everyone and len(left) == len(asked) and all(said.get(node) in HOPELESS for node in left)
 
     def _call(self, packets: Mapping[str, Packet], most: Mapping[str, Most], seconds: float) -> dict[str, bytes]:
         made: dict[int, bytes] = {}
