@@ -106,7 +106,7 @@ def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own
     privacy, federation, history = private.privacy, module.federation, module.history
     if privacy.noise_seed is not None:
         federation.terms = federation.terms._replace(secret=privacy.secret())  # a module that was pickled has another
-        said = "--model.privacy.noise_seed lets anybody repeat the noise, which so protects nobody: for simulations"
+        said = "--model.privacy.noise_seed makes the noise repeatable, so it gives no protection; it is for simulations"
         return [said], 0
     on_nodes = data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps)
     goes_on, kept, told, pending = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), None, [], 0

@@ -52,7 +52,7 @@ def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",),
         folder: the run's folder.
         clients: a row per client, as in clients.csv.
         formats: of each picture, `png`, `pdf` or `svg`.
-        private: nobody but the owner may look into `plots/`.
+        private: make `plots/` readable for its owner alone.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

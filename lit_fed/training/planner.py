@@ -29,7 +29,7 @@ class FederationPlanner:
         federation = self._federation
         seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, federation.faults
         hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
-        # ε counts on it that nobody knows who takes part
+        # amplification by sampling holds only if the cohort is a secret
         draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
         if faults is None:
             return draw

@@ -88,8 +88,8 @@ class ClientPrivacy(Privacy):
         noise_scale: share of the noise that is really added, to imitate a population 1/share times as large; only the
             ε of that population is then reported.
         public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
-        noise_seed: seed of the noise, for simulations that must repeat; such noise protects nobody. Null draws it from
-            a secret that is kept beside the checkpoints.
+        noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
+            draws the noise from a secret beside the checkpoints.
     """
 
     noise_multiplier: float | None = None

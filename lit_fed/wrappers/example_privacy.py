@@ -69,8 +69,8 @@ class ExamplePrivacy(Privacy):
             mixture weights; FedEM needs it.
         accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
         public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
-        noise_seed: seed of the noise, for simulations that must repeat; such noise protects nobody. Null draws it from
-            a secret that is kept beside the checkpoints.
+        noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
+            draws the noise from a secret beside the checkpoints.
     """
 
     noise_multiplier: float | None = None

@@ -63,8 +63,8 @@ class LocalPrivacy(Privacy):
         delta: δ, the probability with which ε may fail; to be set, far below 1.
         clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set.
         public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
-        noise_seed: seed of the noise, for simulations that must repeat; such noise protects nobody. Null draws it from
-            a secret that is kept beside the checkpoints.
+        noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
+            draws the noise from a secret beside the checkpoints.
     """
 
     noise_multiplier: float | None = None

@@ -12,7 +12,7 @@ Deviations:
     Clients send changes of models and not models, whose numbers are larger: a narrow range leaves fine steps.
     Leaves of whole numbers, such as counters of batches and which models a client sends, take no fraction bits.
     Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that noise was
-    laid out for, and steps are those of all T clients, whoever takes part.
+    laid out for, and the step size is that of all T clients, independent of who is sampled.
     t = 2/3 is ours. A client that drops out, and all clients of a round that is void, go on with the state that they
     had before: client and server so agree about what was sent.
 """

@@ -215,10 +215,10 @@ def test_a_damaged_secret_is_refused(tmp_path, capsys):
     assert "noise.secret is not what was written; restore it, or delete it" in capsys.readouterr().err
 
 
-def test_noise_that_anybody_can_repeat_is_called_that(tmp_path, capsys):
+def test_repeatable_noise_is_called_that(tmp_path, capsys):
     for out in ("one", "other"):
         run(tmp_path / out, [*KINDS["central"], "--model.privacy.noise_seed", "3"])
-    assert "--model.privacy.noise_seed lets anybody repeat the noise" in capsys.readouterr().err
+    assert "--model.privacy.noise_seed makes the noise repeatable, so it gives no protection" in capsys.readouterr().err
     assert same(parameters(tmp_path / "one"), parameters(tmp_path / "other"))
     assert not (tmp_path / "one" / LAST.replace("last.ckpt", "noise.secret")).exists()
 

@@ -1,7 +1,7 @@
 """Noise that protects: normal numbers from a cryptographic stream under a secret that is no part of the training.
 
-Whoever knows how noise was drawn can subtract it, so it may not follow from the training seed, which configurations,
-checkpoints and nodes hold. The stream is AES-128 in counter mode; its key and first counter follow from the secret and
+Known noise can be subtracted, so it must not follow from the training seed, which configurations, checkpoints and nodes
+hold. The stream is AES-128 in counter mode; its key and first counter follow from the secret and
 from what the numbers are for, so a run with the same secret repeats them on any number of ranks and after a resume.
 """
 
@@ -40,12 +40,12 @@ class Secret:
 
     @classmethod
     def fresh(cls) -> Secret:
-        """One that nobody knows."""
+        """A random one."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     @classmethod
     def of_seed(cls, seed: int) -> Secret:
-        """One that anybody can repeat, for simulations."""
+        """A repeatable one, for simulations."""
         return cls(hashlib.blake2b(b"noise seed %d" % seed, digest_size=SECRET_BYTES).digest())
 
     def derived(self, *purpose: int | str) -> bytes:
