@@ -195,7 +195,7 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
         if command == "measure":
             sys.stdout.write(table.to_string(index=False) + "\n")
         if path is not None:
-            write_table(table, path)
+            write_table(table, path, private=True)  # mixture weights and predictions of the node's own clients
     if path is not None:
         sys.stdout.write(f"{'program' if command == 'export' else 'table'}: {path}\n")
 

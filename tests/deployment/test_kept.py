@@ -100,6 +100,7 @@ def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
     hits = (said["label"] == said["prediction"]).groupby(said["client"]).mean()
     assert measured["accuracy"].to_dict() == hits.to_dict()
     assert measured["population"].tolist() == ["seen", "seen", "unseen"]
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("m.csv", "p.csv")] == [0o600] * 2, "for their owner"
     for client in ("b2", "b9"):
         out = tmp_path / f"{client}.pt2"
         run_client(["export", *own, "--client", client, "--output", str(out)])
