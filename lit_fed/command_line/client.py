@@ -229,8 +229,10 @@ def end_at_once() -> None:
 
 
 def _end(signum: int, frame: FrameType | None) -> NoReturn:
-    with contextlib.suppress(Exception):
-        logged("interrupted" if signum == signal.SIGINT else "terminated")
+    said = stamped("interrupted" if signum == signal.SIGINT else "terminated")
+    with contextlib.suppress(Exception):  # a signal in the middle of a write may not write through the same object
         sys.stdout.flush()
         sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        os.write(2, f"lit_fed: {said}\n".encode())
     os._exit(128 + signum)

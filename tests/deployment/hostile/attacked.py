@@ -175,7 +175,8 @@ def _hook(event, arguments):
             continue
         path = Path(os.path.realpath(os.fsdecode(one)))
         allowed = places if writes else [*places, *_READ_ANYWHERE]
-        if not any(path.is_relative_to(place) for place in allowed):
+        compiled = "__pycache__" in path.parts and any(path.is_relative_to(place) for place in _READ_ANYWHERE)
+        if not compiled and not any(path.is_relative_to(place) for place in allowed):
             touched.append((event, str(path)))
 
 

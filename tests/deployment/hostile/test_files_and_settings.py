@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import wandb  # noqa: F401 - which makes folders of its own when it is first imported
 from attacks_in_settings import (
     ARGUMENTS,
     ARGUMENTS_OF_METRICS,

@@ -34,6 +34,12 @@ def _hook(event, arguments):
 sys.addaudithook(_hook)
 
 
+def _is_compiled(arguments):
+    """Whether Python keeps what it compiled of an installed module."""
+    path = arguments[0] if arguments and isinstance(arguments[0], str) else ""
+    return "__pycache__" in path and os.path.realpath(path).startswith(OWN)
+
+
 @contextmanager
 def watch(forbidden=()):
     """Collect what must not happen; the list is empty where nothing did.
@@ -51,7 +57,7 @@ def watch(forbidden=()):
             path = os.path.realpath(os.fsdecode(arguments[0]))
             if not path.startswith(OWN):
                 found.append(f"open {path}")
-        elif event in STARTS | CONNECTS | CHANGES | UNPICKLES:
+        elif event in STARTS | CONNECTS | CHANGES | UNPICKLES and not _is_compiled(arguments):
             found.append(f"{event} {arguments}")
 
     watched_by.append(note)
