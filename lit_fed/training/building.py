@@ -20,7 +20,7 @@ from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer
 from lit_fed.training.warm_start import WarmStart
 
-__all__ = ["build_federation", "facts_of", "remote_trainer", "rounds_of_fit"]
+__all__ = ["build_federation", "facts_of", "remote_trainer", "rounds_of_fit", "without_noise_seed"]
 
 
 def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int) -> TrainingFacts:
@@ -132,13 +132,13 @@ def remote_trainer(
     seen, unseen = data.populations
     assert isinstance(seen.train, RemoteSplit)
     session = {
-        "model": _without_noise_seed(arguments.get("model")), "facts": facts_to_json(facts),
+        "model": without_noise_seed(arguments.get("model")), "facts": facts_to_json(facts),
         "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
     }  # fmt: skip
     return RemoteTrainer(dataset.fleet, rounds, (seen, unseen), session)
 
 
-def _without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
+def without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
     """The settings that nodes are sent: each has noise of its own, and none may repeat the server's."""
     options = ((model or {}).get("privacy") or {}).get("init_args")
     if model is None or not options:

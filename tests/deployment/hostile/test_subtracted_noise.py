@@ -12,6 +12,7 @@ from lit_fed.core.errors import ConfigError
 from lit_fed.core.privacy.noise import Secret, protecting_normals
 from lit_fed.deployment.session_facts import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.training.building import without_noise_seed
 from lit_fed.wrappers.client_privacy import ClientPrivacy
 from lit_fed.wrappers.example_privacy import ExamplePrivacy
 from lit_fed.wrappers.local_privacy import LocalPrivacy
@@ -29,8 +30,9 @@ def folders(tmp_path_factory):
     return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
-def trained(folders, tmp_path, privacy, **options):
+def trained(folders, tmp_path, privacy, arguments=None, **options):
     module = module_of(privacy=privacy)
+    module.history.arguments = arguments or {}
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
     transport = InProcess(nodes)
     fit(tmp_path / "run", InProcessFederation(transport), module, **options)
@@ -79,7 +81,9 @@ def test_noise_does_not_follow_from_what_the_server_knows(folders, tmp_path, kin
 
 def test_the_noise_of_the_server_is_on_no_wire_and_in_no_seed(folders, tmp_path):
     privacy = ClientPrivacy(**BUDGET, noise_seed=5)
-    module, _, transport = trained(folders, tmp_path, privacy, client_sampling="poisson")
+    given = {"model": {"privacy": {"class_path": "ClientPrivacy", "init_args": BUDGET | {"noise_seed": 5}}}}
+    module, _, transport = trained(folders, tmp_path, privacy, given, client_sampling="poisson")
+    assert any("noise_multiplier" in json.dumps(from_bytes(data).facts) for _, data, _ in transport.log)
     nobody = torch.zeros((), dtype=torch.int64)
     noise = protecting_normals(Secret.of_seed(5), 0, nobody, "central/train/models", 4)
     assert torch.equal(noise, protecting_normals(module.federation.terms.secret, 0, nobody, "central/train/models", 4))
@@ -87,6 +91,21 @@ def test_the_noise_of_the_server_is_on_no_wire_and_in_no_seed(folders, tmp_path)
         packet = from_bytes(data)
         assert "noise_seed" not in json.dumps(packet.facts)
         assert "secret" not in json.dumps(packet.facts)
+
+
+def test_the_settings_that_nodes_are_sent_are_without_the_seed_of_the_noise():
+    """A run in which programs give the settings sends none, so the command line's are looked at here."""
+    options = [part for name, value in BUDGET.items() for part in (f"--model.privacy.{name}", str(value))]
+    section, _ = written("--model.privacy", "ClientPrivacy", *options, "--model.privacy.noise_seed", "5")
+    assert section["privacy"]["init_args"]["noise_seed"] == 5
+    sent = without_noise_seed(section)
+    assert sent["privacy"]["init_args"] == {
+        name: value for name, value in section["privacy"]["init_args"].items() if name != "noise_seed"
+    }
+    assert {name: value for name, value in sent.items() if name != "privacy"} == {
+        name: value for name, value in section.items() if name != "privacy"
+    }
+    assert without_noise_seed(None) is None
 
 
 def test_a_seed_of_noise_that_the_server_sends_is_refused(folders, tmp_path):
