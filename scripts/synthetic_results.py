@@ -98,8 +98,8 @@ def run(entry: Entry) -> None:
     """Everything of one algorithm that is not kept yet; kept after every run."""
     import torch
 
-    from lit_fed.core.errors import ClientError
-    from lit_fed.core.machine.files import write_atomically
+    from lit_fed.errors import ClientError
+    from lit_fed.system.files import write_atomically
 
     torch.set_num_threads(1)
     path = KEPT / f"{entry.name}.json"

@@ -82,7 +82,7 @@ class Kept:
 
     def write(self, run: Run, record: Record) -> None:
         """Keep a record: written beside its place and moved there."""
-        from lit_fed.core.machine.files import write_atomically
+        from lit_fed.system.files import write_atomically
 
         self.path(run).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(run), json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n")
@@ -117,7 +117,7 @@ def make_missing(
         done: told of every run that came to its end.
         unfinished: where runs lie that have no record yet, see `make`.
     """
-    from lit_fed.core.errors import ClientError, ConfigError
+    from lit_fed.errors import ClientError, ConfigError
 
     for run, result in _results(kept.missing(runs), extra, jobs, unfinished):
         try:
@@ -165,7 +165,7 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
     import torch
 
     from lit_fed.cli import FederatedCLI
-    from lit_fed.core.errors import NotFiniteError
+    from lit_fed.errors import NotFiniteError
     from lit_fed.training.notices import keep_notices_out
     from reproduction.data_only import DataCLI
     from reproduction.measures import MEASURES
