@@ -13,8 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint
 
-from lit_fed.clients.store_files import folder_beside
-from lit_fed.clients.store_index import LAST, PREVIOUS
+from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import whole_file
 from lit_fed.system.given_paths import reason

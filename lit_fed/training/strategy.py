@@ -22,11 +22,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.joining import join
 from lit_fed.system.roll_call import (
     LostRanksError,
     check_timeout,
     exchange,
+    join,
     roll_call,
     take_up,
     waiting_for_work,
