@@ -44,10 +44,8 @@ from lit_fed.core.types import (
     Tree,
 )
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, innermost, wrapper_of
+from lit_fed.wrappers.base import Around, innermost
 from lit_fed.wrappers.faults.wrapper import drawn_weight, faults_of
-from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy.settings import privacy_of
 
 __all__ = ["FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "fresh_optimizer", "start", "start_alike"]
 
@@ -181,7 +179,7 @@ class FederatedRounds:
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local = wrapper_of(self.algorithm, LocalNorm) is not None
+        local = getattr(self.algorithm, "adapts_statistics", False)
         if local or self.algorithm.adapt_work(self.context("adapt"), False) is not None:
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
@@ -295,7 +293,7 @@ def start(
         "total_samples": train.num_samples,
         "most_samples": int(train.sizes.max()),
         "sizes": train.sizes,
-        "secret": None if (privacy := privacy_of(algorithm)) is None else privacy.secret(),
+        "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
