@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lit_fed.errors import ClientError, ConfigError
+from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import whole_file, write_atomically
 from lit_fed.system.given_paths import reason
-from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = [
     "INDEX_KEY",
@@ -110,7 +111,7 @@ class ClientFiles:
         """
         own = {name: leaf.detach().cpu().clone() for name, leaf in zip(self.names, leaves, strict=True)}
         with whole_file(self._path(client_id, version), private=True) as file:
-            save_sealed({OWNER: {"client": client_id, "version": version}, **own}, file)
+            torch.save({OWNER: {"client": client_id, "version": version}, **own}, file)
 
     def read(self, client_id: int, version: int) -> list[Tensor]:
         """The leaves of a state, in the order of `names`, on the CPU.
@@ -122,7 +123,7 @@ class ClientFiles:
 
     def _leaves(self, path: Path, client_id: int, version: int) -> list[Tensor]:
         try:
-            content = load_sealed(path)
+            content = load_checked(path)
         except (DamagedFileError, OSError) as error:
             raise self.unreadable(client_id, version, reason(error), path) from error
         entries = content if isinstance(content, dict) else {}
@@ -362,6 +363,6 @@ def _stamp(path: Path) -> Stamp:
 
 def _load(path: Path) -> np.ndarray:
     """The index of a checkpoint, [T]; empty for one without client files."""
-    content = load_sealed(path)
+    content = load_checked(path)
     index = content["state_dict"].get(INDEX_KEY)
     return np.empty(0, dtype=np.int64) if index is None else index.numpy().copy()
