@@ -14,7 +14,6 @@ import yaml
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.trusted_classes import classes_in
-from lit_fed.core.demands import check_deployment
 from lit_fed.deployment.flower_server import FlowerFederation
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.errors import ConfigError
@@ -84,7 +83,7 @@ def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) ->
     _check(config)
     modules = {path.rpartition(".")[0] for path in classes_in(config["model"])}
     settings = settings_from_json(config["model"], sorted(modules))
-    check_deployment(settings.algorithm, settings.name)
+    settings.check_combination(deployed=True)
     with new_folder(folder, owner=True) as partial:
         partial.mkdir()
         (partial / "pyproject.toml").write_text(_app(config), encoding="utf-8")

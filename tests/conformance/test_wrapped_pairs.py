@@ -9,11 +9,11 @@ from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import IFCA, FedEM
+from lit_fed.clients.session import surround
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
 from lit_fed.wrappers.compression.settings import Compression
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy

@@ -89,7 +89,7 @@ class Compressed(Around):
         """Nothing has been told, and nothing is known: zeros for each vector of each tree of parameters."""
         leaves = sent_leaves(self.inner, ctx, tree.models(shared)[0].parameters)
         zeros = tree.zeros_like(vectors_of(leaves, self.codec, self.scope))
-        return tuple(tree.zeros_like(zeros) for _ in range(2 if self.inner.sends_beside_models else 1))
+        return tuple(tree.zeros_like(zeros) for _ in range(2 if self.inner.message.beside_models else 1))
 
     def server_memory(self, ctx: Context, shared: Tree) -> tuple[Leaves, ...]:
         """ḡ = 0, in float64."""

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
 from lit_fed.wrappers.robust.wrapper import RobustAverage
@@ -45,78 +44,10 @@ class Robustness(NamedTuple):
         """What a client may weigh at most."""
         return None if self.rule is None else self.rule.weight_cap
 
-    def check(self, algorithm: Any, name: str, weighting: str | None) -> None:
-        """Refuse an algorithm whose messages no rule can judge, and caps of weights that nobody has.
-
-        Args:
-            algorithm: the algorithm.
-            name: its name.
-            weighting: weight of a client's message, where it was given.
-
-        Raises:
-            ConfigError: naming the option and the algorithm, with the reason.
-        """
-        if not self.given:
-            return
-        kept = {
-            "rows": "keeps rows of single clients at the server",
-            "multiples": "sends models times numbers that are the client's own",
-            "nothing": "sends nothing to a server",
-        }
-        reason = kept.get(algorithm.sends, "")
-        if algorithm.keeps_running_sum and self.rule is not None:
-            reason = "keeps a running sum of changes, which a rule that leaves some out would break"
-        if reason:
-            raise ConfigError(
-                f"{self.option} acts on changes of models, and {name} {reason}; choose an algorithm that averages "
-                "models, or leave it out"
-            )
-        if self.weight_cap is not None and weighting != "samples":
-            raise ConfigError(
-                "--model.robust_aggregation.weight_cap caps weights by samples, and all clients count the same; add "
-                "--model.weighting samples, or leave it out"
-            )
-        if self.freezes_minorities(algorithm) and not self.rule.only_slows_minorities:  # type: ignore[union-attr]
-            raise ConfigError(
-                f"{self.option} would freeze components that fewer than half of the clients train; choose "
-                "CenteredClipping, GeometricMedian, NormBound, or TrimmedMean with a trim below the smallest group"
-            )
-
     def freezes_minorities(self, algorithm: Any) -> bool:
         """Whether the rule looks at single numbers of several models, each of which few clients may have trained."""
         rule = self.rule
-        return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.sends_all
-
-    def check_wrappers(self, *, privacy: Privacy | None, secure: bool, sums_up: bool) -> None:
-        """Refuse what other wrappers cannot live with.
-
-        Args:
-            privacy: differential privacy.
-            secure: whether the server sees sums alone.
-            sums_up: whether it adds up decoded changes from round to round (EF21).
-
-        Raises:
-            ConfigError: naming the options.
-        """
-        if not self.given:
-            return
-        if privacy is not None and privacy.fixes_denominator:
-            reason = "has the sensitivity of a sum, and a rule that selects or takes the middle has another"
-            if self.rule is None:
-                reason = "holds for clients that bound their changes, and attackers do not"
-            raise ConfigError(
-                f"{self.option}: the noise of --model.privacy {reason}; choose LocalPrivacy, or leave one out"
-            )
-        if secure:
-            option = "--model.robust_aggregation" if self.rule is not None else "--model.attack"
-            raise ConfigError(
-                f"--model.secure_aggregation shows the server a sum, and {option} needs every message; leave one out"
-            )
-        if sums_up:
-            raise ConfigError(
-                f"{self.option} leaves out some of what clients send, and --model.compression_feedback is ef21, whose "
-                "server adds it up from round to round; give ef14"
-            )
+        return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.message.complete
 
     def check_data(self, facts: TrainingFacts, num_messages: int) -> None:
         """Refuse an attack without attackers, and cohorts that are too small for the rule or the attack.

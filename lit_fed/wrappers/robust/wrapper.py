@@ -83,7 +83,7 @@ class RobustAverage(Around):
         refused = torch.zeros(ctx.num_clients, dtype=torch.int64, device=device)
         start: Starts = ()
         if self.rule is not None and self.rule.starts_from_last:
-            parts = 2 if self.inner.sends_beside_models else 1
+            parts = 2 if self.inner.message.beside_models else 1
             start = tuple(_zeros(tree.models(shared)[0].parameters) for _ in range(parts))
         return Judged(kept, refused, refused.sum(), start)
 

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
@@ -38,7 +37,6 @@ from lit_fed.wrappers.compression.uplink import Compressed, sent_leaves
 from lit_fed.wrappers.deltas import known, news
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import clips_messages
-from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo, most_fraction_bits
 from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits
 from lit_fed.wrappers.secure.recovery import survives, take_masks_off
@@ -92,25 +90,11 @@ class SecureSum(SecureAggregation):
         }
         check_settings(self, checks, PLACE)
 
-    def check_cohort(self, algorithm: Algorithm, name: str, num_messages: int, most_weight: int) -> None:
-        """Refuse sums that could overflow, and drop-outs where every client has to take part."""
+    def check_cohort(self, num_messages: int, most_weight: int) -> None:
+        """Refuse sums that could overflow."""
         if num_messages > MOST_MESSAGES:
             raise ConfigError(f"{PLACE} adds up at most {MOST_MESSAGES} clients, and a round has up to {num_messages}")
-        if self.dropout_fraction and algorithm.needs_all_clients:
-            raise ConfigError(
-                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and {name} needs every client in every round; "
-                "leave it out"
-            )
         self.point(num_messages, most_weight)
-
-    def check_privacy(self, privacy: Privacy | None) -> None:
-        """Refuse drop-outs whose void rounds tell who takes part."""
-        if privacy is not None and privacy.fixes_denominator and self.dropout_fraction:
-            raise ConfigError(
-                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and whether a round is void then depends on who "
-                f"takes part, which ε of --model.privacy {type(privacy).__name__} does not cover; give "
-                "--model.faults.dropout instead, by which clients drop out before they mask"
-            )
 
     def point(self, num_messages: int, most_weight: int) -> FixedPoint:
         """How numbers become whole ones in a phase.
@@ -318,4 +302,4 @@ def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor
     for vector in vectors_of(sent_leaves(compressed.inner, ctx, parameters), codec, compressed.scope).values():
         count = vector[0].numel()
         left_out += len(vector) * (count - round(count / (1 + codec.relative_variance(count))))
-    return left_out * (2 if compressed.sends_beside_models else 1)
+    return left_out * (2 if compressed.message.beside_models else 1)

@@ -8,13 +8,14 @@ from federated_round import Federation, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
+from lit_fed.clients.session import surround
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures import e_step
 from lit_fed.core.mixtures.e_step import expectation, nearest_mixture, private_expectation
 from lit_fed.core.types import ClientData
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy.example_level import Charged, ExamplePrivacy
 from lit_fed.wrappers.privacy.settings import private_part
 from lit_fed.wrappers.robust.rules import Krum
@@ -150,7 +151,7 @@ def test_wrong_settings(settings, message):
 
 def test_refused_algorithms():
     def check(algorithm, **more):
-        ExamplePrivacy(**GIVEN | more).check(algorithm, type(algorithm).__name__, "renormalised", None)
+        Combination(algorithm, privacy=ExamplePrivacy(**GIVEN | more)).check()
 
     check(FedEM(), mixture_noise=1.0)
     check(FedEM(most_components=1), mixture_noise=1.0)
