@@ -33,16 +33,15 @@ from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
 from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.compression.codecs.vectors import Scope
-from lit_fed.wrappers.compression.settings import Compression
-from lit_fed.wrappers.compression.uplink import Feedback
+from lit_fed.wrappers.compression.codecs.base import Scope
+from lit_fed.wrappers.compression.wrapper import Compression, Feedback
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.robust.settings import Robustness
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.robust.wrapper import Robustness
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
 __all__ = ["ModelSettings", "Session", "check_augmented_steps", "check_init_seeds", "surround"]
 

@@ -26,7 +26,7 @@ from lit_fed.wrappers.compression.codecs import Codec
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
 __all__ = ["settings_from_json"]
 

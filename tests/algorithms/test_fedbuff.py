@@ -29,7 +29,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.rounds import check_cohort
 from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.compression.codecs import QSGD
-from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 

@@ -12,13 +12,13 @@ from lit_fed.algorithms import IFCA, FedEM
 from lit_fed.clients.session import surround
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
-from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.robust.rules import CenteredClipping
-from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3, "noise_seed": 0}

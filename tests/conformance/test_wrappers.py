@@ -16,14 +16,11 @@ from lit_fed.models import Linear
 from lit_fed.wrappers.base import Around, innermost
 from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
-from lit_fed.wrappers.compression.downlink import CompressedBroadcast
-from lit_fed.wrappers.compression.settings import Compression
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
 from lit_fed.wrappers.deltas import known, news
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.robust.rules import CenteredClipping, NormBound
-from lit_fed.wrappers.robust.settings import Robustness
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.message.kind in ("models", "changes")]

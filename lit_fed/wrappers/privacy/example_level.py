@@ -39,8 +39,7 @@ from lit_fed.wrappers.privacy.accountant import (
     epsilon_of_truncated_batches,
     noise_for_releases,
 )
-from lit_fed.wrappers.privacy.private_solver import NoisyStep, PrivateSolver
-from lit_fed.wrappers.privacy.private_task import PrivateTask
+from lit_fed.wrappers.privacy.private_solver import NoisyStep, PrivateSolver, PrivateTask
 from lit_fed.wrappers.privacy.settings import Privacy, Private, planned
 
 __all__ = ["Charged", "ExamplePrivacy", "PrivateSteps", "SteppingClient"]

@@ -19,6 +19,7 @@ Deviations:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,23 +27,41 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, Carried, own_work
-from lit_fed.wrappers.compression.codecs.vectors import vectors_of
-from lit_fed.wrappers.compression.uplink import Compressed, sent_leaves
+from lit_fed.wrappers.base import Around, Carried, WrapperSettings, own_work
+from lit_fed.wrappers.compression.codecs.base import vectors_of
+from lit_fed.wrappers.compression.wrapper import Compressed, sent_leaves
 from lit_fed.wrappers.deltas import known, news
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import clips_messages
 from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo, most_fraction_bits
-from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits
-from lit_fed.wrappers.secure.recovery import survives, take_masks_off
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits, survives, take_masks_off
 
-__all__ = ["Masked", "MaskedAverage", "SecureSum"]
+__all__ = ["Masked", "MaskedAverage", "SecureAggregation", "SecureSum"]
+
+
+class SecureAggregation(WrapperSettings):
+    """Settings of secure aggregation, given as `--model.secure_aggregation`."""
+
+    @abstractmethod
+    def check_cohort(self, algorithm: Algorithm, name: str, num_messages: int, most_weight: int) -> None:
+        """Refuse cohorts whose sums could overflow, and settings that the algorithm cannot live with.
+
+        Args:
+            algorithm: the algorithm.
+            name: its name.
+            num_messages: most clients of a round; one that is drawn twice counts twice.
+            most_weight: largest weight of a client's message.
+
+        Raises:
+            ConfigError: naming the setting and what would do.
+        """
+
 
 PLACE = "--model.secure_aggregation"
 

@@ -19,9 +19,7 @@ from lit_fed.models import Network
 from lit_fed.wrappers.base import Guarded
 from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, LowRank, RandomK, ScaledSign, TopK, Uniform, vectors
-from lit_fed.wrappers.compression.downlink import CompressedBroadcast
-from lit_fed.wrappers.compression.settings import Compression
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy

@@ -35,7 +35,7 @@ from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.wrappers import ClientPrivacy
 from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.compression.codecs import QSGD
-from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.models import drops_out, work_times
 from lit_fed.wrappers.faults.wrapper import Faults, Unreliable
 from lit_fed.wrappers.secure.wrapper import SecureSum

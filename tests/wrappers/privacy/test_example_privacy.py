@@ -19,7 +19,7 @@ from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.example_level import Charged, ExamplePrivacy
 from lit_fed.wrappers.privacy.settings import private_part
 from lit_fed.wrappers.robust.rules import Krum
-from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import Robustness
 
 GIVEN = {"noise_multiplier": 1.1, "clip_norm": 1.0, "sample_rate": 32 / 500, "delta": 1e-3, "noise_seed": 0}
 

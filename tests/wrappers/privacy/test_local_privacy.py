@@ -20,7 +20,7 @@ from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages
 from lit_fed.wrappers.privacy.local import LocalPrivacy, NoisyClients
 from lit_fed.wrappers.privacy.settings import private_part
 from lit_fed.wrappers.robust.rules import Krum
-from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 QUIET = LocalPrivacy(0.0, delta=1e-5, clip_norm=1.0, noise_seed=0)

@@ -5,8 +5,16 @@ import torch
 from torch.func import vmap
 
 from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo
-from lit_fed.wrappers.secure.masks import MaskingCohort, agreed_word, agreement_bits, public_word, signed_mask
-from lit_fed.wrappers.secure.recovery import recovered_words, survives, take_masks_off
+from lit_fed.wrappers.secure.masks import (
+    MaskingCohort,
+    agreed_word,
+    agreement_bits,
+    public_word,
+    recovered_words,
+    signed_mask,
+    survives,
+    take_masks_off,
+)
 
 POINT = FixedPoint(16, 8, 2.0)
 RESIDUES = modulo(torch.tensor([[384, -768], [-64, 512], [256, 32]]), 16)

@@ -16,7 +16,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.compatibility import Combination
 from lit_fed.wrappers.compression.codecs import RandomK
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compression.wrapper import Compressed
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.secure.fixed_point import error_of_mean
 from lit_fed.wrappers.secure.wrapper import SecureSum

@@ -2,7 +2,7 @@ import itertools
 
 import torch
 
-from lit_fed.wrappers.secure.shamir import PRIME, make_shares, reconstruct
+from lit_fed.wrappers.secure.masks import PRIME, make_shares, reconstruct
 
 POINTS = torch.arange(1, 6)
 

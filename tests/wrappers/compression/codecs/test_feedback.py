@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_fed.wrappers.compression.codecs import ScaledSign, TopK
-from lit_fed.wrappers.compression.codecs.feedback import ef14, ef21
+from lit_fed.wrappers.compression.wrapper import ef14, ef21
 
 NEWS = torch.tensor([3, 2, 1], dtype=torch.float64)
 
