@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import generator
@@ -66,8 +67,16 @@ class RobustAverage(Around):
     rule: Rule | None = None
     attack: Attack | None = None
 
-    reduce = "stack"
-    steps_on_empty_rounds = False  # there is no row that could tell the form of the message
+    @property
+    def message(self) -> MessageSpec:
+        """The algorithm's; the server sees every message."""
+        return self.inner.message._replace(reduce="stack")  # type: ignore[no-any-return]
+
+    @property
+    def participation(self) -> Participation:
+        """The algorithm's; without rows nothing gives the shape of a message, so the server skips empty rounds."""
+        return self.inner.participation._replace(steps_on_empty_rounds=False)  # type: ignore[no-any-return]
+
     remembers_rounds = True
 
     # ------------------------------------------------------------------ what the server remembers

@@ -8,7 +8,7 @@ import torch
 from federated_round import Federation, distance, make_clients, make_task, same_bits
 from normalised import NormalisedMLP
 
-from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, FedAvg, FedEM, FedNova, QFedAvg
+from lit_fed.algorithms import L2GD, SCAFFOLD, UCFL, FedAvg, FedBuff, FedEM, FedNova, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
@@ -309,6 +309,6 @@ def test_cohorts_that_cannot_be_added_up_are_refused():
     with pytest.raises(ConfigError, match="adds up at most 524288 clients, and a round has up to 600000"):
         SecureSum().check_cohort(600_000, 1)
     with pytest.raises(
-        ConfigError, match=r"dropout_fraction is 0\.1, and AFL needs every client in every round; leave"
+        ConfigError, match=r"dropout_fraction is 0\.1, and FedBuff needs every client in every round; leave"
     ):
-        Combination(AFL(), secure=SecureSum(dropout_fraction=0.1)).check()
+        Combination(FedBuff(), secure=SecureSum(dropout_fraction=0.1)).check()
