@@ -31,7 +31,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import Codec
 from lit_fed.wrappers.compression.codecs.base import Scope
 from lit_fed.wrappers.compression.wrapper import Compression, Feedback
@@ -94,12 +94,12 @@ class ModelSettings(NamedTuple):
         """Refuse what does not go together, see `lit_fed.wrappers.compatibility`.
 
         Args:
-            known: what is known of the data by now, fields of `Combination`.
+            known: what is known of the data by now, fields of `Compatibility`.
 
         Raises:
             ConfigError: naming the settings, or the setting and the algorithm.
         """
-        Combination(
+        Compatibility(
             self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
             secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
             **known,

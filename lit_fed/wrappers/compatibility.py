@@ -2,7 +2,7 @@
 
 A *fact* has a name and a text that messages may quote, e.g. `ef21`, or `privacy` → `ClientPrivacy`. A row of `REFUSED`
 names facts that do not go together, and the message. The first row whose facts all hold is raised. A new feature adds
-its facts to `Combination.facts`, and rows to the table; an algorithm says by `message`, `participation` and
+its facts to `Compatibility.facts`, and rows to the table; an algorithm says by `message`, `participation` and
 `incompatible` what it can be combined with.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import innermost
 
-__all__ = ["FEATURES", "REFUSED", "Combination"]
+__all__ = ["FEATURES", "REFUSED", "Compatibility"]
 
 FEATURES = {
     "size_sampling": "--data.client_sampling size",
@@ -253,7 +253,7 @@ client is absent. This does not hold if each client has to count once.
 """
 
 
-class Combination(NamedTuple):
+class Compatibility(NamedTuple):
     """An algorithm with what a user chose around it; what is not known yet, or not chosen, keeps its default."""
 
     algorithm: Any  # it may be inside wrappers

@@ -42,7 +42,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,7 @@ def test_stale_fill_changes_an_average_or_is_refused(algorithm):
     """Where absent clients would count with the model that they were last sent, or where that has no meaning."""
     if not algorithm.participation.fills_in_absent:
         with pytest.raises(ConfigError, match="stale_fill"):
-            Combination(algorithm, "stale_fill").check()
+            Compatibility(algorithm, "stale_fill").check()
         return
     cohorts = [[0, 2], [1, 3], [0, 2]]
     plain, filled = (

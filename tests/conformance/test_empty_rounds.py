@@ -22,7 +22,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.secure.wrapper import MaskedAverage, SecureSum
@@ -245,10 +245,10 @@ def test_algorithms_that_need_all_clients_refuse_to_miss_one(algorithm):
         rf"{name} needs every client in every round; leave out --data\.client_fraction and --data\.clients_per_round$"
     )
     with pytest.raises(ConfigError, match=said):
-        Combination(algorithm, sampling="poisson", probability=0.25).check()
-    Combination(algorithm, sampling="poisson", probability=1.0).check()
+        Compatibility(algorithm, sampling="poisson", probability=0.25).check()
+    Compatibility(algorithm, sampling="poisson", probability=1.0).check()
 
 
 @pytest.mark.parametrize("algorithm", TAKEN, ids=name_of)
 def test_all_others_take_it(algorithm):
-    Combination(algorithm, weighting="samples", sampling="poisson", probability=0.25).check()
+    Compatibility(algorithm, weighting="samples", sampling="poisson", probability=0.25).check()

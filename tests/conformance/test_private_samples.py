@@ -11,7 +11,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -53,7 +53,7 @@ def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
     settings = ExamplePrivacy(
         noise_multiplier=noise, clip_norm=clip_norm, sample_rate=sample_rate, delta=1e-3, noise_seed=0, **more
     )
-    Combination(algorithm, privacy=settings).check()
+    Compatibility(algorithm, privacy=settings).check()
     return settings.around(algorithm)
 
 
@@ -61,7 +61,7 @@ def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
 def test_what_cannot_be_protected_is_refused(algorithm):
     settings = ExamplePrivacy(noise_multiplier=1.0, clip_norm=1.0, sample_rate=0.1, delta=1e-3)
     with pytest.raises(ConfigError, match=rf"^--model.privacy ExamplePrivacy cannot protect {name_of(algorithm)}: "):
-        Combination(algorithm, privacy=settings).check()
+        Compatibility(algorithm, privacy=settings).check()
 
 
 @named([FedProx(local_solve="exact"), FedProx(inexactness=0.5), ProxAvg(local_solve="exact"), SCAFFOLD(option="I")])

@@ -19,7 +19,7 @@ from lit_fed.core.targets import Multiclass
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import Around, innermost
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -173,10 +173,10 @@ def test_who_begins_holds_no_models_of_all_clients(algorithm):
 def test_who_may_be_deployed(algorithm):
     name = type(algorithm).__name__
     if name not in REFUSED:
-        Combination(algorithm, deployed=True).check()
+        Compatibility(algorithm, deployed=True).check()
         return
     with pytest.raises(ConfigError, match=rf"^{name} .*{REFUSED[name]}.* simulate it"):
-        Combination(algorithm, deployed=True).check()
+        Compatibility(algorithm, deployed=True).check()
 
 
 def test_bytes_of_ucfl():

@@ -21,7 +21,7 @@ from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import check_cohort
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 6, 9, 3, 4]
@@ -73,14 +73,14 @@ def test_or_it_counts_once(algorithm):
 def test_or_it_is_refused_by_name(algorithm):
     name = name_of(algorithm)
     with pytest.raises(ConfigError, match=rf"^--data\.client_sampling is size, .* and {name} .*; give uniform$"):
-        Combination(algorithm, sampling="size").check()
-    Combination(algorithm, weighting="samples", sampling="uniform").check()
+        Compatibility(algorithm, sampling="size").check()
+    Compatibility(algorithm, weighting="samples", sampling="uniform").check()
 
 
 @pytest.mark.parametrize("algorithm", TAKEN, ids=name_of)
 def test_what_is_taken_is_not_refused(algorithm):
-    Combination(algorithm, sampling="size").check()
-    Combination(algorithm, weighting="uniform", sampling="size").check()
+    Compatibility(algorithm, sampling="size").check()
+    Compatibility(algorithm, weighting="uniform", sampling="size").check()
 
 
 def test_local_batch_norm_changes_nothing():
@@ -91,7 +91,7 @@ def test_local_batch_norm_changes_nothing():
     assert not LocalNorm(MeanRegularizedMTL()).participation.counts_draws
     for algorithm, reason in ((Refusing(), "and Refusing does not like it"), (AFL(), "AFL needs every client once")):
         with pytest.raises(ConfigError, match=reason):
-            Combination(LocalNorm(algorithm), sampling="size").check()
+            Compatibility(LocalNorm(algorithm), sampling="size").check()
 
 
 def test_both_kinds_are_there():

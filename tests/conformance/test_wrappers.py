@@ -14,7 +14,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import Around, innermost
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
 from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
 from lit_fed.wrappers.deltas import known, news
@@ -138,7 +138,7 @@ def test_privacy_is_the_same_for_both_client_trainers(algorithm):
 @named([one for one in ALL if one not in AVERAGES])
 def test_privacy_refuses_what_is_no_average(algorithm):
     with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
-        Combination(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
+        Compatibility(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
 
 
 @named(SUMS)
@@ -154,7 +154,7 @@ def test_compression_refuses_what_is_no_sum_of_changes(algorithm):
     name = type(algorithm).__name__
     for option, settings in (("compression", Compression(QSGD())), ("downlink_compression", Compression(down=QSGD()))):
         with pytest.raises(ConfigError, match=rf"--model.{option} .* {name}"):
-            Combination(algorithm, compression=settings).check()
+            Compatibility(algorithm, compression=settings).check()
 
 
 @named(JUDGED)
@@ -182,4 +182,4 @@ def test_robust_rules_are_the_same_for_both_client_trainers_and_all_blocks(algor
 def test_robust_rules_refuse_what_is_no_average(algorithm):
     name = type(algorithm).__name__
     with pytest.raises(ConfigError, match=rf"--model.robust_aggregation NormBound acts on changes .* {name}"):
-        Combination(algorithm, robustness=Robustness(NormBound())).check()
+        Compatibility(algorithm, robustness=Robustness(NormBound())).check()

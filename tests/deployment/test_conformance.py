@@ -24,7 +24,7 @@ from lit_fed.deployment.session_facts import facts_to_json
 from lit_fed.deployment.states import VersionStore
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 
 NUM_ROUNDS = 2
 
@@ -50,7 +50,7 @@ def deployable() -> list[str]:
     found = []
     for name in sorted(set(algorithms.__all__) - {"Algorithm"}):
         try:
-            Combination(getattr(algorithms, name)(**OPTIONS.get(name, {})), deployed=True).check()
+            Compatibility(getattr(algorithms, name)(**OPTIONS.get(name, {})), deployed=True).check()
         except ConfigError:
             continue
         found.append(name)

@@ -17,7 +17,7 @@ from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 
 SIZES = [9, 2, 14, 5, 1, 7]
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 0])
@@ -45,7 +45,7 @@ def settings(algorithm):
     if algorithm.participation.needs_all_clients:
         return {}
     try:
-        Combination(algorithm, sampling="size").check()
+        Compatibility(algorithm, sampling="size").check()
     except ConfigError:
         return {"clients_per_round": 3}
     return {"client_sampling": "size", "clients_per_round": 5}

@@ -40,6 +40,7 @@ __all__ = ["Faults", "Unreliable", "faults_of"]
 PLACE = "--model.faults"
 
 
+# not derived from `WrapperSettings`: jsonargparse takes options of a plain dataclass without a class path
 @dataclass(frozen=True)
 class Faults:
     """How clients fail, and what becomes of the average without them.
@@ -198,7 +199,6 @@ class Faults:
         return chances
 
     def around(self, algorithm: Any) -> Around:
-        """`Unreliable` around it."""
         return Unreliable(algorithm, self)
 
 

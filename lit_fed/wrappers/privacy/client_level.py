@@ -137,7 +137,6 @@ class ClientPrivacy(Privacy):
         check_settings(self, checks, here)
 
     def around(self, algorithm: Any) -> Around:
-        """`PrivateAverage` around it."""
         return PrivateAverage(algorithm, self)
 
     def usual_weighting(self) -> Literal["samples", "uniform"]:

@@ -116,7 +116,6 @@ class ExamplePrivacy(Privacy):
         return self.max_batch is not None
 
     def around(self, algorithm: Any) -> Around:
-        """`PrivateSteps` around it."""
         return PrivateSteps(algorithm, self)
 
     def usual_weighting(self) -> None:

@@ -86,7 +86,6 @@ class LocalPrivacy(Privacy):
         check_settings(self, {"clip_norm": (self.clip_norm > 0, "a number > 0")}, "--model.privacy")
 
     def around(self, algorithm: Any) -> Around:
-        """`NoisyClients` around it."""
         return NoisyClients(algorithm, self)
 
 

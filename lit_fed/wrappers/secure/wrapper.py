@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
@@ -49,12 +48,10 @@ class SecureAggregation(WrapperSettings):
     """Settings of secure aggregation, given as `--model.secure_aggregation`."""
 
     @abstractmethod
-    def check_cohort(self, algorithm: Algorithm, name: str, num_messages: int, most_weight: int) -> None:
-        """Refuse cohorts whose sums could overflow, and settings that the algorithm cannot live with.
+    def check_cohort(self, num_messages: int, most_weight: int) -> None:
+        """Refuse cohorts whose sums could overflow.
 
         Args:
-            algorithm: the algorithm.
-            name: its name.
             num_messages: most clients of a round; one that is drawn twice counts twice.
             most_weight: largest weight of a client's message.
 
@@ -129,7 +126,6 @@ class SecureSum(SecureAggregation):
         return point
 
     def around(self, algorithm: Any) -> Around:
-        """`MaskedAverage` around it."""
         return MaskedAverage(algorithm, self)
 
 
@@ -213,7 +209,6 @@ class MaskedAverage(Around):
         return Carried(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
-        """The algorithm's."""
         if not self._may_lose(ctx):
             return super().client_step(ctx, shared, work, batch)
         stepped = super().client_step(ctx, shared, own_work(work), batch)

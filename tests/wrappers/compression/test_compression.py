@@ -17,7 +17,7 @@ from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 from lit_fed.wrappers.base import Guarded
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, LowRank, RandomK, ScaledSign, TopK, Uniform
 from lit_fed.wrappers.compression.codecs.base import SMALLEST
 from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression, ef14, ef21
@@ -259,7 +259,7 @@ def test_clients_train_from_what_they_heard():
     ],
 )
 def test_usual_feedback(algorithm, settings, feedback):
-    Combination(algorithm, compression=settings).check()
+    Compatibility(algorithm, compression=settings).check()
     assert settings.around(algorithm) == Compressed(algorithm, settings.up, feedback)
 
 
@@ -319,31 +319,31 @@ def test_what_does_not_go_together(algorithm, settings, message):
 
 def test_sampling_by_size_counts_a_client_twice():
     with pytest.raises(ConfigError, match=r"compression_feedback is ef21, .* --data.client_sampling is size"):
-        Combination(FedAvg(), compression=Compression(QSGD(), "ef21"), sampling="size").check()
-    Combination(FedAvg(), compression=Compression(QSGD(), "ef14"), sampling="size").check()
+        Compatibility(FedAvg(), compression=Compression(QSGD(), "ef21"), sampling="size").check()
+    Compatibility(FedAvg(), compression=Compression(QSGD(), "ef14"), sampling="size").check()
 
 
 def test_sums_of_what_is_encoded_by_clients_of_their_own():
     message = "--model.compression QSGD: its scales or positions differ from client to client.*; choose RandomK"
     with pytest.raises(ConfigError, match=message):
-        Combination(FedAvg(), compression=Compression(QSGD()), secure=SecureSum()).check()
+        Compatibility(FedAvg(), compression=Compression(QSGD()), secure=SecureSum()).check()
     with pytest.raises(ConfigError, match=r"--model.downlink_compression .* leave one out"):
-        Combination(FedAvg(), compression=Compression(down=QSGD()), secure=SecureSum()).check()
-    Combination(FedAvg(), compression=Compression(RandomK()), secure=SecureSum()).check()
-    Combination(FedAvg(), compression=Compression(QSGD(), down=QSGD()), privacy=CENTRAL).check()
+        Compatibility(FedAvg(), compression=Compression(down=QSGD()), secure=SecureSum()).check()
+    Compatibility(FedAvg(), compression=Compression(RandomK()), secure=SecureSum()).check()
+    Compatibility(FedAvg(), compression=Compression(QSGD(), down=QSGD()), privacy=CENTRAL).check()
 
 
 def test_noise_is_not_added_up():
     with pytest.raises(ConfigError, match=r"--model.compression_feedback is ef21, .* noise of --model.privacy"):
-        Combination(FedAvg(), compression=Compression(QSGD(), "ef21"), privacy=CENTRAL).check()
-    Combination(FedAvg(), compression=Compression(TopK(), "ef14"), privacy=CENTRAL).check()
+        Compatibility(FedAvg(), compression=Compression(QSGD(), "ef21"), privacy=CENTRAL).check()
+    Compatibility(FedAvg(), compression=Compression(TopK(), "ef14"), privacy=CENTRAL).check()
 
 
 def test_nothing_is_packed_before_noise_on_every_number():
     local = LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3)
     with pytest.raises(ConfigError, match=r"TopK encodes changes before --model.privacy LocalPrivacy adds noise"):
-        Combination(FedAvg(), compression=Compression(TopK()), privacy=local).check()
-    Combination(FedAvg(), compression=Compression(down=TopK()), privacy=local).check()
+        Compatibility(FedAvg(), compression=Compression(TopK()), privacy=local).check()
+    Compatibility(FedAvg(), compression=Compression(down=TopK()), privacy=local).check()
 
 
 @pytest.mark.parametrize("scope", ["leaf", "whole"])

@@ -33,7 +33,7 @@ from lit_fed.core.types import Phase, Reduced
 from lit_fed.data import Synthetic
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError
 from lit_fed.wrappers import ClientPrivacy
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.models import drops_out, work_times
@@ -306,8 +306,8 @@ def test_weights_of_others_stay():
         ("compression_feedback ef21", {"compression": Compression(QSGD(), "ef21")}),
     ):
         with pytest.raises(ConfigError, match=f"average fixed .* --model.{option} has weights of its own"):
-            Combination(FedAvg(), faults=Faults(0.1, average="fixed"), **given).check()
-        Combination(FedAvg(), faults=Faults(0.1, "after"), **given).check()
+            Compatibility(FedAvg(), faults=Faults(0.1, average="fixed"), **given).check()
+        Compatibility(FedAvg(), faults=Faults(0.1, "after"), **given).check()
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -14,7 +14,7 @@ from lit_fed.core.mixtures import e_step
 from lit_fed.core.mixtures.e_step import expectation, nearest_mixture, private_expectation
 from lit_fed.core.types import ClientData
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.example_level import Charged, ExamplePrivacy
 from lit_fed.wrappers.privacy.settings import private_part
@@ -151,7 +151,7 @@ def test_wrong_settings(settings, message):
 
 def test_refused_algorithms():
     def check(algorithm, **more):
-        Combination(algorithm, privacy=ExamplePrivacy(**GIVEN | more)).check()
+        Compatibility(algorithm, privacy=ExamplePrivacy(**GIVEN | more)).check()
 
     check(FedEM(), mixture_noise=1.0)
     check(FedEM(most_components=1), mixture_noise=1.0)

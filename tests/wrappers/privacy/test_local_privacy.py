@@ -14,7 +14,7 @@ from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.types import Message, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Guarded
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages
 from lit_fed.wrappers.privacy.local import LocalPrivacy, NoisyClients
@@ -161,9 +161,9 @@ def test_wrong_settings(settings, message):
 
 
 def test_what_does_not_go_together():
-    Combination(FedAvg(), "stale_fill", privacy=QUIET).check()
-    Combination(FedAvg(), privacy=QUIET, sampling="size").check()
+    Compatibility(FedAvg(), "stale_fill", privacy=QUIET).check()
+    Compatibility(FedAvg(), privacy=QUIET, sampling="size").check()
     with pytest.raises(ConfigError, match=r"--model\.weighting is samples, which tells how many each client has"):
-        Combination(FedAvg(), weighting="samples", privacy=QUIET).check()
+        Compatibility(FedAvg(), weighting="samples", privacy=QUIET).check()
     with pytest.raises(ConfigError, match="UCFL keeps rows of single clients at the server"):
-        Combination(UCFL(), privacy=QUIET).check()
+        Compatibility(UCFL(), privacy=QUIET).check()

@@ -14,7 +14,7 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.wrappers.compatibility import Combination
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import RandomK
 from lit_fed.wrappers.compression.wrapper import Compressed
 from lit_fed.wrappers.fedbn import LocalNorm
@@ -282,7 +282,7 @@ def test_below_the_threshold_a_round_changes_nothing(masks):
 )
 def test_algorithms_that_need_more_than_a_sum_are_refused(algorithm, reason):
     with pytest.raises(ConfigError, match=f"--model.secure_aggregation shows the server a sum of .*, and {reason}; ch"):
-        Combination(algorithm, secure=SecureSum()).check()
+        Compatibility(algorithm, secure=SecureSum()).check()
 
 
 @pytest.mark.parametrize(
@@ -311,4 +311,4 @@ def test_cohorts_that_cannot_be_added_up_are_refused():
     with pytest.raises(
         ConfigError, match=r"dropout_fraction is 0\.1, and FedBuff needs every client in every round; leave"
     ):
-        Combination(FedBuff(), secure=SecureSum(dropout_fraction=0.1)).check()
+        Compatibility(FedBuff(), secure=SecureSum(dropout_fraction=0.1)).check()
