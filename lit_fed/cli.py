@@ -31,12 +31,12 @@ from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.command_line.trusted_classes import check_modules, classes_in, trusted_arguments
-from lit_fed.core.errors import ClientError, ConfigError, WriteError
-from lit_fed.core.machine.folder_lock import FolderLock
-from lit_fed.core.machine.given_paths import shown
-from lit_fed.core.machine.roll_call import LostRanksError
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.errors import ClientError, ConfigError, WriteError
+from lit_fed.system.folder_lock import FolderLock
+from lit_fed.system.given_paths import shown
+from lit_fed.system.roll_call import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.module import FederatedModule

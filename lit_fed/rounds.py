@@ -18,27 +18,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients import ClientTrainer, TrainJob, choose_trainer
 from lit_fed.clients.arrivals import Arrivals, PhaseUnderWay, RoundUnderWay, faults_in, heard_in
 from lit_fed.clients.base import Failed
 from lit_fed.clients.first_states import fresh_optimizer, start_alike
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_cohort
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import without_steps
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Population, RoundRecord, Split, Tree
-from lit_fed.wrappers.around import Around, innermost, wrapper_of
-from lit_fed.wrappers.faults import drawn_weight, faults_of
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.base import Around, innermost, wrapper_of
+from lit_fed.wrappers.faults.wrapper import drawn_weight, faults_of
 from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy import privacy_of
+from lit_fed.wrappers.privacy.settings import privacy_of
 
 __all__ = ["FederatedRounds", "RoundRecord", "start"]
 

@@ -17,11 +17,11 @@ from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
 from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError, notice
-from lit_fed.core.machine.packages import DataFrame
-from lit_fed.core.machine.roll_call import LostRanksError, check_timeout
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.errors import ConfigError, notice
+from lit_fed.system.packages import DataFrame
+from lit_fed.system.roll_call import LostRanksError, check_timeout
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated

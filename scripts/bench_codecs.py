@@ -10,10 +10,21 @@ import torch
 from measuring import medians
 from torch import Tensor
 
-from lit_fed.core.codecs import QSGD, Codec, Drive, FloatCast, LowRank, RandomK, ScaledSign, TernGrad, TopK, Uniform
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Message
+from lit_fed.wrappers.compression.codecs import (
+    QSGD,
+    Codec,
+    Drive,
+    FloatCast,
+    LowRank,
+    RandomK,
+    ScaledSign,
+    TernGrad,
+    TopK,
+    Uniform,
+)
 
 __all__ = ["CODEC_ROWS"]
 

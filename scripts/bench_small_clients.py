@@ -20,9 +20,9 @@ from torch.profiler import ProfilerActivity, profile
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedEM
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.machine.allocation import keep_freed_memory
 from lit_fed.core.networks.products import fast_products
 from lit_fed.models import FedEMCNN, LeNet5
+from lit_fed.system.allocation import keep_freed_memory
 
 __all__ = ["SMALL_CLIENT_ROWS"]
 

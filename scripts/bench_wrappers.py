@@ -13,7 +13,19 @@ from measuring import medians
 
 from lit_fed import rounds
 from lit_fed.algorithms import FedAvg
-from lit_fed.core.aggregation import (
+from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.reduce import Accumulator
+from lit_fed.core.targets import Multiclass
+from lit_fed.core.task import Task
+from lit_fed.core.types import Message, Split
+from lit_fed.models import LeafCNN
+from lit_fed.rounds import FederatedRounds
+from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, TopK
+from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.robust.rules import (
     Bulyan,
     CenteredClipping,
     GeometricMedian,
@@ -24,22 +36,10 @@ from lit_fed.core.aggregation import (
     Rule,
     TrimmedMean,
 )
-from lit_fed.core.aggregation.base import Started
-from lit_fed.core.aggregation.rows import Rows
-from lit_fed.core.codecs import QSGD, FloatCast, TopK
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.reduce import Accumulator
-from lit_fed.core.targets import Multiclass
-from lit_fed.core.task import Task
-from lit_fed.core.types import Message, Split
-from lit_fed.models import LeafCNN
-from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.around import Around
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.compression import Compressed
-from lit_fed.wrappers.local_privacy import LocalPrivacy
-from lit_fed.wrappers.robust import RobustAverage
-from lit_fed.wrappers.secure_sum import SecureSum
+from lit_fed.wrappers.robust.rules.base import Started
+from lit_fed.wrappers.robust.rules.rows import Rows
+from lit_fed.wrappers.robust.wrapper import RobustAverage
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 __all__ = ["WRAPPER_ROWS"]
 

@@ -34,12 +34,14 @@ __all__ = [
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_fed"
 
 ROOMS = {
+    "errors": "errors and warnings",
+    "system": "files, locks, ranks, memory, what settings may name",
     "core": "pure functions: tasks, seeds, solvers, graphs, mixtures",
     "metrics": "sums of each client, and what papers report of them",
     "models": "networks, built from the sizes of the data",
     "data": "data sets, partitions, populations",
+    "wrappers": "features around any algorithm: privacy, compression, robust rules, secure sums, faults",
     "algorithms": "one paper is one file",
-    "wrappers": "what goes around any algorithm",
     "clients": "client trainers, and what clients keep",
     "rounds": "the round, without Lightning",
     "serving": "clients served between rounds",

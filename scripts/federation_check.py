@@ -28,7 +28,7 @@ import torch
 from federating import checks
 from federating.report import page
 
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 
 __all__ = ["main"]
 

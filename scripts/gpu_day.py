@@ -27,7 +27,7 @@ from gpu_stages.parity import parity, tests
 from gpu_stages.speed import speed
 from gpu_stages.workload import Size
 
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = {"tests": tests, "parity": parity, "speed": speed, "graphs": graphs}

@@ -25,8 +25,8 @@ from rich.progress import track
 from torch import nn
 from torchvision.models import ResNet, ResNet18_Weights, resnet18
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.office_home import DOMAINS, FEATURES, FOLDER, NUM_CLASSES
+from lit_fed.errors import ConfigError
 from lit_fed.models.pretrained import load_weights
 
 __all__ = ["Pictures", "checksum", "extract", "find", "main", "trained"]

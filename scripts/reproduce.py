@@ -26,7 +26,7 @@ from reproduction.registry import TABLES
 from reproduction.runs import ROOT, Kept, Run, command_line, make_missing
 from reproduction.tables import SCALES, Scale, Table, grid, page, wrap
 
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 
 __all__ = ["folder_of_data", "index", "kept_of", "main", "write"]
 

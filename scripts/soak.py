@@ -37,7 +37,7 @@ from soaking.lives import RUNS, Life, Whole, whole_run
 from soaking.report import page
 from soaking.troubles import KINDS
 
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 
 __all__ = ["Case", "draw", "main", "soak"]
 

@@ -98,7 +98,7 @@ def run(entry: Entry) -> None:
     """Everything of one algorithm that is not kept yet; kept after every run."""
     import torch
 
-    from lit_fed.core.errors import ClientError
+    from lit_fed.errors import ClientError
 
     torch.set_num_threads(1)
     kept: Record = dict(read_records(KEPT).get(entry.name, {"validation": {}}))

@@ -11,8 +11,8 @@ from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, client_scor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.noise import Secret
 from lit_fed.core.plan import make_plan
-from lit_fed.core.privacy.noise import Secret
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree

@@ -10,9 +10,9 @@ from federated_round import Federation, as_arrays, distance, flat, make_clients,
 from lit_fed import rounds, serving
 from lit_fed.algorithms import L2GD, FedAvg, FedEM
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientResult, LocalWork, Message, Phase
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 9, 4]
 

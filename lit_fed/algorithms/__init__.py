@@ -1,9 +1,9 @@
 """Algorithms: one file per paper; every file in this folder is found by itself."""
 
-from lit_fed.algorithms.base import Algorithm
-from lit_fed.core.discovery import find_classes
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.system.discovery import find_classes
 
 _FOUND = find_classes(__name__, Algorithm)
 globals().update(_FOUND)
 
-__all__ = [*_FOUND]
+__all__ = ["Algorithm", *_FOUND]

@@ -28,12 +28,12 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["AFL", "AgnosticModels", "AgnosticRun", "AgnosticUpdate", "project_to_simplex"]
 

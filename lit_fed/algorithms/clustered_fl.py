@@ -27,11 +27,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import NOT_SENT, Algorithm, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
-from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
     ClusterRun,
@@ -42,6 +40,8 @@ from lit_fed.core.mixtures.clusters import (
     one_hot,
 )
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.errors import check_settings
+from lit_fed.system.memory import require_memory
 
 __all__ = ["ClusteredFL", "Clusters", "DivisionRule", "SplitMemory", "bipartition", "divide"]
 

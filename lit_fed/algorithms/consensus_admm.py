@@ -30,13 +30,13 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["ADMMState", "ConsensusADMM"]
 

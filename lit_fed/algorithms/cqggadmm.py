@@ -31,12 +31,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
-from lit_fed.core.codecs.base import NUMBER_BITS
-from lit_fed.core.codecs.uniform import MOST_BITS, round_to_grid
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
 from lit_fed.core.graphs.peers import own_models, put_models
@@ -46,6 +43,9 @@ from lit_fed.core.seeds import uniforms
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.errors import check_settings
+from lit_fed.wrappers.compression.codecs.base import NUMBER_BITS
+from lit_fed.wrappers.compression.codecs.uniform import MOST_BITS, round_to_grid
 
 __all__ = ["CQGGADMM", "QuantisedClient", "QuantiserGrid", "SentModel", "quantise"]
 

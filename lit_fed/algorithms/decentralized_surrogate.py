@@ -23,10 +23,9 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
 from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
 from lit_fed.core.graphs.peers import Peers, own_models
@@ -35,6 +34,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced, Tree
+from lit_fed.errors import check_settings
 
 __all__ = ["DecentralizedSurrogate", "PeerLocal", "PeerRun"]
 

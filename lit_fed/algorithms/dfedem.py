@@ -27,9 +27,8 @@ from typing import ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
 from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
 from lit_fed.core.graphs.peers import Peers, own_models
@@ -37,6 +36,7 @@ from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["DFedEM", "PeerMixture", "PeerWork"]
 

@@ -27,13 +27,13 @@ from typing import ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["EASGD", "ElasticRun", "ElasticState"]
 

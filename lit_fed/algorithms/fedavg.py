@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
 
 __all__ = ["FedAvg"]
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
+from lit_fed.errors import check_settings
 
 __all__ = ["FedAvgPlus"]
 

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, LocalRun
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, LocalRun
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import ModelState, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["FedAvgM", "Momentum"]
 

@@ -36,13 +36,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Phase, Reduced
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["BufferedArrivals", "FedBuff", "LateChange", "LateRun", "ModelsOnTheWay", "staleness_weight"]
 

@@ -31,10 +31,9 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import (
     PositionLoss,
@@ -47,6 +46,7 @@ from lit_fed.core.mixtures.e_step import (
     private_expectation,
 )
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["FedEM", "MixtureState", "MixtureWork"]
 

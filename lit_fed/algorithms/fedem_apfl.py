@@ -25,11 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels
+from lit_fed.core.algorithm import Algorithm, GlobalModels
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
+from lit_fed.errors import check_settings
 
 __all__ = ["EnsembleRun", "FedEMAPFL", "LocalModel"]
 

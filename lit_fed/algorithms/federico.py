@@ -32,16 +32,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, num_factors
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.errors import check_settings
 
 __all__ = ["Borrowed", "Exchange", "FedeRiCo", "Owned", "Returned"]
 

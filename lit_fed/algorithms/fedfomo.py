@@ -27,15 +27,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.neighbours import greedy_neighbours
 from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["FedFOMO", "FomoWork", "Mixed", "Offered", "first_order_step", "first_order_weights"]
 

@@ -39,13 +39,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.local_solver import LocalSolver, OptimizerState
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedNova", "NormalisedChange", "NormalisedRun", "largest_pull"]
 

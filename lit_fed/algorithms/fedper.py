@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, LocalRun, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, LocalRun, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState
+from lit_fed.errors import check_settings
 
 __all__ = ["BaseLayers", "FedPer", "Head"]
 

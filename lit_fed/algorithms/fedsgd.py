@@ -25,8 +25,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like

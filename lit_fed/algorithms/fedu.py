@@ -24,15 +24,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, local_run
+from lit_fed.core.algorithm import Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.graphs.gossip import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.plan import most_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedU", "TaskRun", "TaskState", "laplacian"]
 

@@ -33,10 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, OwnModel
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, OwnModel
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.group_admm import (
     GroupNetwork,
     augmented,
@@ -50,6 +49,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_step
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["GADMM", "Chain", "chain"]
 

@@ -30,15 +30,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.mixtures.clusters import ClusterChoice, ClusterRun, best_fit, one_hot
 from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["IFCA"]
 

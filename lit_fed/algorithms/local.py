@@ -18,10 +18,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.errors import check_settings
 
 __all__ = ["Local"]
 

@@ -22,13 +22,13 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.mixtures.clusters import ClusterRun, best_fit
 from lit_fed.core.mixtures.e_step import average_chosen, choose
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Reduced
+from lit_fed.errors import ConfigError
 
 __all__ = ["GroupState", "Oracle"]
 

@@ -28,13 +28,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, LocalRun
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.networks.layers import drops_units
 from lit_fed.core.networks.precision import full_precision
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Tree
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["PerFedAvg"]
 

@@ -29,15 +29,15 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.networks.precision import full_precision
 from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, with_constant
 from lit_fed.core.solvers.margin_losses import MarginLoss, margin_loss, margin_prox
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["JointFit", "PartFit", "PartWork", "Regulariser", "SharingADMM", "label_prox", "regularised_solution"]
 

@@ -30,14 +30,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.algorithms.base import NOT_SENT, Algorithm, LocalRun, local_run
 from lit_fed.core import tree
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.errors import check_settings
 from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
+from lit_fed.errors import check_settings
 
 __all__ = ["UCFL", "ServedUser", "Similarity", "Statistics", "UserCentric", "user_weights"]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_fed.core.errors import notice
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback, data_of, log_round
 from lit_fed.training.module import FederatedModule
 

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.core.errors import notice
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import notice
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.outliers import outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round

@@ -10,12 +10,12 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.algorithms.base import Algorithm
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import whole_file
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.around import innermost
+from lit_fed.wrappers.base import innermost
 
 __all__ = ["ClientWeights"]
 

@@ -16,7 +16,7 @@ from lit_fed.serving import predict_job
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
-from lit_fed.wrappers.around import Kept
+from lit_fed.wrappers.base import Kept
 from lit_fed.wrappers.fedbn import NormState
 
 if TYPE_CHECKING:

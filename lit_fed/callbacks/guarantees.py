@@ -10,13 +10,13 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.callbacks.checkpoint import checkpoint_folder
-from lit_fed.core.errors import ConfigError, notice
-from lit_fed.core.machine.files import whole_file
-from lit_fed.core.privacy.noise import SECRET_BYTES, Secret
+from lit_fed.core.noise import SECRET_BYTES, Secret
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import ConfigError, notice
+from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.privacy import Private, private_part, with_private_part
+from lit_fed.wrappers.privacy.settings import Private, private_part, with_private_part
 
 __all__ = ["Guarantees", "guarantee_in_words", "guarantee_of"]
 

@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lit_fed.callbacks.training_split import TrainingSplitEvaluation
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.metrics import summarise
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.training.hooks import FederatedCallback, data_of, federated

@@ -22,11 +22,11 @@ from lit_fed.callbacks.attack_success import success_in_words
 from lit_fed.callbacks.client_faults import ClientFaults
 from lit_fed.callbacks.guarantees import guarantee_in_words, guarantee_of
 from lit_fed.callbacks.robust_rounds import judgement_in_words, judgement_of, verdicts_of
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import write_atomically
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.client_table import client_columns
+from lit_fed.system.files import write_atomically
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table

@@ -7,11 +7,11 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.core.errors import notice
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.robust import NEVER_JUDGED, Judged, judging_part
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, judging_part
 
 __all__ = ["RobustRounds", "judgement_in_words", "judgement_of", "verdicts_of"]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_fed.core.errors import notice
+from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.secure_sum import MaskedAverage
+from lit_fed.wrappers.secure.wrapper import MaskedAverage
 
 __all__ = ["SecureRounds"]
 

@@ -7,9 +7,9 @@ from typing import Literal
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.core import tree
-from lit_fed.core.errors import check_settings
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import check_settings
 from lit_fed.metrics.round_time import RoundTime
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule

@@ -7,7 +7,7 @@ from typing import Literal
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_fed.callbacks.client_metrics import measure_population, report_population
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.training.hooks import data_of, federated
 
 __all__ = ["UnseenClientEvaluation"]

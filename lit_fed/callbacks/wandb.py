@@ -12,8 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_fed.callbacks.report import client_table, populations_of
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import RoundRecord
+from lit_fed.errors import ConfigError
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 

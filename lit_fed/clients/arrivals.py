@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_fed.clients.base import Failed, Trained
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ClientError, NotFiniteError
 from lit_fed.core.reduce import Accumulator, RunningMeans, all_reduce
 from lit_fed.core.types import Absences, ClientBlock, PhaseTraffic, Reduced, RoundFaults, Tree
+from lit_fed.errors import ClientError, NotFiniteError
 
 __all__ = ["Arrivals", "PhaseUnderWay", "Places", "RoundUnderWay", "faults_in", "heard_in"]
 

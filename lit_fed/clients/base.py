@@ -8,13 +8,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, WriteError
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Split, Tree
+from lit_fed.errors import ClientError, ConfigError, NotFiniteError, WriteError
 from lit_fed.metrics.chosen import ClientMeter
 
 __all__ = [

@@ -12,9 +12,9 @@ from lit_fed.clients.debug import DebugTrainer
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.affine_map import affine_map
 from lit_fed.core.networks.layers import normalises_batches
+from lit_fed.errors import ConfigError
 
 __all__ = ["MemoryFormat", "choose_trainer"]
 

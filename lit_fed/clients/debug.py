@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, NotFiniteError
+from lit_fed.errors import ClientError, NotFiniteError
 
 __all__ = ["DebugTrainer"]
 

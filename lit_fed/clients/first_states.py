@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.types import ClientData, Tree
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.base import (
     Failed,
     PredictJob,
@@ -24,13 +23,14 @@ from lit_fed.clients.base import (
     sent_to,
 )
 from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ClientError
-from lit_fed.core.machine.allocation import keep_freed_memory
 from lit_fed.core.networks.forward_memory import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, Tree
+from lit_fed.errors import ClientError
+from lit_fed.system.allocation import keep_freed_memory
 
 __all__ = ["SequentialTrainer"]
 

@@ -14,16 +14,11 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.base import ClientTrainer
 from lit_fed.clients.choose import MemoryFormat, choose_trainer
-from lit_fed.core.aggregation import Rule
-from lit_fed.core.attacks import Attack
-from lit_fed.core.codecs import Codec
-from lit_fed.core.codecs.vectors import Scope
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_aggregation, check_augmented_steps, check_init_seeds, check_loss
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Criterion, Loss
 from lit_fed.core.networks.frozen import HEAD, choose_trained
@@ -33,16 +28,21 @@ from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation
 from lit_fed.data.data_sets.base import names_of
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
-from lit_fed.wrappers.codec_settings import Compression
-from lit_fed.wrappers.compression import Feedback
-from lit_fed.wrappers.faults import Faults
+from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.wrappers.compression.codecs.vectors import Scope
+from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.uplink import Feedback
+from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.order import surround
-from lit_fed.wrappers.privacy import Privacy
-from lit_fed.wrappers.robustness import Robustness
-from lit_fed.wrappers.secure_aggregation import SecureAggregation
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.robust.attacks import Attack
+from lit_fed.wrappers.robust.rules import Rule
+from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.secure.settings import SecureAggregation
 
 __all__ = ["ModelSettings", "Session"]
 

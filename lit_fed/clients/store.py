@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from lit_fed.clients.store_files import ClientFiles, choose_leaves, folder_beside
 from lit_fed.clients.store_index import INDEX_KEY
 from lit_fed.core import tree
-from lit_fed.core.addresses import from_boundary
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
-from lit_fed.wrappers.around import buffer_names
+from lit_fed.system.addresses import from_boundary
+from lit_fed.wrappers.base import buffer_names
 
 __all__ = ["ClientStore"]
 

@@ -18,10 +18,10 @@ import numpy as np
 from torch import Tensor
 
 from lit_fed.clients.store_index import CheckpointIndex
-from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.machine.files import whole_file
-from lit_fed.core.machine.given_paths import reason
-from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
+from lit_fed.errors import ClientError, ConfigError
+from lit_fed.system.files import whole_file
+from lit_fed.system.given_paths import reason
+from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = ["KEPT_STATE", "ClientFiles", "choose_leaves", "folder_beside"]
 

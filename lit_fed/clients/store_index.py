@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from lit_fed.core.machine.files import write_atomically
-from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed
+from lit_fed.system.files import write_atomically
+from lit_fed.system.sealed_files import DamagedFileError, load_sealed
 
 __all__ = ["INDEX_KEY", "LAST", "PREVIOUS", "CheckpointIndex"]
 

@@ -6,8 +6,8 @@ import sys
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.certificates import DAYS, make_certificates
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["certificates_parser", "write_certificates"]
 

@@ -13,20 +13,20 @@ from jsonargparse import Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch.utils.data import Dataset
 
-from lit_fed.algorithms.base import Algorithm
-from lit_fed.core.aggregation import Rule
-from lit_fed.core.attacks import Attack
-from lit_fed.core.codecs import Codec
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison
+from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network
-from lit_fed.wrappers.privacy import Privacy
-from lit_fed.wrappers.secure_aggregation import SecureAggregation
+from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.robust.attacks import Attack
+from lit_fed.wrappers.robust.rules import Rule
+from lit_fed.wrappers.secure.settings import SecureAggregation
 
 __all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, NoReturn
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ClientError, ConfigError, logged, notice, stamped
-from lit_fed.core.machine.folder_lock import FolderLock
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.https_link import AwayError, Link
 from lit_fed.deployment.https_node import run_node
+from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped
+from lit_fed.system.folder_lock import FolderLock
+from lit_fed.system.given_paths import given_path
 
 if TYPE_CHECKING:
-    from lit_fed.core.machine.packages import DataFrame
     from lit_fed.deployment.kept import KeptTraining
+    from lit_fed.system.packages import DataFrame
 
 __all__ = ["client_parser", "end_at_once", "run_client", "serving_parser"]
 

@@ -17,8 +17,8 @@ from lit_fed.command_line.comparison.pictures import draw_comparison
 from lit_fed.command_line.comparison.runs import FinishedRun, Group, find_run, grouped, metric_of, read_run
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.machine.files import write_atomically
 from lit_fed.pictures.style import byte_unit, percent
+from lit_fed.system.files import write_atomically
 from lit_fed.training.output import check_new_folder, new_folder, write_table
 
 if TYPE_CHECKING:

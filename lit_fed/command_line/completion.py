@@ -17,7 +17,7 @@ from lit_fed.command_line.deployed import DEPLOYED
 from lit_fed.command_line.help import BASES
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["completion_script"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 from jsonargparse import Namespace
 
-from lit_fed.core.errors import ConfigError, notice
-from lit_fed.core.machine.given_paths import reason, shown
 from lit_fed.data.data_sets.base import ClientDataSet
+from lit_fed.errors import ConfigError, notice
+from lit_fed.system.given_paths import reason, shown
 
 __all__ = ["check_configs", "default_name", "giving_way", "with_nulls"]
 

@@ -10,7 +10,7 @@ from types import ModuleType
 from lit_fed.command_line.certificates import certificates_parser, write_certificates
 from lit_fed.command_line.client import client_parser, run_client
 from lit_fed.command_line.local_federation import federation_parser, run_local_federation
-from lit_fed.core.errors import ClientError, ConfigError, WriteError
+from lit_fed.errors import ClientError, ConfigError, WriteError
 
 __all__ = ["DEPLOYED", "main", "run_deployed"]
 

@@ -15,9 +15,9 @@ from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.trusted_classes import classes_in
 from lit_fed.core.demands import check_deployment
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.flower_server import FlowerFederation
 from lit_fed.deployment.settings import settings_from_json
+from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
 
 __all__ = ["flower_app_parser", "write_flower_app"]

@@ -18,11 +18,11 @@ from typing import Any
 
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError, logged, notice
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_node import run_node
+from lit_fed.errors import ConfigError, logged, notice
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["federation_parser", "run_local_federation"]
 

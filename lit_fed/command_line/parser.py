@@ -18,7 +18,7 @@ from lit_fed.command_line.help import FederatedHelp, plain_type
 from lit_fed.command_line.moved_classes import with_present_paths
 from lit_fed.command_line.own_networks import as_function, options_of_own_network
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["FederatedParser", "refuse_nulls", "written"]
 

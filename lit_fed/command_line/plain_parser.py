@@ -7,7 +7,7 @@ import difflib
 import re
 from typing import Any, NoReturn
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["PlainParser"]
 

@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 
 from lit_fed.command_line.parser import written
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
 

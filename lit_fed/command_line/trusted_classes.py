@@ -21,11 +21,11 @@ from torch.utils.data import Dataset
 
 from lit_fed.command_line.classes import CLASSES
 from lit_fed.command_line.moved_classes import with_present_paths
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.library_options import names_in
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.whitelist import Kind, Whitelist, lies_below
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
+from lit_fed.system.library_options import names_in
+from lit_fed.system.whitelist import Kind, Whitelist, lies_below
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["check_modules", "classes_in", "trusted_arguments"]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["Augmentation"]
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.memory import require_memory
 from lit_fed.core.plan import steps_of
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split
+from lit_fed.errors import ConfigError
+from lit_fed.system.memory import require_memory
 
 __all__ = [
     "cohort_size",

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.privacy.noise import Secret
+from lit_fed.core.noise import Secret
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientData, LocalWork
 

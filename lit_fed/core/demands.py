@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "check_aggregation",

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.errors import check_settings
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
+from lit_fed.errors import check_settings
 
 __all__ = ["LocalSolver", "OptimizerState"]
 

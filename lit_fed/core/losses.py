@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.func import grad
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.logits import over_classes
 from lit_fed.core.targets import Target
+from lit_fed.errors import ConfigError
 
 __all__ = ["Criterion", "CrossEntropy", "Loss"]
 

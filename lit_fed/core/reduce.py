@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.roll_call import exchange
 from lit_fed.core.types import Message, ModelState, Reduced, Tree
+from lit_fed.errors import ConfigError
+from lit_fed.system.roll_call import exchange
 
 __all__ = [
     "Accumulator",

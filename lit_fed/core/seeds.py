@@ -113,7 +113,7 @@ def uniforms(seed: int, round_idx: int, client_id: Tensor, purpose: str, count: 
 
     They are hashes of their own numbers, of whole numbers alone: the same on every device, and without a table of all
     clients, which large models would make too large. They have 32 bits and hide nothing: noise that protects comes from
-    `lit_fed.core.privacy.noise`.
+    `lit_fed.core.noise`.
 
     Example:
         >>> uniforms(0, 1, torch.tensor(2), "rounding", 2).round(decimals=4).tolist()

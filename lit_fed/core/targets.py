@@ -20,8 +20,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.logits import logistic_losses, mixed_log_probabilities, over_classes
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "Binary",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.core.addresses import from_boundary
 from lit_fed.core.types import ModelState, Tree
+from lit_fed.system.addresses import from_boundary
 
 __all__ = [
     "add",

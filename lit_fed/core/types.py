@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.addresses import from_boundary
+from lit_fed.system.addresses import from_boundary
 
 __all__ = [
     "Absences",

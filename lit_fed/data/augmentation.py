@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from lit_fed.core.augmentation import Augmentation
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import shown
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Population
 from lit_fed.data.batch_transforms import in_batches
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.populations.checks import looked_at
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import shown
 
 __all__ = ["check_augmentation", "make_augmentation", "written_out"]
 

@@ -11,8 +11,6 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 
 from lit_fed.core.blocks import draw_cohort, sampling_probability, serving_blocks
-from lit_fed.core.errors import ClientError, ConfigError, notice
-from lit_fed.core.machine.packages import DataFrame
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Target
 from lit_fed.core.types import ClientBlock, Population, ServingBlock, Split
@@ -37,6 +35,8 @@ from lit_fed.data.populations.checks import (
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.fingerprint import fingerprint
 from lit_fed.data.populations.poisoned import poisoned
+from lit_fed.errors import ClientError, ConfigError, notice
+from lit_fed.system.packages import DataFrame
 
 __all__ = ["Blocks", "FederatedDataModule", "Predicted"]
 

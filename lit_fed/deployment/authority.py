@@ -12,8 +12,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import whole_file, write_atomically
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import whole_file, write_atomically
 
 __all__ = ["Authority"]
 

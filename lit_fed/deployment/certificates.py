@@ -15,10 +15,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import write_atomically
-from lit_fed.core.machine.packages import optional_package
 from lit_fed.deployment.transport import check_node_name
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import write_atomically
+from lit_fed.system.packages import optional_package
 
 __all__ = ["DAYS", "make_certificates"]
 

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import Names, names_of
 from lit_fed.deployment.fleet import Missing
 from lit_fed.deployment.remote_clients import RemoteClients
 from lit_fed.deployment.transport import Transport
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["Federation"]
 

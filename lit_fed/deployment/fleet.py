@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-from lit_fed.core.errors import logged
 from lit_fed.deployment.forms import Most
 from lit_fed.deployment.messages import refusal_of
 from lit_fed.deployment.refusal import REFUSALS
 from lit_fed.deployment.roster import Roster
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import MOST_HEADER, Packet, WireError, from_bytes, to_bytes
+from lit_fed.errors import logged
 
 __all__ = ["Fleet", "LostNodesError", "Missing"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lit_fed.core.errors import ConfigError, logged
 from lit_fed.deployment.flower_records import bytes_of, flower, reply_of
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, to_bytes
+from lit_fed.errors import ConfigError, logged
 
 __all__ = ["answer_of", "client_app"]  # noqa: F822 - below
 

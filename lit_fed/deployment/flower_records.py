@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.core.machine.packages import optional_package
+from lit_fed.system.packages import optional_package
 
 __all__ = ["FLOWER", "bytes_of", "flower", "message_of", "reply_of"]
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import yaml
 
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.deployment.fleet import Missing
 from lit_fed.deployment.flower_records import flower
 from lit_fed.deployment.flower_transport import FlowerTransport
 from lit_fed.deployment.remote_clients import RemoteClients
 from lit_fed.deployment.transport import Transport
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FlowerFederation", "run_fit", "server_app"]  # noqa: F822 - below
 

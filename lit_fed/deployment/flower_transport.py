@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_fed.core.errors import ConfigError, logged
 from lit_fed.deployment.flower_records import bytes_of, message_of
 from lit_fed.deployment.transport import is_node_name
+from lit_fed.errors import ConfigError, logged
 
 __all__ = ["FlowerTransport"]
 

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.https_member import hang_up
 from lit_fed.deployment.https_protocol import Limits, keep_alive
+from lit_fed.errors import ConfigError
 
 __all__ = ["Connections", "close_all", "listening"]
 

@@ -14,11 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_protocol as protocol
 from lit_fed.deployment.https_protocol import Limits, Reply
 from lit_fed.deployment.https_tls import tls_of_node
 from lit_fed.deployment.transport import check_node_name, foreign_text
+from lit_fed.errors import ConfigError
 
 __all__ = ["AwayError", "Link"]
 

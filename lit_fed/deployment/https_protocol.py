@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lit_fed import __version__
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.transport import foreign_text
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "ANSWERS", "MOST_BYTES", "NAME", "OVER", "PACKET", "PROCESS", "PROTOCOL", "REFUSALS", "WORK",

@@ -16,12 +16,12 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lit_fed.core.errors import ConfigError, logged
-from lit_fed.core.machine.packages import optional_package
 from lit_fed.deployment.https_connections import Connections, close_all, listening
 from lit_fed.deployment.https_mailbox import Mailbox
 from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback
 from lit_fed.deployment.https_tls import tls_of_server
+from lit_fed.errors import ConfigError, logged
+from lit_fed.system.packages import optional_package
 
 __all__ = ["HttpsServer", "shared_server"]
 

@@ -17,16 +17,16 @@ from torch import Tensor
 from lit_fed import serving
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import whole_file
-from lit_fed.core.machine.given_paths import reason
-from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
 from lit_fed.core.types import Tree
 from lit_fed.deployment.node_data import NodeData
 from lit_fed.deployment.node_training import NodeTraining
 from lit_fed.deployment.session_facts import facts_from_json, session_name
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import whole_file
+from lit_fed.system.given_paths import reason
+from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
 

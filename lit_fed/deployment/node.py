@@ -16,8 +16,6 @@ from typing import Any
 import lit_fed
 from lit_fed.clients.session import ModelSettings
 from lit_fed.clients.store_files import KEPT_STATE
-from lit_fed.core.errors import ClientError, WriteError, logged
-from lit_fed.core.machine.files import write_atomically
 from lit_fed.deployment.kept import keep_training, kept_versions
 from lit_fed.deployment.messages import read_question
 from lit_fed.deployment.node_data import NodeData
@@ -26,6 +24,8 @@ from lit_fed.deployment.refusal import REFUSALS, RefusalError, refusing
 from lit_fed.deployment.session_facts import read_session, session_name
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
+from lit_fed.errors import ClientError, WriteError, logged
+from lit_fed.system.files import write_atomically
 
 __all__ = ["Node"]
 

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
 from lit_fed.data.facts import TrainingFacts
@@ -21,6 +20,7 @@ from lit_fed.data.populations.splits import cut_validation
 from lit_fed.deployment.facts import POPULATIONS, SPLITS, ClientFacts, NodeFacts
 from lit_fed.deployment.states import node_key
 from lit_fed.deployment.wire import TYPES
+from lit_fed.errors import ConfigError
 
 __all__ = ["NodeData"]
 

@@ -14,8 +14,7 @@ from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, NotFiniteError, logged
-from lit_fed.core.privacy.noise import Secret
+from lit_fed.core.noise import Secret
 from lit_fed.core.server import InMemoryServer
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Tree
 from lit_fed.deployment.forms import in_form
@@ -23,6 +22,7 @@ from lit_fed.deployment.node_data import NodeData
 from lit_fed.deployment.session_facts import check_start, facts_from_json, marks_of_start
 from lit_fed.deployment.states import NodeStates, node_key
 from lit_fed.deployment.wire import Packet, WireError, digest_of_question
+from lit_fed.errors import ClientError, NotFiniteError, logged
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds
 

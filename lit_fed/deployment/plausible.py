@@ -11,7 +11,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Message, Tree
 from lit_fed.deployment.typed import MOST_FLOAT
-from lit_fed.wrappers.news import known, news
+from lit_fed.wrappers.deltas import known, news
 
 __all__ = ["implausible_message", "implausible_rows"]
 

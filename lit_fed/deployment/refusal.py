@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.wire import WireError
+from lit_fed.errors import ConfigError
 
 __all__ = ["REFUSALS", "RefusalError", "refusing"]
 

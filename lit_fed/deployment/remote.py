@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from lit_fed.clients import PredictJob, TrainJob
 from lit_fed.clients.base import Failed, Trained, check_finite, not_finite
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.deployment.facts import SPLITS
 from lit_fed.deployment.fleet import Fleet
@@ -23,9 +22,10 @@ from lit_fed.deployment.forms import answer_form, versioned
 from lit_fed.deployment.messages import Worked, kept_of_answer, rows_of_answer, worked_of_answer
 from lit_fed.deployment.plausible import implausible_message, implausible_rows
 from lit_fed.deployment.questions import Questions
+from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.client_privacy import clips_messages
+from lit_fed.wrappers.privacy.client_level import clips_messages
 
 __all__ = ["RemoteTrainer"]
 

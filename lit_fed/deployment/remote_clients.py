@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 import lit_fed
-from lit_fed.core.errors import ConfigError, logged
 from lit_fed.core.reduce import num_ranks
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet
@@ -25,6 +24,7 @@ from lit_fed.deployment.messages import facts_of_answer
 from lit_fed.deployment.roster import Roster, conflicts
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import Packet
+from lit_fed.errors import ConfigError, logged
 
 __all__ = ["RemoteClients", "RemoteSplit"]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.facts import POPULATIONS, SPLITS, ClientFacts, NodeFacts
+from lit_fed.errors import ConfigError
 
 __all__ = ["Roster", "conflicts"]
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Tree
 from lit_fed.data.data_sets.base import Normalisation
@@ -19,6 +18,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.deployment.facts import MOST_CLASSES, MOST_CLIENTS
 from lit_fed.deployment.typed import keyed, list_of, number, one_of, optional, record, text, whole
 from lit_fed.deployment.wire import TYPES, WireError
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "MOST_NUMBERS", "check_start", "facts_from_json", "facts_to_json", "marks_of_start", "read_session", "session_name",

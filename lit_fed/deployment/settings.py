@@ -14,19 +14,19 @@ from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type
 
 from torch import nn
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients.session import ModelSettings
-from lit_fed.core.aggregation import Rule
-from lit_fed.core.attacks import Attack
-from lit_fed.core.codecs import Codec
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
 from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.whitelist import LONGEST_SHOWN, METRICS, PLAIN, Whitelist, lies_below
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import with_classes
-from lit_fed.wrappers.privacy import Privacy
-from lit_fed.wrappers.secure_aggregation import SecureAggregation
+from lit_fed.system.whitelist import LONGEST_SHOWN, METRICS, PLAIN, Whitelist, lies_below
+from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.robust.attacks import Attack
+from lit_fed.wrappers.robust.rules import Rule
+from lit_fed.wrappers.secure.settings import SecureAggregation
 
 __all__ = ["settings_from_json"]
 

@@ -18,8 +18,8 @@ from lit_fed.clients.store import ClientStore
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.clients.store_index import CheckpointIndex
 from lit_fed.core import tree
-from lit_fed.core.machine.files import whole_file
 from lit_fed.core.types import Tree
+from lit_fed.system.files import whole_file
 
 __all__ = ["NodeStates", "VersionStore", "node_key"]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Protocol
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["Transport", "check_node_name", "foreign_text", "is_node_name"]
 

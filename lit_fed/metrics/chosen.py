@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.targets import Target
 from lit_fed.metrics.client_table import client_statistics
+from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import torchmetrics

@@ -20,8 +20,8 @@ from typing import Literal
 
 import numpy as np
 
-from lit_fed.core.errors import check_settings
 from lit_fed.core.types import PhaseTraffic
+from lit_fed.errors import check_settings
 
 __all__ = ["RoundTime", "harmonic_number"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.library_options import check_library_options, names_in
-from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.targets import Target
-from lit_fed.core.whitelist import import_path, lies_below
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
 from lit_fed.metrics.client_table import summarise
+from lit_fed.system.library_options import check_library_options, names_in
+from lit_fed.system.packages import imported_later
+from lit_fed.system.whitelist import import_path, lies_below
 
 if TYPE_CHECKING:
     import torchmetrics

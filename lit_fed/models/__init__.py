@@ -1,7 +1,7 @@
 """Networks: plain modules built from the sizes of the data; every file in this folder is found by itself."""
 
-from lit_fed.core.discovery import find_classes
 from lit_fed.models.base import Network
+from lit_fed.system.discovery import find_classes
 
 _FOUND = find_classes(__name__, Network)
 globals().update(_FOUND)

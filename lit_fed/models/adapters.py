@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.packages import optional_package
+from lit_fed.errors import ConfigError
+from lit_fed.system.packages import optional_package
 
 __all__ = ["LowRankAdapters", "merge_adapters"]
 

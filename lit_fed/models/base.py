@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models.sizes import call_with_sizes, maker_of
 
 __all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape", "zero_outputs"]

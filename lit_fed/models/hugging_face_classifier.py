@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.library_options import check_library_options
-from lit_fed.core.machine.given_paths import given_path
-from lit_fed.core.machine.packages import optional_package
+from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.models.library_options import TRANSFORMERS
+from lit_fed.system.given_paths import given_path
+from lit_fed.system.library_options import check_library_options
+from lit_fed.system.packages import optional_package
 
 __all__ = ["HuggingFaceClassifier"]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network
 
 __all__ = ["MLP"]

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import given_path
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum

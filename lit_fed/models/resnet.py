@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lit_fed.core.machine.packages import imported_later
 from lit_fed.models.base import Network, image_shape
 from lit_fed.models.pretrained import load_weights
+from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     from torchvision import models

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["call_with_sizes", "maker_of", "size_names"]
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.library_options import check_library_options
-from lit_fed.core.machine.packages import optional_package
+from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout, image_shape
 from lit_fed.models.library_options import TIMM
 from lit_fed.models.pretrained import SUFFIXES, fit_weights, read_weights
+from lit_fed.system.library_options import check_library_options
+from lit_fed.system.packages import optional_package
 
 __all__ = ["Timm"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.errors import ConfigError
 from lit_fed.pictures.style import (
     COLOURS,
     COLUMN_WIDTH,

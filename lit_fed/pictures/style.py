@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_fed.core.machine.files import whole_file
+from lit_fed.system.files import whole_file
 
 __all__ = [
     "COLOURS",

@@ -9,12 +9,12 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core.demands import check_deployment, check_division, check_sampling
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.session_facts import facts_to_json
+from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.training.frozen_part import source_of
 from lit_fed.training.module_server import ModuleServer

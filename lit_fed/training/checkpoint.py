@@ -15,10 +15,10 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from lit_fed.clients.store_files import folder_beside
 from lit_fed.clients.store_index import LAST, PREVIOUS
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import whole_file
-from lit_fed.core.machine.given_paths import reason
-from lit_fed.core.machine.sealed_files import DamagedFileError, load_sealed, save_sealed
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import whole_file
+from lit_fed.system.given_paths import reason
+from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = [
     "CHECKPOINT_KEY",

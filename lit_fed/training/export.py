@@ -21,15 +21,15 @@ import torch
 from torch import Tensor, fx, nn
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import write_atomically
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState, Tree
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.files import write_atomically
+from lit_fed.system.given_paths import given_path
 from lit_fed.training.output import check_writable
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]

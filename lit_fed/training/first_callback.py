@@ -6,7 +6,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lit_fed.core.machine.roll_call import sign_of_life
+from lit_fed.system.roll_call import sign_of_life
 from lit_fed.training.hooks import FederatedCallback, federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.round_logger import RoundLogger

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.frozen import digest_of
+from lit_fed.errors import ConfigError
 
 __all__ = ["FrozenPart", "source_of"]
 

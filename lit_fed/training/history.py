@@ -9,14 +9,14 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, refuse_other_terms, schedule_rounds
 from lit_fed.training.resume import changes_on_resume, note_after_schedule
 from lit_fed.training.warm_start import WarmStart
-from lit_fed.wrappers.faults import faults_of
-from lit_fed.wrappers.privacy import privacy_of, spent_by, whole_guarantee
+from lit_fed.wrappers.faults.wrapper import faults_of
+from lit_fed.wrappers.privacy.settings import privacy_of, spent_by, whole_guarantee
 
 __all__ = ["RunHistory"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedCallback", "data_of", "federated", "log_round"]

@@ -9,15 +9,10 @@ from typing import Any, Literal
 
 from torch import nn
 
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.session import ModelSettings
-from lit_fed.core.aggregation import Rule
-from lit_fed.core.attacks import Attack
-from lit_fed.core.codecs import Codec
-from lit_fed.core.codecs.vectors import Scope
-from lit_fed.core.errors import ConfigError, notice
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Loss
 from lit_fed.core.types import ClientBlock, Population, RoundRecord
@@ -27,6 +22,7 @@ from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.states import VersionStore
+from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
 from lit_fed.models.base import Network
@@ -38,10 +34,14 @@ from lit_fed.training.history import RunHistory
 from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
-from lit_fed.wrappers.compression import Feedback
-from lit_fed.wrappers.faults import Faults
-from lit_fed.wrappers.privacy import Privacy
-from lit_fed.wrappers.secure_aggregation import SecureAggregation
+from lit_fed.wrappers.compression.codecs import Codec
+from lit_fed.wrappers.compression.codecs.vectors import Scope
+from lit_fed.wrappers.compression.uplink import Feedback
+from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.robust.attacks import Attack
+from lit_fed.wrappers.robust.rules import Rule
+from lit_fed.wrappers.secure.settings import SecureAggregation
 
 __all__ = ["FederatedModule"]
 

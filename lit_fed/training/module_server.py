@@ -16,7 +16,7 @@ from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.training.frozen_part import FrozenPart
-from lit_fed.wrappers.around import buffer_names
+from lit_fed.wrappers.base import buffer_names
 
 __all__ = ["Assign", "ModuleServer", "register_leaves"]
 

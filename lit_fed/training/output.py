@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import whole_file
-from lit_fed.core.machine.given_paths import given_path, reason, shown
-from lit_fed.core.machine.spreadsheets import quoted_table
 from lit_fed.core.targets import Target
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import whole_file
+from lit_fed.system.given_paths import given_path, reason, shown
+from lit_fed.system.spreadsheets import quoted_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,7 +8,7 @@ import numpy as np
 
 from lit_fed.core.types import ClientBlock, Split
 from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.client_privacy import clips_messages
+from lit_fed.wrappers.privacy.client_level import clips_messages
 
 __all__ = ["FederationPlanner"]
 

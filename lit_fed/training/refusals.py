@@ -25,8 +25,8 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.processors import require_cores
+from lit_fed.errors import ConfigError
+from lit_fed.system.processors import require_cores
 
 __all__ = ["refuse_arguments", "refuse_callbacks", "refuse_remote", "rounds_of"]
 

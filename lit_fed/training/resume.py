@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import Difference
 
 __all__ = ["changes_on_resume", "note_after_schedule"]

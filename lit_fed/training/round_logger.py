@@ -14,9 +14,9 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from lit_fed.core.errors import WriteError, notice
-from lit_fed.core.machine.files import write_atomically
-from lit_fed.core.machine.folder_lock import FolderLock
+from lit_fed.errors import WriteError, notice
+from lit_fed.system.files import write_atomically
+from lit_fed.system.folder_lock import FolderLock
 
 __all__ = ["RoundLogger", "newest_version", "writer_of", "writing"]
 

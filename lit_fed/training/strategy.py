@@ -21,9 +21,9 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.joining import join
-from lit_fed.core.machine.roll_call import (
+from lit_fed.errors import ConfigError
+from lit_fed.system.joining import join
+from lit_fed.system.roll_call import (
     LostRanksError,
     check_timeout,
     exchange,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import (
     CHECKPOINT_KEY,
     compare_arguments,

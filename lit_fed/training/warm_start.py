@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import shown
 from lit_fed.core.networks.frozen import digest_of
 from lit_fed.core.networks.start import Start
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
+from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
+from lit_fed.system.given_paths import shown
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 
 __all__ = ["WarmStart"]

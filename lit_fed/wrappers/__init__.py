@@ -1,9 +1,16 @@
-"""What goes around any algorithm; settings that stand in a file of this folder are found by themselves."""
+"""Features that go around any algorithm, each in a folder: mathematics, settings and wrapper."""
 
-from lit_fed.core.discovery import find_classes
-from lit_fed.wrappers.around import WrapperSettings
+import importlib
 
-_FOUND = find_classes(__name__, WrapperSettings)
+from lit_fed.system.discovery import find_classes
+from lit_fed.wrappers.base import WrapperSettings
+
+_ROOMS = ("compression", "faults", "privacy", "robust", "secure")
+_FOUND = {
+    name: cls
+    for room in _ROOMS
+    for name, cls in find_classes(importlib.import_module(f"{__name__}.{room}").__name__, WrapperSettings).items()
+}
 globals().update(_FOUND)
 
 __all__ = [*_FOUND]

@@ -21,11 +21,11 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced, Tree
-from lit_fed.wrappers.around import Around
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.base import Around
 
 __all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
 

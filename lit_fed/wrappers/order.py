@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from lit_fed.algorithms.base import Algorithm
-from lit_fed.wrappers.codec_settings import Compression
-from lit_fed.wrappers.faults import Faults
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy import Privacy
-from lit_fed.wrappers.robustness import Robustness
-from lit_fed.wrappers.secure_aggregation import SecureAggregation
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.secure.settings import SecureAggregation
 
 __all__ = ["surround"]
 

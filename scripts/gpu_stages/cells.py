@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 
 __all__ = ["Cell", "Cells"]
 

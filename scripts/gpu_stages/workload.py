@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from lit_fed.algorithms import FedAvg, FedEM
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.clients import ClientTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.graphed import GraphedTrainer
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task

@@ -97,7 +97,7 @@ def _parsed(path: Path, modified: int, size: int) -> dict[str, Record]:
 
 def write_record(path: Path, name: str, record: Record) -> None:
     """Add a record to a JSON Lines file or replace it there; other processes may do the same."""
-    from lit_fed.core.machine.files import write_atomically
+    from lit_fed.system.files import write_atomically
 
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -139,7 +139,7 @@ def make_missing(
         done: told of every run that came to its end.
         unfinished: where runs lie that have no record yet, see `make`.
     """
-    from lit_fed.core.errors import ClientError, ConfigError
+    from lit_fed.errors import ClientError, ConfigError
 
     for run, result in _results(kept.missing(runs), extra, jobs, unfinished):
         try:
@@ -187,7 +187,7 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
     import torch
 
     from lit_fed.cli import FederatedCLI
-    from lit_fed.core.errors import NotFiniteError
+    from lit_fed.errors import NotFiniteError
     from lit_fed.training.notices import keep_notices_out
     from reproduction.data_only import DataCLI
     from reproduction.measures import MEASURES

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_fed.algorithms.base import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator

@@ -19,9 +19,9 @@ from references.afl_numpy import afl_round, predict
 
 from lit_fed.algorithms import AFL, FedAvg
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 from lit_fed.wrappers.fedbn import LocalNorm
 

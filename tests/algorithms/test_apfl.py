@@ -22,9 +22,9 @@ from references.apfl_numpy import apfl_round, local, predict
 
 from lit_fed.algorithms import APFL, FedAvg, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]

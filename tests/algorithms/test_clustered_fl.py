@@ -22,9 +22,9 @@ from references.clustered_fl_numpy import clustered_round, place, predict
 from lit_fed.algorithms import ClusteredFL, FedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork, ModelState, Reduced, Split
+from lit_fed.errors import ConfigError
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 SIZES = [5, 2, 8, 6, 4, 3]

@@ -20,7 +20,6 @@ from references.cqggadmm_numpy import cqggadmm_round, predict
 from lit_fed.algorithms import CQGGADMM, GADMM
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import (
     Bipartite,
     Complete,
@@ -36,6 +35,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8, 3, 4]
 EXACT = {"local_solve": "exact"}

@@ -21,11 +21,11 @@ from references.surrogate_optimization_numpy import mixture, moreau
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedAvg, SurrogateOptimization
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SIZES = [6, 1, 9, 3]

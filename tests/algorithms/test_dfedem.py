@@ -23,11 +23,11 @@ from lit_fed.algorithms import DFedEM, FedAvg, FedEM
 from lit_fed.algorithms.dfedem import PeerMixture
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.mixing import mixing_matrix, second_eigenvalue
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, Star, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8, 4]

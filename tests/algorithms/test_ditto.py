@@ -21,9 +21,9 @@ from references.ditto_numpy import ditto_round, predict, train
 
 from lit_fed.algorithms import Ditto, FedAvg, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 Q2 = quadratics([1.0, 3.0], [0.0, 4.0])

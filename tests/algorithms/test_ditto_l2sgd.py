@@ -19,9 +19,9 @@ from references.ditto_l2sgd_numpy import l2sgd_round, personal
 
 from lit_fed.algorithms import DittoL2SGD, Local, ProxAvg
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8]
 

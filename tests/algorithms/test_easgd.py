@@ -22,10 +22,10 @@ from references.easgd_numpy import asynchronous_round, predict, synchronous_roun
 
 from lit_fed.algorithms import EASGD, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
+from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.fedbn import LocalNorm
 

@@ -15,9 +15,9 @@ from references.fedavg_plus_numpy import fedavg_plus_round, serve
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 
 
 # ---------------------------------------------------------------------- against the reference

@@ -20,9 +20,9 @@ from torch.nn import functional as F
 
 from lit_fed.algorithms import FedAvg, FedAvgM, FedSGD
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Reduced
+from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 
 SIZES = [5, 2, 8]

@@ -22,15 +22,15 @@ from references.fedbuff_numpy import one_round, schedule, server_step
 
 from lit_fed.algorithms import FedAvg, FedBuff
 from lit_fed.core import tree
-from lit_fed.core.codecs import QSGD
 from lit_fed.core.demands import check_cohort
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.seeds import generator
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.codec_settings import Compression
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compression.codecs import QSGD
+from lit_fed.wrappers.compression.settings import Compression
 from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 SIZES = [5, 2, 8, 3, 4]
 

@@ -26,10 +26,10 @@ from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.types import LocalWork, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 LOSSES = torch.tensor([[0.1, 2.3], [1.2, 0.4]], dtype=torch.float64)

@@ -18,8 +18,8 @@ from references.fedem_apfl_numpy import ensemble_round, predict
 
 from lit_fed.algorithms import FedAvg, FedEMAPFL, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]

@@ -20,10 +20,10 @@ from references.federico_numpy import Client, Owner, federico_round, losses, pre
 
 from lit_fed.algorithms import FedeRiCo, FedSGD, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.peers import draws, put_models
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Split
+from lit_fed.errors import ConfigError
 
 EVERYBODY = {"num_neighbours": 9, "explore_probability": 0.0}
 SIZES = [5, 7, 4, 6, 5]

@@ -19,10 +19,10 @@ from references.fedfomo_numpy import combine, fedfomo_round, probability
 from lit_fed.algorithms import FedFOMO, Local
 from lit_fed.algorithms.fedfomo import _held_out
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.peers import draws, own_models
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ModelState, Split
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 10, 4, 12, 6]
 

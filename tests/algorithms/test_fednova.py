@@ -22,13 +22,13 @@ from references.fedavg_numpy import predict
 from references.fednova_numpy import fednova_round, step_weights
 
 from lit_fed.algorithms import FedAvg, FedNova, FedProx
-from lit_fed.algorithms.base import GlobalModels
 from lit_fed.algorithms.fednova import largest_pull
 from lit_fed.core import tree
+from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.demands import check_aggregation
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ClientData, ModelState, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 from lit_fed.wrappers.fedbn import LocalNorm
 

@@ -20,10 +20,10 @@ from torch import nn
 
 from lit_fed.algorithms import FedAdagrad, FedAdam, FedAvg, FedYogi
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.types import ModelState, Reduced
+from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 
 SIZES = [5, 2, 8]

@@ -16,9 +16,9 @@ from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedPer, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Network
 from lit_fed.wrappers.fedbn import LocalNorm
 

@@ -19,8 +19,8 @@ from federated_round import (
 from references.fedprox_numpy import exact_solve, fedprox_round, gradient, inexact_solve
 
 from lit_fed.algorithms import FedAvg, FedProx, FedSGD
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8]

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from lit_fed.algorithms import FedAvg, FedSGD
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear, Network
 from lit_fed.wrappers.fedbn import LocalNorm
 

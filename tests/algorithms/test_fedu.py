@@ -25,10 +25,10 @@ from references.local_numpy import local_round, predict
 from lit_fed.algorithms import FedAvg, FedU, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Complete, GraphFile, PathGraph, Ring, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8, 4]

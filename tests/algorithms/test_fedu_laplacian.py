@@ -5,9 +5,9 @@ import torch
 from federated_round import make_context, make_task
 
 from lit_fed.algorithms.fedu import _check_descent, _descent, _largest_eigenvalue, _step_length, laplacian
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, PathGraph, Ring, Star, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 
 CHAIN = torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.float64)
 

@@ -17,9 +17,9 @@ from references.fml_numpy import fml_round, mutual, probability
 
 from lit_fed.algorithms import FML, FedAvg, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]

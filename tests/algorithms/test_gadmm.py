@@ -22,10 +22,10 @@ from lit_fed.algorithms import GADMM
 from lit_fed.algorithms.gadmm import Chain, chain
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8, 3, 4]
 EXACT = {"local_solve": "exact"}

@@ -21,9 +21,9 @@ from references.ifca_numpy import estimate, ifca_round, predict
 from lit_fed.algorithms import IFCA, FedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]

@@ -25,10 +25,10 @@ from references.local_numpy import predict
 
 from lit_fed.algorithms import L2GD, FedAvg, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 
 Q2 = quadratics([1.0, 3.0], [0.0, 4.0])
 

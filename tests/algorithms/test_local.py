@@ -6,9 +6,9 @@ from references.local_numpy import local_round, predict
 
 from lit_fed.algorithms import FedAvg, Local
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 
 
 # ---------------------------------------------------------------------- against the reference

@@ -19,9 +19,9 @@ from references.mean_regularized_mtl_numpy import mtl_round, probability, unseen
 
 from lit_fed.algorithms import Local, MeanRegularizedMTL, ProxAvg
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8]
 COHORTS = [[0, 1, 2], [1], [0, 2], [2, 1]]

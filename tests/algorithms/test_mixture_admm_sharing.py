@@ -4,8 +4,8 @@ import torch
 
 import lit_fed.algorithms.mixture_admm as sharing
 from lit_fed.algorithms.mixture_admm import SharingClient, SharingServer, SharingWeights
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import ModelState, Reduced
+from lit_fed.errors import ConfigError
 
 N, PROX, RHO, BETA, COPY = WEIGHTS = SharingWeights(3, 0.5, 0.8, 0.3, 1.7)
 

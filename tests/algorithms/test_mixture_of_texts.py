@@ -9,11 +9,11 @@ from federated_round import POSITIONS, Tagger, distance, make_clients, make_task
 from references.mixture_of_texts_numpy import expectation
 
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedEM, FedeRiCo, SurrogateOptimization
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
 from lit_fed.core.mixtures.surrogate import check_surrogate
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 
 STILL = LocalSolver(lr=0.0)
 """Components that do not move, so that nothing but the E-step is seen."""

@@ -21,9 +21,9 @@ from lit_fed.algorithms import MOCHA
 from lit_fed.algorithms.mocha import _damping_of
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8, 4]

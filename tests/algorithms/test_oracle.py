@@ -18,8 +18,8 @@ from lit_fed.algorithms import IFCA, FedAvg, Oracle
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_aggregation
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]

@@ -21,9 +21,9 @@ from references.per_fedavg_numpy import adapt, per_fedavg_round, predict
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, PerFedAvg
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, LocalWork
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 VARIANTS = ["exact", "first_order", "hessian_free"]

@@ -19,9 +19,9 @@ from references.prox_avg_numpy import probability, prox_avg_round, prox_sgd
 
 from lit_fed.algorithms import FedAvg, Local, ProxAvg
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]

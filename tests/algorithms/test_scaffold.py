@@ -23,9 +23,9 @@ from references.scaffold_numpy import scaffold_round
 
 from lit_fed.algorithms import SCAFFOLD, FedAvg
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 from lit_fed.wrappers.fedbn import LocalNorm
 

@@ -20,9 +20,9 @@ from sklearn.svm import LinearSVC
 from lit_fed.algorithms import SharingADMM
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 BLOCKS = [3, 2, 4]

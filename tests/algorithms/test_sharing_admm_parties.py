@@ -12,7 +12,7 @@ from lit_fed.algorithms.sharing_admm import (
     _party_features,
     label_prox,
 )
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 LABELS, FIT = torch.tensor([0.0, 1.0, 1.0]).double(), torch.tensor([0.5, -0.5, 2.0]).double()
 

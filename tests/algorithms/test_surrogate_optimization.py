@@ -27,11 +27,11 @@ from references.surrogate_optimization_numpy import federated_round, mixture, mo
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, PFedMe, SurrogateOptimization
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
 from lit_fed.core.mixtures.surrogate import check_surrogate
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 from lit_fed.wrappers.fedbn import LocalNorm
 

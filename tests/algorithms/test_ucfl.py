@@ -19,9 +19,9 @@ from sklearn.metrics import silhouette_score
 
 from lit_fed.algorithms import UCFL, FedAvg, Local, Oracle
 from lit_fed.algorithms.ucfl import _batch_numbers
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]

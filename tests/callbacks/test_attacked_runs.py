@@ -12,11 +12,11 @@ from running import history, numbers
 
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, LocalSolver, RoundLogger
 from lit_fed.callbacks import RunReport, TrainingSplitEvaluation
-from lit_fed.core.attacks import Gaussian, ModelReplacement
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.poison import Backdoor, LabelFlip
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.robust.attacks import Gaussian, ModelReplacement
 
 SIZE, CLASS = 3, 7
 

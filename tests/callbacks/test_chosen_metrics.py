@@ -20,9 +20,9 @@ from sklearn import metrics as sk
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, LocalSolver, RoundLogger
 from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import ClientFolder, Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 SUFFIXES = ["", "_decile", "_worst", "_std", "_unweighted", "_undefined"]
 

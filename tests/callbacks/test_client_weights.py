@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from lit_fed import FederatedModule
 from lit_fed.callbacks import ClientWeights
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.pictures.client_weights import weight_figures
 
 

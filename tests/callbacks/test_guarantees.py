@@ -14,15 +14,15 @@ from fed_runs import run_cli
 
 from lit_fed import FedAvg, FederatedModule, FederatedTrainer
 from lit_fed.callbacks.guarantees import guarantee_in_words
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.privacy import accountant
-from lit_fed.core.privacy.accountant import epsilon_of_local_messages, epsilon_of_releases
-from lit_fed.core.privacy.noise import Secret
+from lit_fed.core.noise import Secret
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
-from lit_fed.wrappers.local_privacy import LocalPrivacy
-from lit_fed.wrappers.privacy import NOT_COVERED
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.privacy import accountant
+from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages, epsilon_of_releases
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.privacy.settings import NOT_COVERED
 
 pytest.importorskip("dp_accounting")
 

@@ -9,7 +9,7 @@ from fit_all import fit
 from running import folder
 
 from lit_fed.callbacks import SimulatedTime
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.round_time import RoundTime
 
 SMALL = [

@@ -17,9 +17,9 @@ from wandb_records import artefacts, config, history, records, summary
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.callbacks import FederatedWandb
 from lit_fed.cli import main
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 LOGGED = ["fit", "--config", f"{CONFIGS}/logger/wandb.yaml", "--config", f"{CONFIGS}/logger/best_checkpoint.yaml"]

@@ -13,14 +13,14 @@ from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import augmented_inputs
 from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.demands import check_augmented_steps
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.privacy.noise import Secret
+from lit_fed.core.noise import Secret
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.data.batch_transforms import in_batches
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 SIZES = [9, 1, 6, 2]
 TRANSFORMS = (in_batches(v2.RandomHorizontalFlip()), v2.RandomCrop(5, padding=1))

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lit_fed.clients import choose_trainer
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, LeafCNN, Linear, MobileNetV2
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -6,8 +6,8 @@ from federated_round import make_clients, run_rounds, same_bits
 
 from lit_fed.algorithms import FedAvg, FedEM, Local
 from lit_fed.clients import DebugTrainer, SequentialTrainer
-from lit_fed.core.errors import ClientError
 from lit_fed.core.types import Batch, ClientData
+from lit_fed.errors import ClientError
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(), Local()], ids=lambda one: type(one).__name__)

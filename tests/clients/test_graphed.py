@@ -8,10 +8,10 @@ from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM, FedProx
 from lit_fed.clients import SequentialTrainer, choose_trainer
 from lit_fed.clients.graphed import GraphedTrainer
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [9, 5, 7, 3, 6, 12]

@@ -10,9 +10,9 @@ from torch import nn
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer, choose_trainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, LeNet5, Linear
 
 BF16 = partial(torch.autocast, "cpu", torch.bfloat16, cache_enabled=False)

@@ -5,7 +5,7 @@ from lit_fed.clients import store_files as client_files
 from lit_fed.clients.store import ClientStore
 from lit_fed.clients.store_files import ClientFiles, choose_leaves, folder_beside
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, ConfigError
+from lit_fed.errors import ClientError, ConfigError
 
 T = 6
 

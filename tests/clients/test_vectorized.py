@@ -20,9 +20,9 @@ from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import client_scores
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError, ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, Split
+from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import MLP, LeafCNN, Linear
 from lit_fed.serving import predict_job
 

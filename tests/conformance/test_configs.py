@@ -9,8 +9,8 @@ from jsonargparse import ArgumentError
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.cli import FederatedCLI
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import DataSet
+from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 
 ROOT = Path(__file__).parents[2]

@@ -18,13 +18,13 @@ from lit_fed.algorithms import EASGD, FedAdam, FedAvg, FedEM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_sampling
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
-from lit_fed.wrappers.client_privacy import ClientPrivacy, PrivateAverage
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.secure_sum import MaskedAverage, SecureSum
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
+from lit_fed.wrappers.secure.wrapper import MaskedAverage, SecureSum
 
 SIZES = [6, 3, 9, 4]
 COHORTS = [[], [2], [], [0, 2, 3]]

@@ -24,11 +24,11 @@ from torch import nn
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import Linear, Network
 from lit_fed.wrappers.fedbn import LocalNorm
 

@@ -13,7 +13,7 @@ from test_algorithms import everything, finite
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import LeNet5, Linear
 
 LINEAR = "trains linear models, and .* is no affine map .* to train; give --model.network Linear"

@@ -7,11 +7,11 @@ from test_algorithms import SMALL, after_rounds, all_algorithms, everything, fed
 from lit_fed.algorithms import SCAFFOLD, FedProx, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 PROTECTED = {

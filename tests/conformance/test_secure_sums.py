@@ -4,8 +4,8 @@ import pytest
 from federated_round import distance, make_clients
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, small_mlp
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.wrappers.secure_sum import SecureSum
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.sends in ("models", "changes") and not one.refuses_secure_sums]

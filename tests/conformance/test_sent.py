@@ -14,13 +14,13 @@ from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, ClusteredFL, FedBuff, 
 from lit_fed.clients import SequentialTrainer
 from lit_fed.core import tree
 from lit_fed.core.demands import check_deployment
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
+from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.around import Around, innermost
-from lit_fed.wrappers.client_privacy import ClientPrivacy
+from lit_fed.wrappers.base import Around, innermost
 from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 

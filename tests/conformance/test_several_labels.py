@@ -7,9 +7,9 @@ from test_algorithms import after_rounds, all_algorithms
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import MultiLabel, VectorRegression
+from lit_fed.errors import ConfigError
 
 REFUSED = {"MOCHA", "SharingADMM"}
 """Algorithms whose mathematics is that of one label."""

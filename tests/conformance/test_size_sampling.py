@@ -15,11 +15,11 @@ from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM, MeanRegularizedMTL
 from lit_fed.core import tree
 from lit_fed.core.demands import check_cohort, check_sampling
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 6, 9, 3, 4]

@@ -9,17 +9,17 @@ from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import IFCA, FedEM
-from lit_fed.core.aggregation import CenteredClipping
-from lit_fed.core.codecs import QSGD, RandomK, TopK
-from lit_fed.core.errors import ConfigError
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.codec_settings import Compression
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
-from lit_fed.wrappers.faults import Faults
-from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
+from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.order import surround
-from lit_fed.wrappers.robustness import Robustness
-from lit_fed.wrappers.secure_sum import SecureSum
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.robust.rules import CenteredClipping
+from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3, "noise_seed": 0}
 

@@ -10,19 +10,19 @@ from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, everythi
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.aggregation import CenteredClipping, NormBound
-from lit_fed.core.codecs import QSGD, Codec, Encoded, TopK
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.around import Around, innermost
-from lit_fed.wrappers.broadcast import CompressedBroadcast
-from lit_fed.wrappers.client_privacy import ClientPrivacy, PrivateAverage
-from lit_fed.wrappers.codec_settings import Compression
-from lit_fed.wrappers.compression import Compressed
-from lit_fed.wrappers.news import known, news
-from lit_fed.wrappers.robust import NEVER_JUDGED, RobustAverage
-from lit_fed.wrappers.robustness import Robustness
+from lit_fed.wrappers.base import Around, innermost
+from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
+from lit_fed.wrappers.compression.downlink import CompressedBroadcast
+from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.deltas import known, news
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
+from lit_fed.wrappers.robust.rules import CenteredClipping, NormBound
+from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
 SUMS = [one for one in ALL if one.sends in ("models", "changes")]

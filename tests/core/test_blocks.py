@@ -11,8 +11,8 @@ from lit_fed.core.blocks import (
     sampling_probability,
     split_by_work,
 )
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import LocalWork, Phase, Split
+from lit_fed.errors import ConfigError
 
 SIZES = np.array([5, 1, 9, 5, 2, 30])
 

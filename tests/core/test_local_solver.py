@@ -6,9 +6,9 @@ from federated_round import BINARY, distance, make_clients, make_task, same_bits
 from torch.nn import functional as F
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, LocalWork, ModelState
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SOLVERS = [

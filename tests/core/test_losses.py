@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import Criterion, CrossEntropy, Loss
 from lit_fed.core.penalty import Penalty
@@ -12,6 +11,7 @@ from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 WEIGHT = (0.5, 1.0, 3.0)

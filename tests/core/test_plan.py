@@ -5,11 +5,11 @@ from federated_round import Federation, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.machine import memory
 from lit_fed.core.plan import make_plan, most_steps, num_steps
 from lit_fed.core.types import LocalWork
+from lit_fed.errors import ConfigError
+from lit_fed.system import memory
 
 
 def plan_of(sizes, work, batch_size=4, client_ids=None, **name):

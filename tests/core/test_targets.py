@@ -13,9 +13,9 @@ from torch.func import vmap
 from torch.nn import functional as F
 
 import lit_fed
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, Target
 from lit_fed.core.types import Batch
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 TARGETS = [Binary(), Multiclass(2), Multiclass(4), Sequences(4), Regression()]

@@ -20,10 +20,10 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear, Network
 
 TARGETS = {"binary": BINARY, "multiclass": MULTICLASS, "regression": REGRESSION}

@@ -10,8 +10,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 X, Y = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3), np.array([0, 1, 2, 1])
 GOOD = {"x_train": X, "y_train": Y, "x_test": X[:2], "y_test": Y[:2]}

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import seed_of
 from lit_fed.data import Digits, Normalisation, PooledDataSet, Samples
 from lit_fed.data.augmentation import make_augmentation, written_out
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 
 @dataclass(frozen=True)

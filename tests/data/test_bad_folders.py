@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from bad_files import EXECUTED, GOOD, X, Y, npy, raw, refused, save, set_up, text, zipped
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine import memory
 from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.data import CIFAR10, MNIST, ClientFolder, FeatureBlocks, OfficeHome, Shakespeare
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
+from lit_fed.errors import ConfigError
+from lit_fed.system import memory
 
 
 @pytest.fixture(autouse=True)

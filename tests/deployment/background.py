@@ -3,10 +3,10 @@
 import threading
 import time
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_node import run_node
 from lit_fed.deployment.https_protocol import WORK, Limits
+from lit_fed.errors import ConfigError
 
 QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.4, idle_seconds=0.5, stall_seconds=0.3)
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography import x509
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.certificates import make_certificates
+from lit_fed.errors import ConfigError
 
 
 def read(path):

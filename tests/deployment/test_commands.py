@@ -18,10 +18,10 @@ from running import history, numbers, run, start
 import lit_fed.cli
 from lit_fed.command_line import client
 from lit_fed.command_line.deployed import run_deployed
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.folder_lock import FolderLock
 from lit_fed.deployment import node
 from lit_fed.deployment.https_link import AwayError
+from lit_fed.errors import ConfigError
+from lit_fed.system.folder_lock import FolderLock
 
 FIT = [
     "--model.algorithm", "FedEM", "--data.dataset", "ClientFolder", "--trainer.max_epochs", "2",

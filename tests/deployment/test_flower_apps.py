@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 from in_process import InProcess, make_nodes, node_folders
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import flower_client, flower_server
 from lit_fed.deployment.flower_client import answer_of
 from lit_fed.deployment.flower_server import GRID, FlowerFederation, run_fit
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.errors import ConfigError
 
 FACTS = to_bytes(Packet({"kind": "facts", "version": "any"}))
 

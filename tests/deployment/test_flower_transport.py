@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.flower_transport import FlowerTransport
+from lit_fed.errors import ConfigError
 
 PAUSE = 0.002
 ANNA, BEN = 11, 2**64 - 5

@@ -10,12 +10,12 @@ import time
 import pytest
 from background import PATIENCE, QUICK, InBackground, ServingThread, until
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_protocol
 from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_protocol import ANSWERS, NAME, PROCESS, WORK, address_of, is_loopback, version_headers
 from lit_fed.deployment.https_server import HttpsServer
+from lit_fed.errors import ConfigError
 
 HEADERS = {**version_headers(), NAME: "anna", PROCESS: "p1"}
 

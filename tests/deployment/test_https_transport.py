@@ -7,11 +7,11 @@ import time
 import pytest
 from background import IN_ORDER, PATIENCE, InBackground, ServingThread, fetch, until
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_mailbox
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_protocol import WORK
 from lit_fed.deployment.https_server import shared_server
+from lit_fed.errors import ConfigError
 
 MOST = {"anna": 5_000_000, "ben": 5_000_000}
 

@@ -15,12 +15,12 @@ from test_runs import fit
 from lit_fed import MLP, FedAvgPlus, FedEM, FederatedModule, FedPer
 from lit_fed.command_line.client import run_client
 from lit_fed.command_line.deployed import main
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.machine.sealed_files import load_sealed, save_sealed
 from lit_fed.deployment import kept
 from lit_fed.deployment.kept import KeptTraining
 from lit_fed.deployment.wire import from_bytes, to_bytes
+from lit_fed.errors import ConfigError
+from lit_fed.system.sealed_files import load_sealed, save_sealed
 
 
 def module_of(algorithm):

@@ -13,19 +13,19 @@ from torch import nn
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import SCAFFOLD, UCFL, Ditto, FedEM, FedFOMO, MixtureADMM
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.core import tree
-from lit_fed.core.aggregation import CenteredClipping
-from lit_fed.core.attacks import Gaussian
-from lit_fed.core.codecs import QSGD, TopK
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.models import MLP
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
-from lit_fed.wrappers.faults import Faults
-from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.wrappers.compression.codecs import QSGD, TopK
+from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.robust.attacks import Gaussian
+from lit_fed.wrappers.robust.rules import CenteredClipping
 
 BUDGET = {"noise_multiplier": 0.5, "clip_norm": 0.1, "delta": 1e-3, "noise_seed": 0}
 LOST = Faults(0.4, "after", on_bad_client="drop")

@@ -16,8 +16,6 @@ from lightning.pytorch import seed_everything
 from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks.guarantees import guarantee_of
 from lit_fed.core import tree
-from lit_fed.core.codecs import QSGD
-from lit_fed.core.errors import ConfigError, NotFiniteError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
@@ -25,9 +23,11 @@ from lit_fed.deployment.federation import Federation
 from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.faults import Faults
-from lit_fed.wrappers.local_privacy import LocalPrivacy
+from lit_fed.errors import ConfigError, NotFiniteError
+from lit_fed.wrappers.compression.codecs import QSGD
+from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
 
 FILES = ["metrics.csv", "clients.csv"]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from lit_fed.cli import ArgumentsCLI
-from lit_fed.core.codecs import QSGD
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.settings import settings_from_json
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
-from lit_fed.wrappers.faults import Faults
+from lit_fed.wrappers.compression.codecs import QSGD
+from lit_fed.wrappers.faults.wrapper import Faults
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "algorithm").glob("*.yaml"))
 
@@ -63,9 +63,9 @@ def test_all_kinds_of_settings_arrive():
         ("network", "subprocess.call"),
         (
             "network",
-            {"class_path": "lit_fed.core.machine.files.write_atomically", "init_args": {"path": "x", "text": ""}},
+            {"class_path": "lit_fed.system.files.write_atomically", "init_args": {"path": "x", "text": ""}},
         ),
-        ("algorithm", {"class_path": "lit_fed.core.machine.files.write_atomically", "init_args": {"path": "x"}}),
+        ("algorithm", {"class_path": "lit_fed.system.files.write_atomically", "init_args": {"path": "x"}}),
         ("network", {"class_path": "builtins.eval"}),
         ("loss", {"class_path": "lit_fed_elsewhere.Loss"}),
         ("solver", {"lr": {"class_path": "os.getcwd"}}),

@@ -14,21 +14,21 @@ from prepared import do_not_render
 from running import folder
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
-from lit_fed.algorithms.base import Algorithm
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
-from lit_fed.core.aggregation import CenteredClipping, GeometricMedian
-from lit_fed.core.attacks import ALIE, Gaussian
-from lit_fed.core.codecs import QSGD, TopK
+from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.poison import LabelFlip
 from lit_fed.pictures import run as pictures
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
-from lit_fed.wrappers.faults import Faults
-from lit_fed.wrappers.secure_sum import SecureSum
+from lit_fed.wrappers.compression.codecs import QSGD, TopK
+from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
+from lit_fed.wrappers.robust.attacks import ALIE, Gaussian
+from lit_fed.wrappers.robust.rules import CenteredClipping, GeometricMedian
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 
 @dataclass(frozen=True)

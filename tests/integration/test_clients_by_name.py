@@ -9,12 +9,12 @@ import torch
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedAvgPlus
 from lit_fed.cli import main
-from lit_fed.core.errors import ClientError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import ClientDataSet, ClientFolder, Digits, Synthetic
 from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ClientError
 
 NAMES = ("ann", "bob", "cleo", "dan")
 

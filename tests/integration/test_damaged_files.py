@@ -17,8 +17,8 @@ from running import SMALL, folder
 
 from lit_fed.cli import main
 from lit_fed.clients.store_files import ClientFiles
-from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.machine.sealed_files import save_sealed
+from lit_fed.errors import ClientError, ConfigError
+from lit_fed.system.sealed_files import save_sealed
 from lit_fed.training.checkpoint import load_checkpoint
 
 ARGUMENTS = [

@@ -16,9 +16,9 @@ from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import Local
 from lit_fed.cli import main
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 ARGUMENTS = [
     *SMALL, "--model.algorithm", "Local", "--model.client_trainer", "sequential", "--model.client_memory_gb", "0",

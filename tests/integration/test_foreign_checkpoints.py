@@ -11,7 +11,7 @@ from running import SMALL, folder
 
 from lit_fed.cli import main
 from lit_fed.command_line.trusted_classes import classes_in, trusted_arguments
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import load_checkpoint
 
 ARGUMENTS = [
@@ -73,7 +73,7 @@ CALLABLES = [
     "torch.nn.Module.load_state_dict", "torch.fx.GraphModule", "torchvision.os.system",
     "torchvision.extension.os.system",
     "torchvision.datasets.utils.download_and_extract_archive", "torchvision.models.get_model",
-    "lit_fed.cli.os.system", "lit_fed.cli.main", "lit_fed.models.base.build_network", "lit_fed.core.errors.ConfigError",
+    "lit_fed.cli.os.system", "lit_fed.cli.main", "lit_fed.models.base.build_network", "lit_fed.errors.ConfigError",
     "torchmetrics.functional.accuracy", "lightning.pytorch.Trainer", "jsonargparse.CLI",
 ]  # fmt: skip
 

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from running import SMALL, ended, folder, forked, history, numbers, of_ranks, run, start
 
 from lit_fed import FederatedTrainer
-from lit_fed.core.machine import joining
-from lit_fed.core.machine.roll_call import LostRanksError
 from lit_fed.core.reduce import all_reduce
+from lit_fed.system import joining
+from lit_fed.system.roll_call import LostRanksError
 
 TIMEOUT = 2
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", str(TIMEOUT)]

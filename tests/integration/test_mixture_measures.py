@@ -9,9 +9,9 @@ import torch
 from reproduction import runs
 from reproduction.mixtures import first_samples, mixture_entropy, recovery
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.synthetic import Synthetic, synthetic_parameters
+from lit_fed.errors import ConfigError
 
 
 def split(*sizes, first_id=7):

@@ -9,8 +9,8 @@ import torch
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.cli import main
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 CPU = ["--trainer.accelerator", "cpu"]
 COLUMNS = ["--data.dataset.client_column", "who", "--data.dataset.label_column", "kind"]

@@ -10,7 +10,7 @@ import pytest
 from running import SMALL, folder, forked, history, numbers, run, start
 
 from lit_fed.cli import main
-from lit_fed.core.machine.folder_lock import LOCK_NAME
+from lit_fed.system.folder_lock import LOCK_NAME
 from lit_fed.training.round_logger import writer_of
 
 FIT = [

@@ -15,11 +15,11 @@ from test_predict import CPU, P, digits, refused
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg
 from lit_fed.cli import main
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population
 from lit_fed.data import ClientDataSet, Normalisation, PooledDataSet, Samples
 from lit_fed.data.data_sets.base import make_split
+from lit_fed.errors import ConfigError
 
 
 def export(population, root, **changes):

@@ -11,9 +11,9 @@ from running import SMALL, folder, run
 
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.cli import main
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 P = [f"p_{c}" for c in range(10)]
 CPU = ["--trainer.accelerator", "cpu"]

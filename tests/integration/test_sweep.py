@@ -23,8 +23,8 @@ from lit_fed.command_line.sweeping.results import Result
 from lit_fed.command_line.sweeping.search import Search
 from lit_fed.command_line.sweeping.sweep_file import read_sweep
 from lit_fed.command_line.sweeping.validation import check_arguments
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.processors import cores
+from lit_fed.errors import ConfigError
+from lit_fed.system.processors import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs/sweep").glob("*.yaml"))

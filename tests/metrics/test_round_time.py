@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import PhaseTraffic
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.round_time import RoundTime, harmonic_number
 
 MODEL = 320.0

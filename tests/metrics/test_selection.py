@@ -5,8 +5,8 @@ import torch
 import torchmetrics
 from torchmetrics import Metric, MetricCollection, classification
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics, wanted_metrics, with_classes
 
 MACRO = {"class_path": "F1Score", "init_args": {"average": "macro"}}

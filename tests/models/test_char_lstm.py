@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
+from lit_fed.errors import ConfigError
 from lit_fed.models import CharLSTM
 
 

@@ -3,9 +3,9 @@ import torch
 from federated_round import MULTICLASS
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
+from lit_fed.errors import ConfigError
 from lit_fed.models import CNN2, FedEMCNN, LeafCNN
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import LeNet5
 
 

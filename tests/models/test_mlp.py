@@ -3,7 +3,7 @@ import torch
 from federated_round import MULTICLASS, make_task
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 

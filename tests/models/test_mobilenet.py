@@ -3,7 +3,7 @@ import torch
 import torchvision
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import MobileNetV2
 
 

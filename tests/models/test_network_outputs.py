@@ -6,7 +6,7 @@ from federated_round import MULTICLASS, facts
 from torch import nn
 
 from lit_fed import FederatedModule
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, CharLSTM, LeNet5, MobileNetV2
 from lit_fed.models.base import check_outputs
 

@@ -13,11 +13,11 @@ from lit_fed import models
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import (
     CNN2,
     MLP,

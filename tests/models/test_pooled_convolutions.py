@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models.convolutions import pooled_convolutions
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torchvision.models import MobileNet_V2_Weights, ResNet18_Weights, mobilenet_v2, resnet18
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task
+from lit_fed.errors import ConfigError
 from lit_fed.models import MobileNetV2, ResNet18, pretrained
 
 SHAPE = (3, 32, 32)

@@ -2,7 +2,7 @@ import pytest
 import torch
 import torchvision
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import ResNet18, ResNet34
 
 

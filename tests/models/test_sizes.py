@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torchvision.models import resnet18
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 from lit_fed.models.base import Network, build_network
 from lit_fed.models.sizes import call_with_sizes, size_names

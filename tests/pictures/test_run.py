@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from lit_fed.callbacks import RunReport
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.pictures.run import _figures, draw
 from lit_fed.pictures.style import COLUMN, byte_unit, few_ticks
 

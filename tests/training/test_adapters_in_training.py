@@ -14,10 +14,10 @@ from running import ended, folder, forked, history, numbers, of_ranks
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedEM
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Shakespeare
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.models import HuggingFaceClassifier
 
 pytest.importorskip("peft")

@@ -9,9 +9,9 @@ from running import history
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvgPlus
 from lit_fed.callbacks import RunReport
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 AUGMENT = "RandomHorizontalFlip, RandomCrop(8, padding=1)"
 

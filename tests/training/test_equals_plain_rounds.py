@@ -14,10 +14,10 @@ from lightning.pytorch import seed_everything
 from lit_fed import FederatedModule, FederatedTrainer, algorithms
 from lit_fed.core.blocks import draw_cohort
 from lit_fed.core.demands import check_sampling
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 SIZES = [9, 2, 14, 5, 1, 7]
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 0])

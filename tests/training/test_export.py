@@ -19,10 +19,10 @@ from torch import nn
 from lit_fed import FederatedModule, FederatedTrainer, algorithms, models
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.data import Digits, FeatureBlocks, Normalisation
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.training.export import check_program_file, personal_model, save_program
 
 MODEL = 4 * (64 * 10 + 10)

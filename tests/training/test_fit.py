@@ -15,12 +15,12 @@ from running import folder, history, numbers
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import num_steps
 from lit_fed.core.types import LocalWork, Phase
 from lit_fed.data import Digits, Synthetic
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 
 class FailureError(RuntimeError):

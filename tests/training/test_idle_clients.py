@@ -6,10 +6,10 @@ import torch
 
 from lit_fed import FedAvg, FedEM, FederatedDataModule, FederatedModule, FederatedTrainer, LocalSolver, rounds
 from lit_fed.algorithms import GADMM, FedProx, FedSGD
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task
 from lit_fed.core.types import Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 from lit_fed.models.base import Network
 

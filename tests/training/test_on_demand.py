@@ -14,13 +14,13 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.blocks import serving_blocks
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data import Synthetic
 from lit_fed.data.data_sets import synthetic as synthetic_module
 from lit_fed.data.data_sets.base import ClientDataSet, make_split
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 DRAWN = Synthetic(num_clients=12, dimension=6, test_size=9, variant="corrected", on_demand=True)
 

@@ -5,10 +5,10 @@ import pandas as pd
 import pytest
 
 from lit_fed.algorithms import SCAFFOLD, FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.round_logger import RoundLogger

@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from lit_fed import MLP, FedAvg, FedEM, FederatedModule, FederatedTrainer, Local
-from lit_fed.core.aggregation import Krum
-from lit_fed.core.attacks import SignFlip
-from lit_fed.core.codecs import TopK
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.faults import Faults
+from lit_fed.wrappers.compression.codecs import TopK
+from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.robust.attacks import SignFlip
+from lit_fed.wrappers.robust.rules import Krum
 
 NETWORK = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10))
 PRIVACY = ClientPrivacy(noise_multiplier=1.0, clip_norm=1.0, delta=1e-3)

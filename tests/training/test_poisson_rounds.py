@@ -21,10 +21,10 @@ from lit_fed.algorithms import AFL, FedAvg, FedEM
 from lit_fed.callbacks import SimulatedTime, TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.blocks import draw_cohort
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 SEED, FRACTION = 6, 0.15
 COHORTS = [[1, 3], [], [], [0, 2], [], [4]]

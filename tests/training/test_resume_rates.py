@@ -13,10 +13,10 @@ from lit_fed.algorithms import FedAvg, Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
 from lit_fed.command_line.comparison.runs import read_run
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import CHECKPOINT_KEY
 
 HORIZON, MORE = 8, 12

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Sequences
 from lit_fed.data import Normalisation
 from lit_fed.data.facts import TrainingFacts
+from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, check_table_file, new_folder
 
 

@@ -9,11 +9,11 @@ from torch import nn
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import APFL, FML, DFedEM, FedAvg, FedEM, Local
 from lit_fed.callbacks import RunReport
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.losses import CrossEntropy
 from lit_fed.data import Digits, Sine
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 STILL = LocalSolver(local_epochs=0)

@@ -19,8 +19,8 @@ from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 9, 3]

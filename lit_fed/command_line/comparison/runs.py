@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.spreadsheets import unquoted_table
+from lit_fed.errors import ConfigError
+from lit_fed.system.spreadsheets import unquoted_table
 from lit_fed.training.round_logger import newest_version
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.command_line.sweeping.sweep_file import Sweep
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.files import write_atomically
-from lit_fed.core.machine.folder_lock import LOCK_NAME, FolderLock
+from lit_fed.errors import ConfigError
+from lit_fed.system.files import write_atomically
+from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
 from lit_fed.training.output import check_writable
 
 __all__ = ["SweepFolder"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_fed.command_line.sweeping.sweep_file import Point, Sweep
-from lit_fed.core.machine.files import write_atomically
+from lit_fed.system.files import write_atomically
 from lit_fed.training.output import write_table
 
 __all__ = ["Result", "print_results", "result_of", "say", "short_names", "spread", "write_results"]

@@ -14,7 +14,7 @@ import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from lit_fed.command_line.shipped_configs import find_configs
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["Point", "Sweep", "choices_of", "option", "read_sweep"]
 

@@ -11,8 +11,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from lit_fed.callbacks.monitors import evaluation_keys, no_evaluation
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.sweeping.sweep_file import Sweep, choices_of
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 
 __all__ = ["check_arguments"]

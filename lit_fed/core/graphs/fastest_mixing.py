@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.solvers.anderson import Jumps
+from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import networkx as nx

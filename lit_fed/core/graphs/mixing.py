@@ -16,9 +16,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.fastest_mixing import fastest_mixing
 from lit_fed.core.graphs.topology import TimeVarying, Topology, adjacency
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "MixingRule",

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError, check_settings
-from lit_fed.core.machine.packages import imported_later
 from lit_fed.core.seeds import generator
+from lit_fed.errors import ConfigError, check_settings
+from lit_fed.system.packages import imported_later
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.privacy.noise import protecting_normals
+from lit_fed.core.noise import protecting_normals
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState, Reduced

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
+from lit_fed.errors import ConfigError
 
 __all__ = ["Surrogate", "SurrogateReport", "check_surrogate"]
 

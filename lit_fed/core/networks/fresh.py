@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import seed_of
+from lit_fed.errors import ConfigError
 
 __all__ = ["check_trained", "fresh_network", "initial_seeds"]
 

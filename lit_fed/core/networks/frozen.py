@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["HEAD", "at_rest", "choose_trained", "digest_of", "frozen_leaves", "train_mode"]
 

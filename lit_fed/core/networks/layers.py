@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.frozen import at_rest
+from lit_fed.errors import ConfigError
 
 __all__ = ["check_sample_losses", "drops_units", "last_layers", "normalises_batches"]
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.machine.memory import check_models
 from lit_fed.core.networks.affine_map import AffineMap, affine_map
 from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
 from lit_fed.core.networks.fresh import fresh_network, initial_seeds
@@ -27,6 +26,7 @@ from lit_fed.core.networks.products import fast_products
 from lit_fed.core.networks.start import Start
 from lit_fed.core.networks.trained_end import TrainedEnd
 from lit_fed.core.types import ModelState
+from lit_fed.system.memory import check_models
 
 __all__ = ["StackedNetwork", "num_models_of"]
 

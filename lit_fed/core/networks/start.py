@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import ModelState
+from lit_fed.errors import ConfigError
 
 __all__ = ["NetworkCopies", "Start", "start_of"]
 

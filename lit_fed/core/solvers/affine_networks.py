@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
+from lit_fed.errors import ConfigError
 
 __all__ = ["check_linear_task", "from_columns", "to_columns", "with_constant"]
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "ColumnPart",

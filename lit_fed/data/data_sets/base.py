@@ -12,8 +12,8 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population, Split
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "MOST_CLASSES",

@@ -15,12 +15,12 @@ from typing import NamedTuple, get_args
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet, Labels, input_array, label_array, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path
 
 __all__ = [
     "ClientArrays",

@@ -12,12 +12,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.client_folder import ClientArrays, checked, read_files
 from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["FeatureBlocks"]
 

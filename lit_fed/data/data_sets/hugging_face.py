@@ -13,8 +13,6 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.arrow_columns import (
     ColumnPart,
     InputKind,
@@ -27,6 +25,8 @@ from lit_fed.data.data_sets.arrow_columns import (
 )
 from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.tokens import byte_tokens, word_tokens
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["HuggingFace"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.lib import format as npy
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import require_file
-from lit_fed.core.machine.memory import require_memory
 from lit_fed.data.data_sets.base import require
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import require_file
+from lit_fed.system.memory import require_memory
 
 __all__ = ["npz_files", "read_npz"]
 

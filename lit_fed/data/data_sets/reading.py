@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError, notice
 from lit_fed.data.data_sets.base import require
+from lit_fed.errors import ConfigError, notice
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import given_path, require_file
 from lit_fed.data.data_sets.base import require
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path, require_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ import importlib
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
+from lit_fed.errors import ConfigError
 
 __all__ = ["NUM_BYTE_TOKENS", "byte_tokens", "word_tokens"]
 

@@ -13,10 +13,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["Pictures", "TorchvisionSet"]
 

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError, check_settings
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.poison.base import Alter, Poison, check_classes_of
 from lit_fed.data.populations.checks import looked_at
+from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["Backdoor", "brightest_of", "marked", "with_trigger"]
 

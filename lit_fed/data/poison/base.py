@@ -8,9 +8,9 @@ from typing import TypeAlias
 import numpy as np
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
+from lit_fed.errors import ConfigError
 
 __all__ = ["Alter", "Poison", "check_classes_of"]
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
+from lit_fed.errors import ConfigError
 
 __all__ = ["draw_attackers"]
 

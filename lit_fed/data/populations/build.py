@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.blocks import whole_part
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.seeds import generator
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, Target, VectorRegression
 from lit_fed.core.types import Population, Split
@@ -21,6 +20,7 @@ from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.data.partitions.natural import Natural
 from lit_fed.data.populations.checks import check_finite_samples, check_training
 from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
+from lit_fed.errors import ConfigError
 
 __all__ = [
     "DEFAULT_NUM_CLIENTS",

@@ -7,10 +7,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
+from lit_fed.errors import ConfigError
 from lit_fed.metrics.outliers import outlier
 
 __all__ = [

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Batch, ClientData, Split
+from lit_fed.errors import ConfigError
 
 __all__ = ["Draw", "DrawnClient", "DrawnSplit", "NumberedClients"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.machine.spreadsheets import unquoted
 from lit_fed.core.types import Population
+from lit_fed.errors import ConfigError
+from lit_fed.system.spreadsheets import unquoted
 
 __all__ = ["find_client"]
 

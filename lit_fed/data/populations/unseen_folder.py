@@ -14,8 +14,6 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lit_fed.core.blocks import serving_blocks
-from lit_fed.core.errors import ClientError, ConfigError
-from lit_fed.core.machine.given_paths import given_path
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import (
@@ -34,6 +32,8 @@ from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client_name
 from lit_fed.data.populations.find_client import find_client
 from lit_fed.data.populations.splits import split_rows
+from lit_fed.errors import ClientError, ConfigError
+from lit_fed.system.given_paths import given_path
 
 __all__ = ["HELD_OUT", "UnseenFolder"]
 

@@ -3,9 +3,8 @@ import pytest
 import torch
 from federated_round import make_clients, make_context, make_task
 
-from lit_fed.algorithms.base import GlobalModels
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
+from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.graphs.group_admm import (
     augmented,
     costed_network,
@@ -18,6 +17,7 @@ from lit_fed.core.graphs.group_admm import (
 from lit_fed.core.graphs.peers import put_models
 from lit_fed.core.graphs.topology import PathGraph, Ring, Star
 from lit_fed.core.types import LocalWork, ModelState
+from lit_fed.errors import ConfigError
 
 EDGES = torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0]], dtype=torch.float64)
 X = torch.tensor([[1.0, 2.0, -1.0, 0.5, 3.0], [0.0, 1.0, 4.0, -2.0, 1.0], [2.0, 2.0, 2.0, 2.0, 2.0]]).double()

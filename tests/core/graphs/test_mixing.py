@@ -4,7 +4,6 @@ import networkx as nx
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs.mixing import (
     check_agreement,
     check_mixing,
@@ -27,6 +26,7 @@ from lit_fed.core.graphs.topology import (
     adjacency,
     two_colours,
 )
+from lit_fed.errors import ConfigError
 
 RULES = ["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "identity"]
 GRAPHS = [Complete(), Ring(), PathGraph(), Grid(), ErdosRenyi(), Bipartite()]

@@ -4,7 +4,6 @@ import networkx as nx
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.graphs import topology
 from lit_fed.core.graphs.topology import (
     Bipartite,
@@ -20,6 +19,7 @@ from lit_fed.core.graphs.topology import (
     adjacency,
     two_colours,
 )
+from lit_fed.errors import ConfigError
 
 ALL = [Complete(), Ring(), PathGraph(), PathGraph(shuffled=True), Star(), Star(centre=1), Grid(), Grid(periodic=True),
        ErdosRenyi(), RandomGeometric(), Bipartite(), TimeVarying(), TimeVarying(Ring(), 2)]  # fmt: skip

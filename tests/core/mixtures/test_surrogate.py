@@ -7,7 +7,6 @@ from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, m
 from normalised import NormalisedMLP
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.mixtures.known_surrogates import (
     IdentitySurrogate,
@@ -20,6 +19,7 @@ from lit_fed.core.mixtures.surrogate import SurrogateReport, check_surrogate
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import ClientData, Split
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SHIPPED = [MixtureSurrogate(), MixtureSurrogate(1), MixtureSurrogate(5), MoreauSurrogate(2.0), IdentitySurrogate()]

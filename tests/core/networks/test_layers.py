@@ -2,8 +2,8 @@ import pytest
 from federated_round import Scale
 from torch import nn
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.networks.layers import last_layers
+from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 

@@ -4,10 +4,10 @@ from federated_round import BINARY, MULTICLASS, REGRESSION, Scale, distance, mak
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import MOST_PARAMETERS, minimise
 from lit_fed.core.types import Batch, ClientData
+from lit_fed.errors import ConfigError
 
 
 def a_penalty(task, weight=0.3):

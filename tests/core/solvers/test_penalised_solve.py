@@ -3,8 +3,8 @@ import torch
 from federated_round import distance, make_clients, make_context, make_task
 from torch.func import vmap
 
-from lit_fed.algorithms.base import GlobalModels
 from lit_fed.core import tree
+from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.penalised_solve import exact_solution, penalised_run, penalised_step

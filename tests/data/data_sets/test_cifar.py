@@ -3,8 +3,8 @@ import pytest
 import torchvision
 from official_files import write_cifar
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import CIFAR10, CIFAR100
+from lit_fed.errors import ConfigError
 
 SOURCES = torchvision.datasets.CIFAR10, torchvision.datasets.CIFAR100
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.client_folder import ClientFolder
+from lit_fed.errors import ConfigError
 
 
 def arrays(num_train=4, num_test=2, **changes):

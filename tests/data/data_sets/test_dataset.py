@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.base import (
     ClientDataSet,
     DataSet,
@@ -14,6 +13,7 @@ from lit_fed.data.data_sets.base import (
     make_split,
     require,
 )
+from lit_fed.errors import ConfigError
 
 
 def test_only_client_data_sets_name_their_clients():

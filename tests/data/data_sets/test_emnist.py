@@ -3,8 +3,8 @@ import pytest
 import torchvision
 from official_files import write_emnist, write_idx
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import EMNIST
+from lit_fed.errors import ConfigError
 
 
 def test_characters_stand_upright(tmp_path):

@@ -5,8 +5,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from lit_fed.algorithms import FedAvg, SharingADMM
 from lit_fed.core.demands import check_division
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Digits, FeatureBlocks, build_populations, infer_target
+from lit_fed.errors import ConfigError
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import FEMNIST, build_populations
+from lit_fed.errors import ConfigError
 
 BLANK = [1.0] * 784
 

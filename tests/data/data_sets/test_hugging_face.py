@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image as Pillow
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, VectorRegression
 from lit_fed.data import IID, HuggingFace, build_populations
 from lit_fed.data.data_sets.tokens import NUM_BYTE_TOKENS, word_tokens
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 datasets = pytest.importorskip("datasets")
 ClassLabel, Features, Image, List, Value = (

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences, VectorRegression
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.errors import ConfigError
 
 X, Y = np.arange(30.0).reshape(10, 3), np.arange(10) % 2
 

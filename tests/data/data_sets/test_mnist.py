@@ -6,8 +6,8 @@ import pytest
 import torchvision
 from official_files import write_idx, write_mnist, write_writers
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import MNIST, Dirichlet, build_populations
+from lit_fed.errors import ConfigError
 
 TRAIN, TEST = [3, 1, 4, 1, 5], [9, 2]
 

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 from torchvision.models import resnet18
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import LabelGroups, OfficeHome, build_populations
 from lit_fed.data.data_sets.office_home import DOMAINS
+from lit_fed.errors import ConfigError
 
 CLASSES = [f"Thing_{number:02d}" for number in range(65)]
 PICTURES = ["Art/Thing_03/00001.jpg", "Art/Thing_64/00002.jpg", "Clipart/Thing_03/00001.jpg",

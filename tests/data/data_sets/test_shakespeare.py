@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Shakespeare, build_populations
 from lit_fed.data.data_sets.shakespeare import encode_text
+from lit_fed.errors import ConfigError
 
 PRINTABLE = "".join(map(chr, range(32, 127)))
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Sine
+from lit_fed.errors import ConfigError
 
 
 def split_of(data, name):

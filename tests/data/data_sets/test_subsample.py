@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
+from lit_fed.errors import ConfigError
 
 
 @pytest.mark.parametrize(

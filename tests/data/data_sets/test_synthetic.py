@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data.data_sets.synthetic import Synthetic, synthetic_clients, synthetic_parameters
+from lit_fed.errors import ConfigError
 
 # SHA-256 of x_train, y_train, x_test, y_test (float32 and int64) as the published generator writes them.
 PUBLISHED = {

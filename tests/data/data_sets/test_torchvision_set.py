@@ -9,10 +9,10 @@ from lightning.pytorch import LightningDataModule
 from official_files import write_mnist
 from torchvision.datasets import mnist
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import CIFAR10, CIFAR100, EMNIST, MNIST, Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.build import build_populations
+from lit_fed.errors import ConfigError
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import pickle
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import IID, Dirichlet, LabelGroups, LabelPermutations, PooledDataSet, Samples, build_populations
+from lit_fed.errors import ConfigError
 
 LABELS = np.random.default_rng(0).integers(0, 10, size=2000)
 

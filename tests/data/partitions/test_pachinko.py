@@ -3,9 +3,9 @@ import pickle
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Pachinko
 from lit_fed.data.partitions.pachinko import CIFAR100_COARSE_LABELS
+from lit_fed.errors import ConfigError
 
 HIERARCHY = (0, 0, 1, 1, 1, 2)
 LABELS = np.random.default_rng(0).integers(0, 6, size=1200)

@@ -4,9 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import IID, Dirichlet, Natural, QuantitySkew
 from lit_fed.data.partitions.base import fill_up
+from lit_fed.errors import ConfigError
 
 LABELS = np.random.default_rng(0).integers(0, 6, size=1000)
 SEEDED = [IID(), Dirichlet(), Dirichlet(label_groups=3), Dirichlet(alpha=1e-4), Dirichlet(alpha=1e4)]

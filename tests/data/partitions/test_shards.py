@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.data import Shards
+from lit_fed.errors import ConfigError
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lit_fed.core.blocks import round_blocks, serving_blocks
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import ClientData, LocalWork, Phase, Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
@@ -18,6 +17,7 @@ from lit_fed.data.populations.build import build_populations, infer_target, sele
 from lit_fed.data.populations.checks import check_labels
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.data.populations.fingerprint import fingerprint
+from lit_fed.errors import ConfigError
 
 SIZES = (3, 5, 1, 4, 2)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.types import Population, Split
 from lit_fed.data.populations.find_client import find_client
+from lit_fed.errors import ConfigError
 
 
 def population(names, first_id=0):

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences
 from lit_fed.core.types import Population, Split
 from lit_fed.data.poison import Backdoor, LabelFlip
@@ -10,6 +9,7 @@ from lit_fed.data.poison.backdoor import marked
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.data.populations.fingerprint import fingerprint
 from lit_fed.data.populations.poisoned import poisoned
+from lit_fed.errors import ConfigError
 
 ATTACKERS = torch.tensor([1, 3])
 

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.core.types import Population
 from lit_fed.data import IID, Dirichlet, Natural
@@ -17,6 +16,7 @@ from lit_fed.data.populations.build import build_populations, infer_target, sele
 from lit_fed.data.populations.checks import check_labels
 from lit_fed.data.populations.fingerprint import fingerprint
 from lit_fed.data.populations.splits import split_counts
+from lit_fed.errors import ConfigError
 
 
 @dataclass(frozen=True)

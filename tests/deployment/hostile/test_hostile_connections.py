@@ -13,12 +13,12 @@ import pytest
 from attacked import descriptors, resident
 from background import PATIENCE, InBackground, ServingThread, until
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment import https_connections, https_link, https_member
 from lit_fed.deployment.https_link import Link
 from lit_fed.deployment.https_node import run_node
 from lit_fed.deployment.https_protocol import ANSWERS, NAME, PACKET, PROCESS, WORK, Limits, address_of, version_headers
 from lit_fed.deployment.https_server import HttpsServer
+from lit_fed.errors import ConfigError
 
 QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.3, idle_seconds=0.3, stall_seconds=0.2, least_speed=50_000)
 ESCAPES = "\x1b]0;owned\x07\x1b[2J"

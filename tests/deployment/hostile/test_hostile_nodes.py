@@ -10,11 +10,11 @@ from test_conformance import sides
 
 from lit_fed import FedEM, FederatedModule
 from lit_fed.core import tree
-from lit_fed.core.errors import ClientError
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.wire import Packet, to_bytes
-from lit_fed.wrappers.faults import Faults
+from lit_fed.errors import ClientError
+from lit_fed.wrappers.faults.wrapper import Faults
 
 BOMB = b'{"facts":{},"trees":{}}' + b" " * 2**26
 LISTS = b'{"facts":{"a":[' + b"[]," * 2**22 + b'[]]}, "trees":{}}'

@@ -5,8 +5,8 @@ from attacked import WithLiar, facts, inside
 from in_process import InProcessFederation, make_nodes, node_folders
 from test_hostile_nodes import BELIEVED, ESCAPES, GARBAGE, KEPT, MEASURED, TRAINED, UNBELIEVABLE, cases, told
 
-from lit_fed.core.errors import ConfigError
 from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.errors import ConfigError
 
 TOLD = {  # what a node says of its clients at the start
     "version: another": facts(version="0.0.0"),

@@ -8,15 +8,15 @@ from in_process import InProcess, InProcessFederation, make_nodes, node_folders,
 from test_runs import fit, module_of
 from test_settings import written
 
-from lit_fed.core.errors import ConfigError
-from lit_fed.core.privacy.noise import Secret, protecting_normals
+from lit_fed.core.noise import Secret, protecting_normals
 from lit_fed.deployment.session_facts import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
+from lit_fed.errors import ConfigError
 from lit_fed.training.building import without_noise_seed
-from lit_fed.wrappers.client_privacy import ClientPrivacy
-from lit_fed.wrappers.example_privacy import ExamplePrivacy
-from lit_fed.wrappers.local_privacy import LocalPrivacy
-from lit_fed.wrappers.secure_sum import SecureSum
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-3}
 KINDS = {

@@ -1,1 +1,0 @@
-"""The machine around a run: whole files, paths that people give, memory."""

@@ -1,0 +1,135 @@
+"""Noise that protects: normal numbers from a cryptographic stream under a secret that is no part of the training.
+
+Known noise can be subtracted, so it must not follow from the training seed, which configurations, checkpoints and nodes
+hold. The stream is AES-128 in counter mode; its key and first counter follow from the secret and
+from what the numbers are for, so a run with the same secret repeats them on any number of ranks and after a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed.system.packages import optional_package
+
+__all__ = ["SECRET_BYTES", "Secret", "protecting_normals"]
+
+SECRET_BYTES = 16
+BITS_OF_UNIFORMS = 53
+
+
+class Secret:
+    """128 bits that noise, cohorts and batches that protect follow from.
+
+    It is never printed, and a copy that is pickled is a fresh one: a file must not hold it by accident.
+
+    Args:
+        key: 16 bytes.
+    """
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    @classmethod
+    def fresh(cls) -> Secret:
+        """A random one."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Secret:
+        """A repeatable one, for simulations."""
+        return cls(hashlib.blake2b(b"noise seed %d" % seed, digest_size=SECRET_BYTES).digest())
+
+    def derived(self, *purpose: int | str) -> bytes:
+        """32 bytes for a purpose; those for other purposes tell nothing of them."""
+        return hashlib.blake2b(json.dumps(purpose).encode(), key=self.key).digest()[: 2 * SECRET_BYTES]
+
+    def for_(self, *purpose: int | str) -> Secret:
+        """A secret of its own for a purpose."""
+        return Secret(self.derived("secret", *purpose)[:SECRET_BYTES])
+
+    def seed(self, purpose: str) -> int:
+        """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for what is drawn and never published."""
+        return int.from_bytes(self.derived("seed", purpose)[:SECRET_BYTES], "big")
+
+    @property
+    def name(self) -> str:
+        """What tells it from others, and may be published."""
+        return self.derived("name")[:8].hex()
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Secret.fresh, ()
+
+
+def protecting_normals(
+    secret: Secret, round_idx: int, client_id: Tensor, purpose: str, count: int, step: Tensor | None = None
+) -> Tensor:
+    """Standard normal numbers of one client that only who knows the secret can repeat, [count] float64.
+
+    Args:
+        secret: where they come from.
+        round_idx: of the round.
+        client_id: [] int64; runs under `torch.func.vmap`.
+        purpose: what they are for; other purposes get others.
+        count: how many.
+        step: which of the client's steps, [].
+    """
+    step = torch.zeros_like(client_id) if step is None else step
+    drawn: Tensor = _Drawn.apply(client_id, step, secret, round_idx, purpose, count)
+    return drawn
+
+
+class _Drawn(torch.autograd.Function):
+    """The stream's numbers for ids and steps of any shape S, [S..., count]: no operation of tensors could draw them."""
+
+    @staticmethod
+    def forward(client_id: Tensor, step: Tensor, secret: Secret, round_idx: int, purpose: str, count: int) -> Tensor:
+        pairs = zip(client_id.flatten().tolist(), step.flatten().tolist(), strict=True)
+        names = [(purpose, round_idx, int(one), int(of_step)) for one, of_step in pairs]
+        return _normals(secret, names, count).view(*client_id.shape, count).to(client_id.device)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept: no gradient flows into random numbers."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, client_id: Tensor, step: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        """Those of each client of a batch, in the first dimension."""
+        ids, steps = (
+            one.movedim(dim, 0) if dim is not None else one.expand(info.batch_size, *one.shape)
+            for one, dim in zip((client_id, step), in_dims[:2], strict=True)
+        )
+        return _Drawn.apply(ids, steps, *rest), 0
+
+
+def _normals(secret: Secret, names: Sequence[tuple[int | str, ...]], count: int) -> Tensor:
+    """Standard normal numbers of several streams, [len(names), count] float64, by Box and Muller's transform."""
+    optional_package("cryptography", "lit-fed[privacy]", "privacy", "--model.privacy")
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    pairs, words = -(-count // 2), bytearray()
+    for name in names:
+        derived = secret.derived(*name)
+        cipher = Cipher(algorithms.AES(derived[:SECRET_BYTES]), modes.CTR(derived[SECRET_BYTES:]))
+        words += cipher.encryptor().update(bytes(16 * pairs))
+    if not words:
+        return torch.zeros(len(names), count, dtype=torch.float64)
+    drawn = torch.frombuffer(words, dtype=torch.int64).view(len(names), 2, pairs)
+    whole = ((drawn >> (64 - BITS_OF_UNIFORMS)) & (2**BITS_OF_UNIFORMS - 1)).double()
+    radius = whole[:, 0].add_(1).mul_(2.0**-BITS_OF_UNIFORMS).log_().mul_(-2).sqrt_()  # of numbers in (0, 1]
+    angle = whole[:, 1].mul_(2 * torch.pi * 2.0**-BITS_OF_UNIFORMS)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :count]

@@ -1,1 +1,0 @@
-"""Differential privacy: what noisy sums over clients cost, and the bounds that their values are clipped at."""

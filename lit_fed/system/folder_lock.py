@@ -1,0 +1,72 @@
+"""Folders that one process at a time writes into."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import reason
+
+__all__ = ["LOCK_NAME", "FolderLock"]
+
+LOCK_NAME = ".lock"
+"""The file in a folder that its writer holds. It stays when nobody does: deleting it could let two writers in."""
+
+SECONDS_TO_TRY = 0.2
+"""For a process that is just letting go."""
+
+
+class FolderLock:
+    """Keeps other processes from writing into a folder, inside a `with` or until this process ends, however it does.
+
+    The system holds the lock, not the file's existence, so a killed process leaves nothing that has to be removed. The
+    file says who holds it.
+
+    Args:
+        folder: the folder, which is made if need be.
+        shown: what a message calls it.
+        fix: what to do where another process holds it.
+    """
+
+    def __init__(self, folder: Path, shown: str, fix: str) -> None:
+        self.folder, self.shown, self.fix = folder, shown, fix
+        self._file = FileLock(folder / LOCK_NAME, thread_local=False)
+
+    def __enter__(self) -> FolderLock:
+        """Take the folder for this process.
+
+        Raises:
+            ConfigError: naming who holds it, or why it cannot be written.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._file.acquire(timeout=SECONDS_TO_TRY, poll_interval=SECONDS_TO_TRY / 4)
+        except Timeout as error:
+            raise ConfigError(f"{self.shown}: {self._holder()}; {self.fix}") from error
+        except OSError as error:
+            raise ConfigError(f"{self.shown}: {reason(error)}; choose a folder that can be written") from error
+        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        with contextlib.suppress(OSError):  # a full disk: the lock holds without the name of its holder
+            Path(self._file.lock_file).write_text(f"process {os.getpid()} on {socket.gethostname()}\n{since}\n")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let other processes in; from a folder that nothing else was written into, the lock's file goes too."""
+        file = Path(self._file.lock_file)
+        if [one.name for one in self.folder.glob("*")] == [file.name]:
+            file.unlink(missing_ok=True)
+        self._file.release()
+
+    def _holder(self) -> str:
+        """Who is at work in the folder, as far as the file says it."""
+        try:
+            who, since = Path(self._file.lock_file).read_text().splitlines()
+        except (OSError, ValueError):  # it is just being written
+            return "another process is at work in it"
+        return f"{who} is at work in it since {since}"

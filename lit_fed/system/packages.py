@@ -1,0 +1,55 @@
+"""Packages that only some settings need: imported when asked for, and optional ones refused by name where missing."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+else:
+    DataFrame = Any  # the parser of the command line looks up every annotation, and would load pandas for it
+
+__all__ = ["DataFrame", "imported_later", "optional_package"]
+
+
+def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
+    """A package that is no dependency of this one.
+
+    Args:
+        name: what is imported.
+        requirement: what pip installs.
+        extra: the extra of this package that holds the requirement.
+        asked_by: the setting that needs it, for the message.
+
+    Raises:
+        ConfigError: naming the setting and what to install, or what its import raises.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        why = "" if isinstance(error, ModuleNotFoundError) and error.name == name else f" ({error})"
+        raise ConfigError(
+            f'{asked_by} needs the package {name}{why}; pip install "{requirement}" (the extra {extra})'
+        ) from error
+
+
+def imported_later(name: str) -> Any:
+    """A package that is imported when something of it is first asked for.
+
+    Discovery imports every algorithm and every network; a command should pay for the packages of those that it runs.
+
+    Args:
+        name: what is imported, by its name as a package; what asks for the package first gets what its import raises.
+    """
+    return _Later(name)
+
+
+class _Later(ModuleType):
+    """Stands where a module stands that imports a package at its top."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)

@@ -1,0 +1,1 @@
+"""Encoded messages and broadcasts: codecs, settings, wrappers of both directions."""

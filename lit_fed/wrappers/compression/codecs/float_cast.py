@@ -1,0 +1,38 @@
+"""Numbers of 16 bits."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.errors import check_settings
+from lit_fed.wrappers.compression.codecs.base import Chances, Codec, Encoded
+
+__all__ = ["FloatCast"]
+
+
+@dataclass(frozen=True)
+class FloatCast(Codec):
+    """Every number rounded to one of 16 bits, to the nearest and of two neighbours to the even one.
+
+    What is too large for float16 becomes ±65504, its largest number; below 3e-8 it knows nothing but 0.
+
+    Args:
+        precision: `float16`, with 11 significant bits, or `bfloat16`, with 8 and the range of float32.
+    """
+
+    precision: Literal["float16", "bfloat16"] = "float16"
+
+    def __post_init__(self) -> None:
+        """Refuse another format."""
+        holds = self.precision in ("float16", "bfloat16")
+        check_settings(self, {"precision": (holds, "float16 or bfloat16")}, type(self).__name__)
+
+    def encode(self, values: Tensor, chances: Chances) -> Encoded:
+        """The rounded numbers; 16 bits each."""
+        short = torch.float16 if self.precision == "float16" else torch.bfloat16
+        most = torch.finfo(short).max
+        decoded = values.clamp(-most, most).to(short).to(values.dtype)
+        bits = torch.full((), 16 * values.numel(), dtype=torch.float64, device=values.device)
+        return Encoded(decoded, bits)

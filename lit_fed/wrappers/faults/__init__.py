@@ -1,0 +1,1 @@
+"""Clients that drop out, straggle or fail, and messages that are lost."""

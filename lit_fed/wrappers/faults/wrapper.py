@@ -1,0 +1,388 @@
+"""Clients that fail: they drop out, come too late, or cannot be reached. Around any algorithm that can miss a client.
+
+Symbols:
+    p_i   -> Faults.chances         with which a client that is drawn gets its message through
+    T_i   -> work_times             T_min plus an exponential variable with mean μ_i (`compute_min`, `compute_mean`)
+    o, m  -> over_selection, num_wanted
+    a, b  -> comes_back, goes_away  of the Markov chain of each client
+Deviations:
+    Who drops out is drawn once in a round: a client that is gone in one phase is gone in those that follow.
+    Weights w_i/p_i are rounded to multiples of a power of two, as fine as whole numbers in float64 allow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.context import Context
+from lit_fed.core.types import Absences, Phase, Reduced, Tree
+from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.base import Around, wrapper_of
+from lit_fed.wrappers.deltas import known
+from lit_fed.wrappers.faults.models import (
+    digest_of_numbers,
+    drops_out,
+    markov_chain,
+    per_client,
+    read_numbers,
+    work_times,
+)
+
+__all__ = ["Faults", "Unreliable", "drawn_weight", "faults_of"]
+
+PLACE = "--model.faults"
+
+
+@dataclass(frozen=True)
+class Faults:
+    """How clients fail, and what becomes of the average without them.
+
+    Args:
+        dropout: probability with which a client drops out of a round: one number, a list with one for each client, or a
+            .npy or .csv file of them.
+        when: clients drop out `before` they work, or `after`, when their message gets lost.
+        commits: whether a client whose message was lost after its work keeps what it learnt (`always`), or the state
+            from before, about which client and server agree (`on_send`).
+        deadline: how long the server waits for work, in units of the time of one model downwards; who is later counts
+            as dropped after the work; null: for ever.
+        over_selection: o; ⌈(1 + o)·m⌉ clients are drawn where m are wanted, and the first m that are done count.
+        compute_min: T_min, least time of local training.
+        compute_mean: mean of what chance adds to it: one number, a list, or a file, as for `dropout`.
+        trace: .npy or .csv file of who can be reached: a row for each round, begun anew after its end, a column for
+            each client.
+        comes_back: probability with which a client that cannot be reached can be in the next round; with `goes_away`,
+            in place of a trace.
+        goes_away: probability with which a client that can be reached cannot be in the next round.
+        average: over the clients that came (`renormalised`); with weights over their probabilities to come
+            (`importance`), which is right on average; over all that were drawn, of whom those that did not come changed
+            nothing (`fixed`); or the same, over as many as come on average (`expected`).
+        on_bad_client: what becomes of a client whose computation fails or returns NaN or infinity: the run ends
+            (`stop`), or goes on without it in this round (`drop`).
+    """
+
+    dropout: float | list[float] | str = 0.0
+    when: Literal["before", "after"] = "before"
+    commits: Literal["on_send", "always"] = "on_send"
+    deadline: float | None = None
+    over_selection: float = 0.0
+    compute_min: float = 0.0
+    compute_mean: float | list[float] | str = 0.0
+    trace: str | None = None
+    comes_back: float | None = None
+    goes_away: float | None = None
+    average: Literal["renormalised", "importance", "fixed", "expected"] = "renormalised"
+    on_bad_client: Literal["stop", "drop"] = "stop"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, and what does not go together."""
+        checks = {
+            "dropout": (_all(self.dropout, lambda one: 0 <= one < 1), "numbers in [0, 1)"),
+            "when": (self.when in ("before", "after"), "before or after"),
+            "commits": (self.commits in ("on_send", "always"), "on_send or always"),
+            "over_selection": (self.over_selection >= 0, "a number >= 0"),
+            "compute_min": (self.compute_min >= 0, "a number >= 0"),
+            "compute_mean": (_all(self.compute_mean, lambda one: one >= 0), "numbers >= 0"),
+            "comes_back": (self.comes_back is None or 0 < self.comes_back <= 1, "a number above 0 and up to 1"),
+            "goes_away": (self.goes_away is None or 0 <= self.goes_away <= 1, "a number from 0 to 1"),
+            "average": (self.average in ("renormalised", "importance", "fixed", "expected"),
+                        "renormalised, importance, fixed or expected"),
+            "on_bad_client": (self.on_bad_client in ("stop", "drop"), "stop or drop"),
+        }  # fmt: skip
+        check_settings(self, checks, PLACE)
+        if self.deadline is not None and not self.deadline > 0:  # infinity is a deadline
+            raise ConfigError(f"{PLACE}.deadline is {self.deadline}; give a number > 0")
+        if (self.comes_back is None) != (self.goes_away is None):
+            given, missing = ("comes_back", "goes_away") if self.goes_away is None else ("goes_away", "comes_back")
+            raise ConfigError(f"{PLACE}.{given} is given without {missing}; give both, or none")
+        if self.trace is not None and self.comes_back is not None:
+            raise ConfigError(f"{PLACE}.trace says who can be reached, and so does comes_back; give one of them")
+        if not self.takes_time and (self.compute_min or self.compute_mean):
+            raise ConfigError(
+                f"{PLACE}.compute_min and compute_mean matter to a deadline or to over_selection alone; give one of "
+                "these, or add the callback SimulatedTime, which only reports times"
+            )
+        if self.average in ("importance", "expected") and not self.knows_chances:
+            raise ConfigError(
+                f"{PLACE}.average {self.average} needs every client's probability to take part; give dropout, or "
+                "choose renormalised"
+            )
+
+    @property
+    def takes_time(self) -> bool:
+        """Whether clients may be too late."""
+        return self.deadline is not None or bool(self.over_selection)
+
+    @property
+    def knows_chances(self) -> bool:
+        """Whether the probability with which a drawn client comes is known: that of being among the first is not."""
+        return bool(self.dropout or self.deadline) and not self.over_selection
+
+    @property
+    def forgives(self) -> bool:
+        """Whether a client that fails is left out, and the others go on."""
+        return self.on_bad_client == "drop"
+
+    @property
+    def misses_clients(self) -> bool:
+        """Whether some client may be missed in some round, as far as is known beforehand."""
+        comes_and_goes = self.trace is not None or bool(self.goes_away)
+        return bool(self.dropout or self.over_selection or comes_and_goes) or math.isfinite(self.deadline or math.inf)
+
+    @property
+    def loses_messages(self) -> bool:
+        """Whether clients may be missed after they have begun."""
+        return self.takes_time or bool(self.dropout and self.when == "after") or self.forgives
+
+    # ------------------------------------------------------------------ refusals
+    def check(self, algorithm: Algorithm, name: str, aggregation: str) -> None:
+        """Refuse what an algorithm cannot live with.
+
+        Args:
+            algorithm: the algorithm.
+            name: its name.
+            aggregation: what absent clients count for.
+
+        Raises:
+            ConfigError: naming the setting and the algorithm.
+        """
+        if algorithm.needs_all_clients:
+            raise ConfigError(f"{name} needs every client in every round; leave out {PLACE}")
+        if self.over_selection and not algorithm.has_server:
+            raise ConfigError(f"{PLACE}.over_selection is a server's that takes the first messages, and {name} has no "
+                              "server; leave it out")  # fmt: skip
+        if self.average == "renormalised":
+            return
+        reason = algorithm.refuses_privacy or ("keeps a running sum of changes" if algorithm.keeps_running_sum else "")
+        reason = reason or ("" if algorithm.sends_all else "averages each model over those who chose it")
+        reason = reason if algorithm.sends in ("models", "changes") else "does not average models"
+        if reason or algorithm.reduce != "sum":
+            raise ConfigError(f"{PLACE}.average {self.average} is one of models, and {name} "
+                              f"{reason or 'does not average models'}; choose renormalised")  # fmt: skip
+        if aggregation == "stale_fill":
+            raise ConfigError(f"{PLACE}.average {self.average} says what absent clients count for, and so does "
+                              "--model.aggregation stale_fill; leave one of them out")  # fmt: skip
+
+    def check_wrappers(self, *, private: bool, secure: bool, robust: bool, ef21: bool) -> None:
+        """Refuse other wrappers that need what faults take away.
+
+        Args:
+            private: whether a bound on changes fixes the denominator of the average.
+            secure: whether the server sees sums alone.
+            robust: whether a rule judges single messages.
+            ef21: whether a codec tells how changes differ from what the server knows.
+
+        Raises:
+            ConfigError: naming both.
+        """
+        if secure and self.loses_messages:
+            raise ConfigError(
+                f"{PLACE} loses messages after work, whose masks --model.secure_aggregation could not take off; give "
+                f"--model.secure_aggregation.dropout_fraction instead, or {PLACE}.dropout with when before"
+            )
+        others = {
+            "--model.privacy": private,
+            "--model.secure_aggregation": secure,
+            "--model.robust_aggregation or --model.attack": robust,
+            "--model.compression_feedback ef21": ef21,
+        }
+        for option, given in others.items():
+            if given and self.average != "renormalised":
+                raise ConfigError(f"{PLACE}.average {self.average} changes the weights of messages, and {option} "
+                                  "has weights of its own; choose renormalised")  # fmt: skip
+
+    def check_sampling(self, client_sampling: str) -> None:
+        """Refuse to draw more clients where their number is left to chance, or one may be drawn twice."""
+        if self.over_selection and client_sampling != "uniform":
+            raise ConfigError(f"{PLACE}.over_selection wants a number of clients, and --data.client_sampling is "
+                              f"{client_sampling}; give uniform, or leave it out")  # fmt: skip
+
+    def check_clients(self, num_clients: int) -> None:
+        """Refuse lists and files that are not of this many clients."""
+        for name in ("dropout", "compute_mean"):
+            numbers = per_client(getattr(self, name), num_clients, f"{PLACE}.{name}")
+            most = 1 if name == "dropout" else math.inf
+            if not ((numbers >= 0) & (numbers < most)).all():
+                raise ConfigError(
+                    f"{PLACE}.{name} holds {numbers.min()} to {numbers.max()}; give numbers in [0, {most})"
+                )
+        if self.average in ("importance", "expected") and not (self.chances(num_clients) > 0).all():
+            raise ConfigError(
+                f"{PLACE}.deadline is {self.deadline}, and some client never comes in time, for whom average "
+                f"{self.average} cannot stand in; give a later one, or choose renormalised"
+            )
+        if self.trace is not None:
+            rows = read_numbers(self.trace, f"{PLACE}.trace")
+            if rows.ndim != 2 or not len(rows) or rows.shape[1] != num_clients:
+                raise ConfigError(
+                    f"{PLACE}.trace {self.trace} has the shape {list(rows.shape)}, and there are {num_clients} "
+                    "clients; give a row for each round and a column for each client"
+                )
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the given files hold, as digests by option: a run that goes on needs the same numbers."""
+        given = {name: getattr(self, name) for name in ("dropout", "compute_mean", "trace")}
+        options = {f"{PLACE}.{name}": path for name, path in given.items() if isinstance(path, str)}
+        return {option: digest_of_numbers(path, option) for option, path in options.items()}
+
+    # ------------------------------------------------------------------ who comes
+    def available(self, seed: int, round_idx: int, num_clients: int) -> np.ndarray | None:
+        """Which clients can be reached in a round, [T] bool; None: all."""
+        if self.trace is not None:
+            rows = read_numbers(self.trace, f"{PLACE}.trace")
+            return np.asarray(rows[round_idx % len(rows)], dtype=bool)
+        if self.comes_back is None or self.goes_away is None:
+            return None
+        return markov_chain(num_clients, self.comes_back, self.goes_away, seed).at(round_idx)
+
+    def chances(self, num_clients: int) -> np.ndarray:
+        """p_i with which the message of a client that is drawn arrives, [T] float64.
+
+        Example:
+            >>> Faults(deadline=2.0, compute_mean=[1.0, 2.0, 4.0]).chances(3).round(4).tolist()
+            [0.8647, 0.6321, 0.3935]
+        """
+        chances = 1 - per_client(self.dropout, num_clients, f"{PLACE}.dropout")
+        if self.deadline is not None:
+            left = max(self.deadline - self.compute_min, 0.0)
+            means = per_client(self.compute_mean, num_clients, f"{PLACE}.compute_mean")
+            in_time = np.full(num_clients, float(self.compute_min <= self.deadline))
+            in_time[means > 0] = -np.expm1(-left / means[means > 0])
+            chances = chances * in_time
+        return chances
+
+    def around(self, algorithm: Any) -> Around:
+        """`Unreliable` around it."""
+        return Unreliable(algorithm, self)
+
+
+class _Missed(NamedTuple):
+    """Who of a phase's clients does not come, [.] ids."""
+
+    dropped: np.ndarray
+    late: np.ndarray
+    wait: float | None
+
+
+@dataclass(frozen=True)
+class Unreliable(Around):
+    """Some clients of a round do not come, and some that work are not heard of.
+
+    Args:
+        inner: the algorithm.
+        faults: the settings.
+    """
+
+    faults: Faults
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
+        """The algorithm's, without those who are gone, and with the names of those whose message gets lost."""
+        faults, gone = self.faults, np.zeros(ctx.num_clients, dtype=bool)
+        there = faults.available(ctx.seed, ctx.round_idx, ctx.num_clients)
+        if there is not None:
+            gone |= ~there
+        phases = []
+        if faults.misses_clients:  # nobody is sure to take part
+            ctx = ctx._replace(sampling_probability=math.nextafter(ctx.sampling_probability, 0.0))
+        for phase in super().phases(ctx, client_ids):
+            if phase.waits_for_all:
+                phases.append(phase)
+                continue
+            drawn = phase.client_ids.numpy()
+            ids = drawn[~gone[drawn]]
+            missed = self._missed(ctx, phase, np.unique(ids))
+            lost = missed.late
+            if faults.when == "after":
+                lost = np.union1d(lost, missed.dropped)
+            else:
+                ids = ids[~np.isin(ids, missed.dropped)]
+            gone[missed.dropped] = gone[missed.late] = True
+            factors, shares = self._weights(ctx)
+            absences = Absences(
+                torch.from_numpy(drawn), torch.from_numpy(lost), faults.commits == "always", len(missed.dropped),
+                len(missed.late), missed.wait, factors, shares,
+            )  # fmt: skip
+            phases.append(phase._replace(client_ids=torch.from_numpy(ids), absences=absences))
+        return phases
+
+    def _missed(self, ctx: Context, phase: Phase, ids: np.ndarray) -> _Missed:
+        faults = self.faults
+        chances = per_client(faults.dropout, ctx.num_clients, f"{PLACE}.dropout")
+        dropped = ids[drops_out(ctx.seed, ctx.round_idx, ids, chances)]
+        if not faults.takes_time or not phase.work.trains:
+            return _Missed(dropped, ids[:0], None)
+        left = ids[~np.isin(ids, dropped)]
+        means = per_client(faults.compute_mean, ctx.num_clients, f"{PLACE}.compute_mean")
+        times = work_times(ctx.seed, ctx.round_idx, left, faults.compute_min, means)
+        wanted = len(ids)
+        if faults.over_selection:
+            wanted = min(wanted, round(ctx.sampling_probability * ctx.num_clients))
+        order = np.lexsort((left, times))
+        comes = np.zeros(len(left), dtype=bool)
+        comes[order[:wanted]] = True
+        if faults.deadline is not None:
+            comes &= times <= faults.deadline
+        wait = float(times[comes].max(initial=0.0))
+        if faults.deadline is not None and comes.sum() < wanted and math.isfinite(faults.deadline):
+            wait = faults.deadline  # somebody is still waited for
+        return _Missed(dropped, left[~comes], wait)
+
+    def _weights(self, ctx: Context) -> tuple[Tensor | None, Tensor | None]:
+        """By what weights are multiplied, and for what share of its weight a drawn client counts, [T] each."""
+        if self.faults.average == "renormalised":
+            return None, None
+        chances = torch.from_numpy(self.faults.chances(ctx.num_clients))
+        if self.faults.average == "importance":
+            return (self._scale(ctx) / chances).round(), torch.ones_like(chances)
+        return None, chances if self.faults.average == "expected" else torch.ones_like(chances)
+
+    def _scale(self, ctx: Context) -> float:
+        """2^k, the largest with which sums of weights over all clients stay whole numbers in float64."""
+        if self.faults.average != "importance":
+            return 1.0
+        smallest = float(self.faults.chances(ctx.num_clients).min())
+        each = max(ctx.most_samples, 1) if ctx.weighting == "samples" else 1
+        most = max(ctx.sampling_probability, 1.0) * ctx.num_clients * each / smallest
+        return 2.0 ** (52 - math.ceil(math.log2(most)))
+
+    def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
+        """The algorithm's, on the average over those that were drawn, where that is asked for."""
+        if ctx.drawn_weight is not None and tree.leaves(reduced.value):
+            share = reduced.weight / self._scale(ctx) / ctx.drawn_weight
+            of_old = known(self.inner, shared, reduced.value)
+            value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), reduced.value, of_old)
+            reduced = Reduced(value, torch.full_like(reduced.weight, ctx.drawn_weight))
+        return super().server_step(ctx, shared, reduced, client_ids)
+
+
+def drawn_weight(absences: Absences, sizes: Tensor, weighting: str) -> float | None:
+    """Weight of the clients that were drawn for a phase, whoever came of them; None where nobody asks.
+
+    Args:
+        absences: of the phase.
+        sizes: training samples of every client, [T].
+        weighting: weight of a client's message, its `samples`, or `uniform`.
+    """
+    if absences.shares is None:
+        return None
+    shares = absences.shares[absences.drawn]
+    return float((shares * sizes[absences.drawn]).sum() if weighting == "samples" else shares.sum())
+
+
+def faults_of(algorithm: Any) -> Faults | None:
+    """How clients of an algorithm fail, which may stand inside other wrappers; None: not at all."""
+    found = wrapper_of(algorithm, Unreliable)
+    return None if found is None else found.faults
+
+
+def _all(given: float | list[float] | str, holds: Any) -> bool:
+    """Whether numbers are as they should be; those in files are looked at when there are clients."""
+    return isinstance(given, str) or all(holds(one) and math.isfinite(one) for one in np.atleast_1d(given))

@@ -1,0 +1,1 @@
+"""Differential privacy: accountant, clipping, and wrappers for clients, samples and single messages."""

@@ -1,0 +1,355 @@
+"""Central differential privacy of whole clients (DP-FedAvg), around any algorithm that averages models.
+
+McMahan, Ramage, Talwar, Zhang. "Learning Differentially Private Recurrent Language Models". ICLR 2018.
+https://arxiv.org/abs/1710.06963, Algorithm 1 with the estimator of a fixed denominator.
+Andrew, Thakkar, McMahan, Ramaswamy. "Differentially Private Learning with Adaptive Clipping". NeurIPS 2021.
+https://arxiv.org/abs/1905.03871, Algorithm 1, for the bound that follows a quantile.
+
+Symbols:
+    Δ_i, C, S_r  -> news, clip_norm        what is new in a client's message, one vector of all numbers; its bound
+    w_i, w_cap   -> weights, weight_cap    1, or the number of samples up to the cap
+    q, W         -> ctx.sampling_probability, ctx.total_weight
+    z            -> noise_multiplier       σ = z·C·w_max/(qW) is added to each number of the average
+    γ, η_C, σ_b  -> clip_quantile, clip_lr, clip_count_noise
+Deviations:
+    The paper's other estimator divides by what took part; its sensitivity is twice as large, and it is not offered.
+    Counts of clients within the bound are centred, b_i − ½, so that clients that stay away do not move the bound.
+    Messages keep their types, and models are rounded to them: changes are clipped below C by what rounding may add.
+    A message with two parts (SCAFFOLD) may have a bound for each. Both then get the noise of z·√2, so that the pair is
+    one release of multiplier z.
+    What the noise is worth is reported as its share of what was released, from released numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import NOT_SENT, Algorithm
+from lit_fed.core.context import Context
+from lit_fed.core.noise import protecting_normals
+from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
+from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.base import Around, wrapper_of
+from lit_fed.wrappers.deltas import known, news, tell
+from lit_fed.wrappers.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
+from lit_fed.wrappers.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
+from lit_fed.wrappers.privacy.settings import NOT_COVERED, Privacy, Private, check_statistics, planned
+
+__all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released", "clips_messages"]
+
+
+class Counted(NamedTuple):
+    """A client's message under an adaptive bound."""
+
+    value: Any  # the algorithm's
+    within: Tensor  # [] float64, ½ if the news kept to the bound, −½ otherwise
+
+
+class Released(NamedTuple):
+    """What the server remembers; each [] float64, and made of released numbers alone."""
+
+    clip_norm: Tensor  # of the coming round
+    noise_multiplier: Tensor  # since the first release
+    releases: Tensor  # averages that were published so far
+    noise_share: Tensor  # of the last: expected norm of the noise over the norm of the noisy change
+
+
+@dataclass(frozen=True)
+class ClientPrivacy(Privacy):
+    """The shared models of all rounds tell little of any one client with all of its samples, (ε, δ)-privately.
+
+    Clients take part at random (`--data.client_sampling poisson`), their changes are scaled down to a bound, and the
+    server adds noise to the average. Who takes part and the noise follow from a secret beside the checkpoints; noise in
+    floating point can be attacked. ε says nothing of metrics, training losses, and what clients keep for themselves.
+
+    Args:
+        noise_multiplier: z; the noise of the sum of bounded changes has the standard deviation z·C. Without noise ε is
+            infinite.
+        target_epsilon: ε after all rounds, from which the noise multiplier is found; instead of it.
+        delta: δ, the probability with which ε may fail; to be set, far below 1 over the number of clients.
+        clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set
+            unless `adaptive`.
+        second_clip_norm: bound of what SCAFFOLD sends beside the model; null: `clip_norm` bounds both together.
+        weight_cap: clients count by their samples, but no more than this; null: all count the same.
+        adaptive: let the bound follow a quantile of the norms of the clients' changes, noisily counted.
+        initial_clip_norm: the adaptive bound of the first round.
+        clip_quantile: share of the clients whose changes the adaptive bound should leave as they are.
+        clip_lr: step size of the adaptive bound.
+        clip_count_noise: standard deviation of the noise on the counts of the adaptive bound; null: a twentieth of the
+            expected number of clients.
+        accountant: who computes ε: `pld`, close to exact, or `rdp`, an older and larger bound.
+        noise_scale: share of the noise that is really added, to imitate a population 1/share times as large; only the
+            ε of that population is then reported.
+        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+        noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
+            draws the noise from a secret beside the checkpoints.
+    """
+
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float | None = None
+    clip_norm: float | None = None
+    second_clip_norm: float | None = None
+    weight_cap: int | None = None
+    adaptive: bool = False
+    initial_clip_norm: float = 0.1
+    clip_quantile: float = 0.5
+    clip_lr: float = 0.2
+    clip_count_noise: float | None = None
+    accountant: Accountant = "pld"
+    noise_scale: float = 1.0
+    public_start: bool = False
+    noise_seed: int | None = None
+
+    unit = "a client with all of its samples"
+    adjacency = "add or remove one"
+    fixes_denominator = True
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range, and what does not go together."""
+        self.check_budget()
+        here = "--model.privacy"
+        if self.adaptive and self.clip_norm is not None:
+            raise ConfigError(f"{here}.clip_norm is fixed, and adaptive is true; give {here}.initial_clip_norm instead")
+        if self.adaptive and self.second_clip_norm is not None:
+            raise ConfigError(f"{here}.second_clip_norm is fixed, and adaptive is true; leave one of them out")
+        if not self.adaptive and self.clip_norm is None:
+            raise ConfigError(f"{here}.clip_norm is missing, the largest norm of a client's change; give a number > 0, "
+                              f"or {here}.adaptive true")  # fmt: skip
+        checks = {
+            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0"),
+            "second_clip_norm": (self.second_clip_norm is None or self.second_clip_norm > 0, "a number > 0"),
+            "weight_cap": (self.weight_cap is None or self.weight_cap >= 1, "a whole number >= 1"),
+            "initial_clip_norm": (self.initial_clip_norm > 0, "a number > 0"),
+            "clip_quantile": (0 < self.clip_quantile < 1, "a number in (0, 1)"),
+            "clip_lr": (self.clip_lr >= 0, "a number >= 0"),
+            "clip_count_noise": (self.clip_count_noise is None or self.clip_count_noise > 0, "a number > 0"),
+            "accountant": (self.accountant in ("pld", "rdp"), "pld or rdp"),
+            "noise_scale": (0 < self.noise_scale <= 1, "a number in (0, 1]"),
+        }
+        check_settings(self, checks, here)
+
+    def around(self, algorithm: Any) -> Around:
+        """`PrivateAverage` around it."""
+        return PrivateAverage(algorithm, self)
+
+    def usual_weighting(self) -> Literal["samples", "uniform"]:
+        """By samples where they are capped."""
+        return "uniform" if self.weight_cap is None else "samples"
+
+    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
+        """Refuse also weights without a bound, and a bound for what is not sent."""
+        super().check(algorithm, name, aggregation, weighting)
+        if weighting == "samples" and self.weight_cap is None:
+            raise ConfigError(
+                "--model.weighting is samples, by which one client may outweigh all others, and --model.privacy needs "
+                "a bound; give --model.privacy.weight_cap, or leave --model.weighting out"
+            )
+        if weighting == "uniform" and self.weight_cap is not None:
+            raise ConfigError("--model.privacy.weight_cap caps weights by samples, and --model.weighting is uniform; "
+                              "leave one of them out")  # fmt: skip
+        if self.second_clip_norm is not None and not algorithm.sends_beside_models:
+            raise ConfigError(f"--model.privacy.second_clip_norm bounds what is sent beside models, and {name} sends "
+                              "nothing else; leave it out")  # fmt: skip
+
+    def check_sampling(self, client_sampling: str) -> None:
+        """Refuse all but Poisson cohorts."""
+        if client_sampling != "poisson":
+            raise ConfigError("--model.privacy ClientPrivacy needs --data.client_sampling poisson; uniform and size "
+                              "have other guarantees")  # fmt: skip
+
+    @property
+    def largest_weight(self) -> int:
+        """w_max, of one client."""
+        return self.weight_cap or 1
+
+
+@dataclass(frozen=True)
+class PrivateAverage(Private):
+    """Clients send bounded changes, and the server adds noise to their average.
+
+    Args:
+        inner: the algorithm.
+        privacy: the settings.
+    """
+
+    privacy: ClientPrivacy
+
+    steps_on_empty_rounds = True  # noise hides whether somebody took part
+
+    def server_memory(self, ctx: Context, shared: Tree) -> Released:
+        """The first bound; refuses statistics of BatchNorm, which a bound on changes does not cover."""
+        check_statistics(self.inner, ctx)
+        privacy = self.privacy
+        bound = torch.tensor(privacy.clip_norm or privacy.initial_clip_norm, dtype=torch.float64)
+        return Released(bound, *(torch.zeros_like(bound) for _ in Released._fields[1:]))
+
+    def encode(
+        self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
+    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+        """The message with its news scaled down to the bound."""
+        bounds = self._bounds(shared.own)
+        of_old = known(self.inner, self.heard(ctx, shared), message.value)
+        changes = news(message.value, of_old)
+        parts, leaves = self._parts(changes), tree.leaves(changes)
+        pairs = list(zip(leaves, tree.leaves(of_old), strict=True))
+        mine = [[pair for pair, part in zip(pairs, parts, strict=True) if part == one] for one in range(len(bounds))]
+        factors = torch.stack([_factor(some, bound) for some, bound in zip(mine, bounds, strict=True)])
+        told = [leaf * factors[part] for leaf, part in zip(leaves, parts, strict=True)]
+        value = tell(message.value, of_old, changes, tree.rebuild(changes, told))
+        clipped = (factors.min() < 1).double()
+        message = message._replace(weight=message.weight.clamp(max=self.privacy.largest_weight))
+        if self.privacy.adaptive:
+            bits = tree.bits(value) if message.bits_up is None else message.bits_up
+            message = message._replace(bits_up=torch.zeros_like(message.weight) + bits + 1)
+            value = Counted(value, 0.5 - clipped)
+        return message._replace(value=value), memory, {"privacy/clipped_share": clipped}
+
+    def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Released]:
+        """The sum of changes divided by what takes part on average, qW, with noise; the true sum of weights stays."""
+        own, privacy = shared.own, self.privacy
+        usual = ctx.sampling_probability * ctx.total_weight
+        share, mean, bound = reduced.weight / usual, reduced.value, own.clip_norm
+        noise = self._noise(ctx) if float(own.releases) == 0 else float(own.noise_multiplier)
+        unit = privacy.noise_scale * privacy.largest_weight / usual  # deviation at a multiplier and a bound of 1
+        of_models = noise
+        if privacy.adaptive:
+            of_counts, mean, within = self._count_noise(ctx), mean.value, mean.within
+            of_models = noise_beside_counts(noise, of_counts)
+            drawn = _drawn(ctx, "counts", 1)[0].to(within.device) if noise else 0.0
+            within = share * within + unit * of_counts * drawn
+            bound = adapted_bound(bound, within, privacy.clip_quantile, privacy.clip_lr)
+        of_old = known(self.inner, self.inside(shared), mean)
+        value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, of_old)
+        noise_share = torch.zeros_like(bound)
+        if noise:
+            bounds = self._bounds(own)
+            several = [unit * of_models * math.sqrt(len(bounds)) * one for one in bounds]
+            deviations = [several[part] for part in self._parts(value)]
+            leaves = tree.leaves(value)
+            drawn = _drawn(ctx, "models", sum(leaf.numel() for leaf in leaves)).split([leaf.numel() for leaf in leaves])
+            noise_of = zip(leaves, deviations, drawn, strict=True)
+            leaves = [leaf + std * one.view(leaf.shape).to(leaf.device) for leaf, std, one in noise_of]
+            value = tree.rebuild(value, leaves)
+            variance = sum(std**2 * leaf.numel() for leaf, std in zip(leaves, deviations, strict=True))
+            noise_share = torch.sqrt(variance) / tree.norm(news(value, of_old))
+        new = Released(bound, torch.full_like(bound, noise), own.releases + 1, noise_share)
+        return Reduced(value, torch.full_like(reduced.weight, usual)), new
+
+    def charged_again(self, ctx: Context, own: Released) -> Released:
+        """One release more."""
+        return own._replace(releases=own.releases + 1)
+
+    def told(self, own: Released, client_id: int) -> Released:
+        """The bound, which a client needs to keep to it."""
+        return Released(own.clip_norm, NOT_SENT, NOT_SENT, NOT_SENT)
+
+    def _bounds(self, own: Released) -> list[Tensor]:
+        """The bound of the whole message, or of its models and of what stands beside them."""
+        second = self.privacy.second_clip_norm
+        return [own.clip_norm] if second is None else [own.clip_norm, torch.full_like(own.clip_norm, second)]
+
+    def _parts(self, value: Tree) -> list[int]:
+        """Which bound each leaf falls under."""
+        return _beside_models(value) if self.privacy.second_clip_norm is not None else [0] * len(tree.leaves(value))
+
+    def _noise(self, ctx: Context) -> float:
+        """z: what was given, or what keeps to the target over all rounds."""
+        given, privacy = self.privacy.noise_multiplier, self.privacy
+        if given is not None:
+            return given
+        assert privacy.target_epsilon is not None
+        return _noise_for(privacy.target_epsilon, ctx.sampling_probability, ctx.num_rounds, privacy.charged,
+                          privacy.accountant)  # fmt: skip
+
+    def _count_noise(self, ctx: Context) -> float:
+        """σ_b, of counts in units of the largest weight."""
+        return self.privacy.clip_count_noise or ctx.sampling_probability * ctx.num_clients / 20
+
+    def plan(self, ctx: Context, own: Released) -> list[str]:
+        """Refuse more rounds than the target was meant for, and counts that cost more than all is allowed to."""
+        privacy = self.privacy
+        noise = self._noise(ctx) if float(own.releases) == 0 else float(own.noise_multiplier)
+        if privacy.adaptive:
+            noise_beside_counts(noise, self._count_noise(ctx))
+        in_all = int(own.releases) + ctx.num_rounds - ctx.round_idx
+        epsilon = self._epsilon(ctx, noise, in_all)
+        if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
+            raise ConfigError(
+                f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {in_all} rounds: "
+                f"the run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to "
+                f"{epsilon:.4g}; give fewer --trainer.max_epochs, or begin a new run"
+            )
+        name = accountant_name(privacy.accountant)
+        return planned(epsilon, privacy.charged, noise, f"{in_all} rounds", name, ctx.num_clients)
+
+    def _epsilon(self, ctx: Context, noise: float, releases: int, exact: bool = True) -> float:
+        privacy = self.privacy
+        return epsilon_of_releases(
+            ctx.sampling_probability, noise, releases, privacy.charged, privacy.accountant, exact=exact
+        )
+
+    def worth(self, own: Released) -> dict[str, float]:
+        """The bound of the coming round, and the share of the noise in what was released."""
+        return {"clip_norm": float(own.clip_norm), "noise_share": float(own.noise_share)}
+
+    def guarantee(self, ctx: Context, own: Released, exact: bool = True) -> dict[str, Any]:
+        """ε for adding or removing one client with all of its samples."""
+        privacy, noise, releases = self.privacy, float(own.noise_multiplier), int(own.releases)
+        imitated = privacy.noise_scale < 1
+        name = "epsilon_of_larger_cohort" if imitated else "epsilon"
+        found = {name: self._epsilon(ctx, noise, releases, exact), "delta": privacy.charged}
+        if privacy.accountant == "pld" and not imitated:
+            found["epsilon_rdp"] = epsilon_of_releases(
+                ctx.sampling_probability, noise, releases, privacy.charged, "rdp"
+            )
+        words = {
+            "accountant": accountant_name(privacy.accountant),
+            "unit": privacy.unit,
+            "adjacency": privacy.adjacency,
+            "not_covered": NOT_COVERED,
+        }
+        numbers = {
+            "sampling_probability": ctx.sampling_probability,
+            "noise_multiplier": noise,
+            "releases": releases,
+        }
+        return found | numbers | self.worth(own) | words
+
+
+_noise_for = lru_cache(maxsize=8)(noise_for_releases)
+
+
+def _factor(pairs: list[tuple[Tensor, Tensor]], bound: Tensor) -> Tensor:
+    """Scale of the changes of some leaves, given with what is known of them, [] float64: room is left for rounding."""
+    changes, olds = map(list, zip(*pairs, strict=True))
+    return clip_factor(tree.norm(changes), bound, bound_before_rounding(bound, olds))
+
+
+def clips_messages(algorithm: Any) -> bool:
+    """Whether a wrapper among those around an algorithm clips messages, for noise that the server adds."""
+    return wrapper_of(algorithm, PrivateAverage) is not None
+
+
+def _drawn(ctx: Context, purpose: str, count: int) -> Tensor:
+    """Standard normal numbers of the server, [count] float64 on the CPU: the same on every rank and device."""
+    assert ctx.secret is not None
+    nobody = torch.zeros((), dtype=torch.int64)
+    return protecting_normals(ctx.secret, ctx.round_idx, nobody, f"central/{ctx.phase}/{purpose}", count)
+
+
+def _beside_models(value: Tree) -> list[int]:
+    """For each leaf, in the order of `tree.leaves`: 0 in a model, 1 beside models."""
+    if isinstance(value, ModelState):
+        return [0] * len(tree.leaves(value))
+    if isinstance(value, dict | tuple | list):
+        parts = value.values() if isinstance(value, dict) else value
+        return [one for part in parts for one in _beside_models(part)]
+    return [] if value is None else [1]

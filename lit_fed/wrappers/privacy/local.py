@@ -1,0 +1,184 @@
+"""Local differential privacy: clients add noise by themselves, before anybody sees what they send.
+
+Duchi, Jordan, Wainwright. "Local Privacy and Statistical Minimax Rates". FOCS 2013.
+https://arxiv.org/abs/1302.3203, for the notion.
+Balle, Wang. "Improving the Gaussian Mechanism for Differential Privacy". ICML 2018.
+https://arxiv.org/abs/1805.06530, for what Gaussian noise costs.
+
+Symbols:
+    Δ_i, C  -> news, clip_norm      what is new in a client's message, one vector of all numbers; its bound
+    z_ℓ     -> noise_multiplier     σ = z_ℓ·C is added to each number of a message
+Deviations:
+    A message stands for itself, so nothing is gained by sampling clients, and each message costs anew. What is compared
+    is a client with any other data in place of its own: two messages then differ by up to 2C.
+    Reported is the ε of the client that has sent most messages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.context import Context
+from lit_fed.core.noise import protecting_normals
+from lit_fed.core.types import ClientData, Message, Tree
+from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.deltas import known, news, tell
+from lit_fed.wrappers.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
+from lit_fed.wrappers.privacy.clipping import clip_factor
+from lit_fed.wrappers.privacy.settings import NOT_COVERED, Privacy, Private, check_statistics, planned
+
+__all__ = ["LocalPrivacy", "NoisyClients", "Sent"]
+
+
+class Sent(NamedTuple):
+    """What the server remembers."""
+
+    messages: Tensor  # [T] int64, of each client
+    noise_multiplier: Tensor  # [] float64, since the first message
+
+
+@dataclass(frozen=True)
+class LocalPrivacy(Privacy):
+    """What a client sends tells little of its data, (ε, δ)-privately, whoever sees it; no server has to be trusted.
+
+    Clients scale their changes down to a bound and add noise themselves, far more of it than `ClientPrivacy` needs: m
+    clients together have the noise of a multiplier z·√m there. The noise follows from a secret, in a federation from
+    one of each node; noise in floating point can be attacked. ε says nothing of metrics and training losses, nor of how
+    often a client takes part.
+
+    Args:
+        noise_multiplier: z; the noise on each number that is sent has the standard deviation z·C. Without noise ε is
+            infinite.
+        target_epsilon: ε of a client that takes part in every round, from which the noise multiplier is found; instead
+            of it.
+        delta: δ, the probability with which ε may fail; to be set, far below 1.
+        clip_norm: C, the largest Euclidean norm of a client's change, to which longer ones are scaled down; to be set.
+        public_start: the models of `--init_from` were trained on public data alone, and cost nothing.
+        noise_seed: seed of the noise, for simulations that must be repeatable; such noise gives no protection. Null
+            draws the noise from a secret beside the checkpoints.
+    """
+
+    noise_multiplier: float | None = None
+    target_epsilon: float | None = None
+    delta: float | None = None
+    clip_norm: float | None = None
+    public_start: bool = False
+    noise_seed: int | None = None
+
+    noises_messages = True
+    unit = "the data of a client, whoever sees what it sends"
+    adjacency = "replace by any other"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        self.check_budget()
+        if self.clip_norm is None:
+            raise ConfigError("--model.privacy.clip_norm is missing, the largest norm of a client's change; give a "
+                              "number > 0")  # fmt: skip
+        check_settings(self, {"clip_norm": (self.clip_norm > 0, "a number > 0")}, "--model.privacy")
+
+    def around(self, algorithm: Any) -> Around:
+        """`NoisyClients` around it."""
+        return NoisyClients(algorithm, self)
+
+    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
+        """Refuse also weights that tell how many samples a client has."""
+        super().check(algorithm, name, aggregation, weighting)
+        if weighting == "samples":
+            raise ConfigError("--model.weighting is samples, which tells how many each client has, and --model.privacy "
+                              "LocalPrivacy hides its data; leave --model.weighting out")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NoisyClients(Private):
+    """Clients send bounded changes with noise of their own.
+
+    Args:
+        inner: the algorithm.
+        privacy: the settings.
+    """
+
+    privacy: LocalPrivacy
+
+    def server_memory(self, ctx: Context, shared: Tree) -> Sent:
+        """Nobody has sent anything."""
+        check_statistics(self.inner, ctx)
+        return Sent(torch.zeros(ctx.num_clients, dtype=torch.int64), torch.zeros((), dtype=torch.float64))
+
+    def encode(
+        self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
+    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+        """The message with its news scaled down to the bound, and noise on each number."""
+        assert self.privacy.clip_norm is not None
+        of_old = known(self.inner, self.heard(ctx, shared), message.value)
+        changes = news(message.value, of_old)
+        factor, noise = clip_factor(tree.norm(changes), self.privacy.clip_norm), self._noise(ctx)
+        told = [leaf * factor for leaf in tree.leaves(changes)]
+        if noise:
+            std, sizes = noise * self.privacy.clip_norm, [leaf.numel() for leaf in told]
+            assert ctx.secret is not None
+            drawn = protecting_normals(ctx.secret, ctx.round_idx, data.client_id, f"local/{ctx.phase}", sum(sizes))
+            told = [leaf + std * one.view(leaf.shape) for leaf, one in zip(told, drawn.split(sizes), strict=True)]
+        value = tell(message.value, of_old, changes, tree.rebuild(changes, told))
+        alike = torch.ones_like(message.weight)
+        return message._replace(value=value, weight=alike), memory, {"privacy/clipped_share": (factor < 1).double()}
+
+    def charged(self, ctx: Context, own: Sent, client_ids: Tensor, sends: bool) -> Sent:
+        """One message more of each client, if there are messages."""
+        if not sends:
+            return own
+        ids = client_ids.to(own.messages.device)
+        messages = own.messages.index_add(0, ids, torch.ones_like(ids))
+        return Sent(messages, torch.full_like(own.noise_multiplier, self._noise(ctx)))
+
+    def charged_again(self, ctx: Context, own: Sent) -> Sent:
+        """One message more of each client."""
+        return self.charged(ctx, own, torch.arange(ctx.num_clients), sends=True)
+
+    def _noise(self, ctx: Context) -> float:
+        """z: what was given, or what keeps to the target for a client that takes part in all rounds."""
+        privacy = self.privacy
+        if privacy.noise_multiplier is not None:
+            return privacy.noise_multiplier
+        assert privacy.target_epsilon is not None
+        return _noise_for(privacy.target_epsilon, ctx.num_rounds, privacy.charged)
+
+    def plan(self, ctx: Context, own: Sent) -> list[str]:
+        """Refuse another number of rounds than the target was meant for."""
+        privacy, noise, before = self.privacy, self._noise(ctx), float(own.noise_multiplier)
+        if before and not math.isclose(noise, before):
+            raise ConfigError(
+                f"--model.privacy.target_epsilon {privacy.target_epsilon:g} wants a noise multiplier of {noise:.4g} "
+                f"for {ctx.num_rounds} rounds, and the run has begun with {before:.4g}; give --trainer.max_epochs as "
+                "it was, or begin a new run"
+            )
+        most = int(own.messages.max()) + ctx.num_rounds - ctx.round_idx
+        epsilon, name = epsilon_of_local_messages(noise, most, privacy.charged), accountant_name("gaussian")
+        return planned(epsilon, privacy.charged, noise, f"{most} messages of a client", name, ctx.num_clients)
+
+    def guarantee(self, ctx: Context, own: Sent, exact: bool = True) -> dict[str, Any]:
+        """ε for replacing all data of the client that has sent most messages."""
+        noise, most = float(own.noise_multiplier), int(own.messages.max())
+        return {
+            "epsilon": epsilon_of_local_messages(noise, most, self.privacy.charged),
+            "delta": self.privacy.charged,
+            "noise_multiplier": noise,
+            "releases": most,
+            "clip_norm": self.privacy.clip_norm,
+            "accountant": accountant_name("gaussian"),
+            "unit": self.privacy.unit,
+            "adjacency": self.privacy.adjacency,
+            "not_covered": NOT_COVERED,
+        }
+
+
+_noise_for = lru_cache(maxsize=8)(noise_for_local_messages)

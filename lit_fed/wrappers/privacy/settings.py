@@ -1,0 +1,299 @@
+"""What every kind of differential privacy has in common: its settings, what they refuse, and what is reported."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Literal
+
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.context import Context
+from lit_fed.core.noise import Secret
+from lit_fed.core.types import Tree
+from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.base import Around, Guarded, WrapperSettings, wrapper_of
+from lit_fed.wrappers.fedbn import averages_statistics
+
+__all__ = [
+    "NOT_COVERED",
+    "Privacy",
+    "Private",
+    "check_statistics",
+    "planned",
+    "privacy_of",
+    "private_part",
+    "spent_by",
+    "whole_guarantee",
+    "with_private_part",
+]
+
+NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
+"""What a run writes and ε says nothing of: it is made from the clients' own data without noise."""
+
+OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
+"""What else it says nothing of, of a run whose start was declared public and of all that start from it."""
+
+
+class Private(Around):
+    """A wrapper that knows what its releases cost, since it remembers them."""
+
+    privacy: Privacy
+    remembers_rounds = True
+
+    @abstractmethod
+    def guarantee(self, ctx: Context, own: Tree, exact: bool = True) -> dict[str, Any]:
+        """What holds after the releases so far, by name: numbers, and words; ε is inf where there is no noise.
+
+        Args:
+            ctx: what every client knows.
+            own: what the wrapper remembers.
+            exact: False where many rounds ask, and ε may be larger by a thousandth or two.
+        """
+
+    @abstractmethod
+    def charged_again(self, ctx: Context, own: Tree) -> Tree:
+        """`own` after a round that may have been released already is done again, with other noise."""
+
+    def worth(self, own: Tree) -> dict[str, float]:
+        """What tells how the last release was, by name, for every round."""
+        return {}
+
+    @abstractmethod
+    def plan(self, ctx: Context, own: Tree) -> list[str]:
+        """Refuse a fit that cannot keep what was asked for, before it begins; else what its user should know of it.
+
+        Raises:
+            ConfigError: naming the setting, or the package that is missing.
+        """
+
+
+class Privacy(WrapperSettings):
+    """Settings of differential privacy, given as `--model.privacy`."""
+
+    unit = ""
+    """Whose data the guarantee is about."""
+    adjacency = ""
+    """What two data sets differ by that ε compares."""
+    noise_multiplier: float | None
+    target_epsilon: float | None
+    delta: float | None
+    public_start: bool
+    noise_seed: int | None
+    weight_cap: int | None = None
+    noises_steps = False
+    """Whether clients add noise as they train, so that nodes draw it, and not the server."""
+    fixes_denominator = False
+    """Whether averages are divided by what takes part in general, whoever it is."""
+    noises_messages = False
+    """Whether each client adds noise to all numbers of its message."""
+    needs_sizes = False
+    """Whether ε depends on the number of samples of each client."""
+
+    def check_budget(self) -> None:
+        """Refuse settings that do not say how much noise there is, and for which δ.
+
+        Raises:
+            ConfigError: naming the setting.
+        """
+        here = "--model.privacy"
+        if self.noise_multiplier is not None and self.target_epsilon is not None:
+            raise ConfigError(f"{here}.noise_multiplier and target_epsilon are both given; give one")
+        if self.noise_multiplier is None and self.target_epsilon is None:
+            raise ConfigError(f"{here} does not say how much noise there is; give {here}.noise_multiplier or "
+                              f"{here}.target_epsilon")  # fmt: skip
+        if self.delta is None:
+            raise ConfigError(f"{here}.delta is missing, the probability with which ε may fail; give one far below 1 "
+                              "over the number of clients, such as 1e-5")  # fmt: skip
+        noise, target = self.noise_multiplier, self.target_epsilon
+        checks = {
+            "noise_multiplier": (noise is None or 0 <= noise < math.inf, "a number >= 0"),
+            "target_epsilon": (target is None or 0 < target < math.inf, "a number > 0"),
+            "delta": (0 < self.delta < 1, "a number in (0, 1)"),
+            "noise_seed": (self.noise_seed is None or self.noise_seed >= 0, "a whole number >= 0, or null"),
+        }
+        check_settings(self, checks, here)
+
+    def secret(self) -> Secret:
+        """What noise follows from: the seed that was given, or chance."""
+        return Secret.fresh() if self.noise_seed is None else Secret.of_seed(self.noise_seed)
+
+    @property
+    def charged(self) -> float:
+        """δ, after `check_budget`."""
+        assert self.delta is not None
+        return self.delta
+
+    def usual_weighting(self) -> Literal["samples", "uniform"] | None:
+        """Weight of a client's message where none is asked for; None: as without privacy."""
+        return "uniform"
+
+    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
+        """Refuse an algorithm whose releases it cannot charge, and an average that it cannot cover.
+
+        Args:
+            algorithm: the algorithm.
+            name: its name.
+            aggregation: what absent clients count for.
+            weighting: weight of a client's message, where it was given.
+
+        Raises:
+            ConfigError: naming the algorithm or the setting, with the reason.
+        """
+        if algorithm.sends not in ("models", "changes"):
+            kept = {"rows": "keeps rows of single clients at the server", "nothing": "sends nothing to a server"}
+            reason = kept.get(algorithm.sends, "sends models times numbers that are private")
+            raise ConfigError(
+                f"--model.privacy clips changes of models, and {name} {reason}; choose an algorithm that averages "
+                "models, or leave it out"
+            )
+        if algorithm.keeps_running_sum:
+            raise ConfigError(
+                f"--model.privacy adds noise to one average a round, and {name} adds up what clients send from round "
+                "to round, noise included; choose an algorithm that averages models, or leave it out"
+            )
+        if algorithm.refuses_privacy:
+            raise ConfigError(
+                f"--model.privacy charges one average of models a round, and {name} {algorithm.refuses_privacy}; "
+                "let all clients send all of their models once a round, choose another algorithm, or leave it out"
+            )
+        if aggregation == "stale_fill" and self.fixes_denominator:
+            raise ConfigError(
+                "--model.aggregation stale_fill has no meaning with --model.privacy, whose denominator is fixed already"
+            )
+
+    def check_start(self, path: str, spent: dict[str, Any] | None) -> list[str]:
+        """Refuse models of another run that may tell of the same clients without being charged; returns what to say.
+
+        Args:
+            path: checkpoint of the run.
+            spent: its guarantee, as `spent_by` gives it; None: it had none.
+
+        Raises:
+            ConfigError: naming the checkpoint.
+        """
+        start = f"--init_from {path}"
+        if self.public_start:
+            return [f"{start} counts as public: ε says nothing of the data that its models were trained on"]
+        if spent is not None and not _is_spent(spent):
+            raise ConfigError(f"{start} says nothing sensible of the privacy of its models; give another checkpoint")
+        if spent is None or (spent["unit"], spent["adjacency"]) != (self.unit, self.adjacency):
+            kind = "without privacy" if spent is None else f"with privacy of {spent['unit']} ({spent['adjacency']})"
+            raise ConfigError(
+                f"{start} holds models that were trained {kind}, and ε of --model.privacy {type(self).__name__} would "
+                "not cover what they tell of the clients; give the checkpoint of a run with the same --model.privacy, "
+                "or --model.privacy.public_start true if it was trained on public data alone"
+            )
+        return [f"{start} has spent ε {spent['epsilon']:.4g} at δ {spent['delta']:g}, which are added in reports"]
+
+    def check_sampling(self, client_sampling: str) -> None:
+        """Refuse a way of drawing cohorts that the accountant has no answer for; here all are taken.
+
+        Raises:
+            ConfigError: naming the way.
+        """
+
+
+def planned(
+    epsilon: float, delta: float, noise_multiplier: float, after: str, accountant: str, num_clients: int
+) -> list[str]:
+    """What the user of a private run should know before it begins.
+
+    Args:
+        epsilon: ε at its end.
+        delta: δ.
+        noise_multiplier: z.
+        after: how much will have been released by then, in words.
+        accountant: its name.
+        num_clients: T.
+    """
+    said = f"ε {epsilon:.4g}" if math.isfinite(epsilon) else "no finite ε, since there is no noise,"
+    lines = [f"a noise multiplier of {noise_multiplier:.4g} gives {said} at δ {delta:g} after {after} ({accountant})"]
+    if delta * num_clients >= 1:
+        lines.append(
+            f"--model.privacy.delta {delta:g} is not below 1 over the {num_clients} clients, and would allow to "
+            f"publish the data of one of them; customary is their number to the power of -1.1, {num_clients**-1.1:.2g}"
+        )
+    return lines
+
+
+def privacy_of(algorithm: Any) -> Privacy | None:
+    """The settings of the private wrapper among those around an algorithm; None: there is none."""
+    found: Private | None = wrapper_of(algorithm, Private)  # type: ignore[type-abstract]
+    return None if found is None else found.privacy
+
+
+def check_statistics(algorithm: Any, ctx: Context) -> None:
+    """Refuse BatchNorm whose running statistics would be averaged: a bound on changes does not cover them.
+
+    Args:
+        algorithm: the algorithm, with the wrappers inside.
+        ctx: what every client knows.
+
+    Raises:
+        ConfigError: naming the setting that keeps them with the clients.
+    """
+    if averages_statistics(algorithm, ctx):
+        raise ConfigError("--model.privacy and batch normalisation: running statistics are not clipped; add "
+                          "--model.batch_norm local")  # fmt: skip
+
+
+def whole_guarantee(
+    algorithm: Any, ctx: Context, shared: Tree, start: dict[str, Any] | None, *, starts: bool, exact: bool = True
+) -> dict[str, Any]:
+    """The guarantee of a run and of the models that it started from, whose ε and δ are added; {} without privacy.
+
+    Args:
+        algorithm: inside its wrappers.
+        ctx: what every client knows.
+        shared: the shared state.
+        start: what was spent on the models that the run started from, see `spent_by`; None: nothing.
+        starts: whether the run started from models of another.
+        exact: as of `Private.guarantee`.
+    """
+    found = private_part(algorithm, shared)
+    if found is None:
+        return {}
+    private, own = found
+    guarantee = private.guarantee(ctx, own, exact)
+    is_public = starts and private.privacy.public_start
+    if is_public or (start or {}).get("public_start"):
+        guarantee["not_covered"] += OF_PUBLIC_START
+    if is_public or start is None:
+        return guarantee
+    both = {name: value + start["epsilon"] for name, value in guarantee.items() if name.startswith("epsilon")}
+    return guarantee | both | {"delta": guarantee["delta"] + start["delta"], "epsilon_of_start": start["epsilon"]}
+
+
+def spent_by(guarantee: dict[str, Any]) -> dict[str, Any] | None:
+    """What a checkpoint says of the privacy of its models, for runs that start from them; None: nothing is promised.
+
+    Args:
+        guarantee: as of `whole_guarantee`; one of an imitated population promises nothing.
+    """
+    names = ("epsilon", "delta", "unit", "adjacency")
+    public = {"public_start": True} if guarantee.get("not_covered", "").endswith(OF_PUBLIC_START) else {}
+    return {name: guarantee[name] for name in names} | public if "epsilon" in guarantee else None
+
+
+def _is_spent(value: Any) -> bool:
+    """Whether a checkpoint's entry is what `spent_by` gives."""
+    types = {"epsilon": float, "delta": float, "unit": str, "adjacency": str}
+    whole = isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in types.items())
+    return whole and value["epsilon"] >= 0 and 0 <= value["delta"] <= 1
+
+
+def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
+    """The shared state with something else in the memory of the private wrapper, which there is."""
+    if isinstance(algorithm, Private):
+        return Guarded(shared.inner, own)
+    inner = with_private_part(algorithm.inner, algorithm.inside(shared), own)
+    return Guarded(inner, shared.own) if algorithm.remembers_rounds else inner
+
+
+def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
+    """The private wrapper among those around an algorithm, with what it remembers; None: there is none."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, Private):
+            return algorithm, shared.own
+        algorithm, shared = algorithm.inner, algorithm.inside(shared)
+    return None

@@ -1,0 +1,1 @@
+"""Robust aggregation rules, attacks, and the wrapper that runs both."""

@@ -1,0 +1,40 @@
+"""Invalid: attackers send no numbers, as clients do whose training has diverged or whose memory is broken.
+
+Without a source; `--model.robust_aggregation` drops such messages, and a plain average stops the run with a message.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.types import Tree
+from lit_fed.errors import check_settings
+from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
+
+__all__ = ["Invalid"]
+
+
+@dataclass(frozen=True)
+class Invalid(Attack):
+    """Attackers send NaN or infinity for every number.
+
+    Args:
+        value: `nan` or `inf`.
+    """
+
+    value: Literal["nan", "inf"] = "nan"
+
+    def __post_init__(self) -> None:
+        """Refuse other values."""
+        check_settings(self, {"value": (self.value in ("nan", "inf"), "nan or inf")}, "--model.attack")
+
+    def changes(self, sent: Intercepted) -> Tree:
+        """NaN or ∞."""
+
+        def leaf(old: Tensor) -> Tensor:
+            return torch.full((1, *old.shape), float(self.value), dtype=torch.float64, device=old.device)
+
+        return tree.map_leaves(leaf, sent.of_old)

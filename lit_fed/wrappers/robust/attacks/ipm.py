@@ -1,0 +1,45 @@
+"""IPM, inner product manipulation: attackers send the opposite of what honest clients send on average.
+
+Xie, Koyejo, Gupta. "Fall of Empires: Breaking Byzantine-tolerant SGD by Inner Product Manipulation". UAI 2020.
+https://arxiv.org/abs/1903.03936.
+
+Deviations:
+    It acts on changes of models, not on gradients.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.types import Tree
+from lit_fed.errors import check_settings
+from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
+
+__all__ = ["IPM"]
+
+
+@dataclass(frozen=True)
+class IPM(Attack):
+    """Attackers send the mean of the honest changes times −epsilon.
+
+    The mean of all m clients, f of whom attack, turns round if epsilon is above (m − f)/f; smaller ones are hard to
+    tell from honest changes.
+
+    Args:
+        epsilon: factor of the mean.
+    """
+
+    epsilon: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        check_settings(self, {"epsilon": (self.epsilon > 0, "a number > 0")}, "--model.attack")
+
+    def changes(self, sent: Intercepted) -> Tree:
+        """−ε·mean(H)."""
+
+        def leaf(honest: Tensor) -> Tensor:
+            return -self.epsilon * honest.mean(0, keepdim=True)
+
+        return tree.map_leaves(leaf, sent.honest)

@@ -1,0 +1,36 @@
+"""SignFlip: attackers send the opposite of what they learnt.
+
+Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
+https://arxiv.org/abs/2012.10333, "bit-flipping" of its experiments.
+
+Deviations:
+    The authors' attackers flip the gradient of a step; ours flip what a round's local work has changed.
+"""
+
+from dataclasses import dataclass
+
+from lit_fed.core import tree
+from lit_fed.core.types import Tree
+from lit_fed.errors import check_settings
+from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
+
+__all__ = ["SignFlip"]
+
+
+@dataclass(frozen=True)
+class SignFlip(Attack):
+    """Attackers send their own change times −scale.
+
+    Args:
+        scale: factor of the change.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        check_settings(self, {"scale": (self.scale > 0, "a number > 0")}, "--model.attack")
+
+    def changes(self, sent: Intercepted) -> Tree:
+        """−scale·Δ_i."""
+        return tree.scale(sent.own, -self.scale)

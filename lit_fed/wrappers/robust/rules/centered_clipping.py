@@ -1,0 +1,64 @@
+"""CenteredClipping: the mean of what clients differ by from the last result, of which nobody's may be long.
+
+Karimireddy, He, Jaggi. "Learning from History for Byzantine Robust Optimization". ICML 2021.
+https://arxiv.org/abs/2012.10333, "centered clipping".
+
+Symbols:
+    v   -> last          where it starts: its result of the round before
+    τ_l -> clip_norm     largest norm of a difference, τ below
+    L   -> iterations
+Deviations:
+    What is aggregated are changes of models after local training, where the paper takes momenta of gradients: a radius
+    for gradients is to be multiplied by the learning rate and the number of local steps.
+    Running statistics start from those that the server sent. A result of another phase of the same round counts as the
+    last. The differences of the first round are the changes themselves.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.wrappers.robust.rules.base import WholeRowRule
+from lit_fed.wrappers.robust.rules.rows import distances_from
+
+__all__ = ["CenteredClipping"]
+
+
+@dataclass(frozen=True)
+class CenteredClipping(WholeRowRule):
+    """The mean of differences from a centre of which none is longer than τ; where all are shorter, the mean.
+
+    Args:
+        clip_norm: τ, in units of changes of models.
+        iterations: L, how often the result becomes the centre of another mean.
+        start: the first centre: the result of the last round (`last`), or the model that the server sent (`zero`).
+    """
+
+    clip_norm: float = 10.0
+    iterations: int = 1
+    start: Literal["last", "zero"] = "last"
+
+    def checks(self) -> dict[str, tuple[bool, str]]:
+        """τ is positive, and one mean is taken at least."""
+        return {
+            "clip_norm": (self.clip_norm > 0, "a number > 0"),
+            "iterations": (self.iterations >= 1, "a whole number >= 1"),
+            "start": (self.start in ("last", "zero"), "last or zero"),
+        }
+
+    @property
+    def starts_from_last(self) -> bool:  # type: ignore[override]
+        """Unless it starts from zero."""
+        return self.start == "last"
+
+    def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
+        """L times v <- v + Σ p_i(X_i − v)min(1, τ/‖X_i − v‖), of v as a sum of rows; kept is the last factor."""
+        shares = weights / weights.sum()
+        sums, factors = torch.zeros_like(shares), torch.ones_like(shares)
+        for _ in range(self.iterations):
+            factors = (self.clip_norm / distances_from(gram, sums)).clamp(max=1)
+            clipped = shares * factors
+            sums = (1 - clipped.sum()) * sums + clipped
+        return sums, factors

@@ -1,0 +1,241 @@
+"""Robust aggregation, and attacks to try it with, around any algorithm whose server averages models or changes.
+
+The rules are in `lit_fed.wrappers.robust.rules`, the attacks in `lit_fed.wrappers.robust.attacks`, each with its paper.
+
+Symbols:
+    X_i -> Rows          what is new in the message of client i: all floating leaves of all M models, [d]
+    A   -> rule          the change that the rows X amount to
+    f   -> tolerated     clients among those of a round that may lie
+Deviations:
+    Messages with NaN or infinity are dropped first. Where fewer are left than the rule needs, a round changes nothing.
+    Every client counts the same unless `--model.weighting samples` is given: its number of samples is what it claims.
+    Ours: a client gets one verdict over all M models that it sends.
+    Ours: of models that clients choose, each is aggregated over those who chose it. One of which too few are left stays
+    as it is, and the others share out its weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.mixtures.e_step import Chosen
+from lit_fed.core.seeds import generator
+from lit_fed.core.types import Reduced, Tree
+from lit_fed.errors import ClientError, ConfigError
+from lit_fed.wrappers.base import Around, Guarded
+from lit_fed.wrappers.deltas import known, names_of_parameters, parameter_trees, with_parameter_trees
+from lit_fed.wrappers.fedbn import averages_statistics
+from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
+from lit_fed.wrappers.robust.rules import Aggregate, Rule
+from lit_fed.wrappers.robust.rules.base import Started
+from lit_fed.wrappers.robust.rules.rows import Rows
+
+__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "judging_part"]
+
+NEVER_JUDGED = -1.0
+
+Starts = tuple[dict[str, Tensor], ...]
+
+
+class Judged(NamedTuple):
+    """What the server remembers of the clients' messages."""
+
+    kept: Tensor  # [T] float64, how much of each client's last message went in; −1 of those who never took part
+    refused: Tensor  # [T] int64, how many messages of each were no numbers
+    skipped: Tensor  # [] int64, phases that changed nothing, since too few messages were left
+    start: Starts  # parameters of the rule's last result, leaves [M, ...] float64; () of rules that start from nothing
+
+
+@dataclass(frozen=True)
+class RobustAverage(Around):
+    """The server sees every message, and takes what a rule makes of them for their average.
+
+    Args:
+        inner: the algorithm.
+        rule: the rule; None: the average.
+        attack: what attackers send; None: what they learnt.
+    """
+
+    rule: Rule | None = None
+    attack: Attack | None = None
+
+    reduce = "stack"
+    steps_on_empty_rounds = False  # there is no row that could tell the form of the message
+    remembers_rounds = True
+
+    # ------------------------------------------------------------------ what the server remembers
+    def server_memory(self, ctx: Context, shared: Tree) -> Judged:
+        """Nobody was judged; refuses running statistics that would move by steps of one size."""
+        device = ctx.lr.device
+        if self.rule is not None and self.rule.takes_signs and averages_statistics(self.inner, ctx):
+            raise ConfigError(
+                f"--model.robust_aggregation {type(self.rule).__name__} moves all numbers by steps of one size, and "
+                "running statistics of normalisation are none that could be; add --model.batch_norm local, or choose "
+                "another rule"
+            )
+        kept = torch.full((ctx.num_clients,), NEVER_JUDGED, dtype=torch.float64, device=device)
+        refused = torch.zeros(ctx.num_clients, dtype=torch.int64, device=device)
+        start: Starts = ()
+        if self.rule is not None and self.rule.starts_from_last:
+            parts = 2 if self.inner.sends_beside_models else 1
+            start = tuple(_zeros(tree.models(shared)[0].parameters) for _ in range(parts))
+        return Judged(kept, refused, refused.sum(), start)
+
+    # ------------------------------------------------------------------ the server's step
+    def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
+        """The algorithm's, on what the rule makes of the messages; where it makes nothing, that is remembered alone."""
+        if not tree.leaves(reduced.value):
+            return super().server_step(ctx, shared, reduced, client_ids)
+        reduced, own = self.decode(ctx, shared, reduced, client_ids)
+        if not float(reduced.weight):
+            return Guarded(self.inside(shared), own)
+        return Guarded(self.inner.server_step(ctx, self.inside(shared), reduced, client_ids), own)
+
+    def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Judged]:
+        """The mean that the algorithm's server gets: what is known of the messages, and the change that is left."""
+        judged: Judged = shared.own
+        of_old = self._known(ctx, shared, tree.index(reduced.value, 0))
+        values = self._attacked(ctx, of_old, reduced.value, client_ids)
+        counts = reduced.weight > 0
+        broken = counts & ~Rows(values, of_old).finite()
+        if self.rule is None and broken.any():
+            raise ClientError(
+                int(client_ids[broken][0]), "client_final", ctx.round_idx,
+                "it sent NaN or infinity; give --model.robust_aggregation, which drops such messages",
+            )  # fmt: skip
+        left = counts & ~broken
+        refused = judged.refused.index_add(0, client_ids, broken.long())
+        kept = judged.kept.index_fill(0, client_ids, 0.0)
+        if not left.all():
+            values, client_ids = tree.index(values, left), client_ids[left]
+        weights = reduced.weight[left]
+        if self.rule is not None and self.rule.weight_cap is not None:
+            weights = weights.clamp(max=self.rule.weight_cap)
+        start = self._laid_out(ctx, shared, of_old, judged.start)
+        judge = self._each_chosen if isinstance(of_old, Chosen) else self._all
+        found = judge(ctx, values, of_old, weights, start)
+        if found is None:
+            nothing = Reduced(of_old, torch.zeros((), dtype=torch.float64, device=weights.device))
+            return nothing, judged._replace(kept=kept, refused=refused, skipped=judged.skipped + 1)
+        mean, verdicts, change = found
+        if judged.start:
+            parts = parameter_trees(change, names_of_parameters(self.inside(shared)))
+            judged = judged._replace(start=tuple(old | new for old, new in zip(judged.start, parts, strict=True)))
+        return mean, judged._replace(kept=kept.index_copy(0, client_ids, verdicts), refused=refused)
+
+    def _known(self, ctx: Context, shared: Tree, one: Tree) -> Tree:
+        """What is known of any message, of all models in it, from one of them."""
+        one = one._replace(taken=torch.ones_like(one.taken)) if isinstance(one, Chosen) else one
+        return known(self.inner, self.heard(ctx, shared), one)
+
+    def _laid_out(self, ctx: Context, shared: Tree, of_old: Tree, start: Starts) -> Tree:
+        """Where the rule starts, a tree of changes like the messages; of what is no parameter it starts from zero."""
+        if not start:
+            return None
+        names, zeros = names_of_parameters(self.inside(shared)), _zeros(of_old)
+        parts = zip(parameter_trees(zeros, names), start, strict=True)
+        laid = iter([{name: last[name] for name in part} for part, last in parts])
+        return with_parameter_trees(zeros, laid, names)
+
+    def _attacked(self, ctx: Context, of_old: Tree, values: Tree, client_ids: Tensor) -> Tree:
+        """The values with what attackers send."""
+        if self.attack is None or ctx.attackers is None:
+            return values
+        attacks = ctx.attackers.to(client_ids.device)[client_ids]
+        if not attacks.any():
+            return values
+        return self.attack.strike(
+            Intercepted(values, of_old, attacks, client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}")
+        )
+
+    # ------------------------------------------------------------------ what the rule makes of rows
+    def tolerated(self, num_messages: int, num_clients: int, num_attackers: int | None) -> int:
+        """F among so many messages: what the rule was given, else the share of attackers, a fifth if nobody knows.
+
+        Args:
+            num_messages: clients of the round, m.
+            num_clients: T.
+            num_attackers: of these; None: not known.
+        """
+        usual = num_messages // 5 if num_attackers is None else -(-num_attackers * num_messages // num_clients)
+        return usual if self.rule is None else self.rule.against(usual)
+
+    def _aggregate(self, ctx: Context, rows: Rows, weights: Tensor, start: Tree) -> Aggregate | None:
+        """What the rule makes of some rows; None where these are too few."""
+        number = len(weights)
+        if self.rule is None:
+            return Aggregate(rows.combine(weights / weights.sum()), torch.ones_like(weights)) if number else None
+        f = self.tolerated(number, ctx.num_clients, None if ctx.attackers is None else int(ctx.attackers.sum()))
+        if number < max(self.rule.fewest_clients(f), 1):
+            return None
+        order = None
+        if self.rule.bucket_size > 1:
+            drawn = generator(ctx.seed, ctx.round_idx, 0, "robust/buckets").permutation(number)
+            order = torch.from_numpy(drawn).to(weights.device)
+        return self.rule.aggregate(rows, weights, Started(f, start, order))
+
+    def _all(
+        self, ctx: Context, values: Tree, of_old: Tree, weights: Tensor, start: Tree
+    ) -> tuple[Reduced, Tensor, Tree] | None:
+        """The mean of messages that hold all models, the verdicts [m], and the change."""
+        found = self._aggregate(ctx, Rows(values, of_old), weights, start)
+        if found is None:
+            return None
+        return Reduced(tree.add(of_old, found.change), weights.sum()), found.kept, found.change
+
+    def _each_chosen(
+        self, ctx: Context, values: Chosen, of_old: Chosen, weights: Tensor, start: Chosen | None
+    ) -> tuple[Reduced, Tensor, Tree] | None:
+        """Each of the M models over those who sent it: the mean of messages of which a share holds it.
+
+        The verdict on a client is the mean of those on its models; 0 for a model of which too few were left.
+        """
+        kept, counted, found = torch.zeros_like(weights), torch.zeros_like(weights, dtype=torch.bool), []
+        for place in range(values.taken.shape[1]):
+            takers = (values.taken[:, place] > 0).nonzero()[:, 0]
+            old, sent = tree.index(of_old.models, place), _of_some(values.models, takers, place)
+            begin = None if start is None else tree.index(start.models, place)
+            one = self._aggregate(ctx, Rows(sent, old), weights[takers], begin) if len(takers) else None
+            if one is not None:
+                kept = kept.index_add(0, takers, one.kept)
+                counted[takers] = True
+            found.append((one, weights[takers].sum(), old, begin))
+        total = weights[counted].sum()
+        if not counted.any():
+            return None
+        shares = torch.stack([weight * 0 if one is None else weight / total for one, weight, _, _ in found])
+        changes = [_zeros(old) if one is None else one.change for one, _, old, _ in found]
+        told = [
+            tree.scale(tree.add(old, change), share)
+            for (_, _, old, _), change, share in zip(found, changes, shares, strict=True)
+        ]
+        last = [
+            change if one is not None or begin is None else begin
+            for (one, _, _, begin), change in zip(found, changes, strict=True)
+        ]
+        verdicts = kept / values.taken.sum(1).clamp(min=1)
+        return Reduced(Chosen(tree.stack(told), shares), total), verdicts, Chosen(tree.stack(last), shares)
+
+
+def _zeros(leaves: Tree) -> Tree:
+    return tree.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), leaves)
+
+
+def _of_some(models: Tree, clients: Tensor, place: int) -> Tree:
+    """One model of those that some clients sent, leaves [k, ...]."""
+    return tree.map_leaves(lambda leaf: leaf[clients, place], models)
+
+
+def judging_part(algorithm: Any, shared: Tree) -> tuple[RobustAverage, Judged] | None:
+    """The wrapper among those around an algorithm that judges messages, with what it remembers; None: there is none."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, RobustAverage):
+            return algorithm, shared.own
+        algorithm, shared = algorithm.inner, algorithm.inside(shared)
+    return None

@@ -1,0 +1,321 @@
+"""Secure aggregation, around any algorithm whose server needs a sum of models or changes: what it does to the numbers.
+
+Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017.
+https://doi.org/10.1145/3133956.3133982
+
+Symbols:
+    x_i    -> Masked.residues, Masked.weight   round(w_i·Δ_i·2^f) mod 2^b, and w_i as one coordinate more
+    t      -> threshold                        share of the clients that must be left
+Deviations:
+    This simulates the arithmetic: quantisation, clamping, overflow, masks, drop-outs and bits. Nothing is kept secret
+    from this process; key agreement, its rounds and its time, and servers that cheat are left out.
+    Clients send changes of models and not models, whose numbers are larger: a narrow range leaves fine steps.
+    Leaves of whole numbers, such as counters of batches and which models a client sends, take no fraction bits.
+    Ours: around ClientPrivacy numbers are rounded towards zero, so that no message exceeds the bound that noise was
+    laid out for, and the step size is that of all T clients, independent of who is sampled.
+    t = 2/3 is ours. A client that drops out, and all clients of a round that is void, go on with the state that they
+    had before: client and server so agree about what was sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.context import Context
+from lit_fed.core.mixtures.e_step import Chosen
+from lit_fed.core.seeds import uniforms
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Phase, Reduced, Tree
+from lit_fed.errors import ConfigError, check_settings
+from lit_fed.wrappers.base import Around, Carried, own_work
+from lit_fed.wrappers.compression.codecs.vectors import vectors_of
+from lit_fed.wrappers.compression.uplink import Compressed, sent_leaves
+from lit_fed.wrappers.deltas import known, news
+from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.wrappers.privacy.client_level import clips_messages
+from lit_fed.wrappers.privacy.settings import Privacy
+from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo, most_fraction_bits
+from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits
+from lit_fed.wrappers.secure.recovery import survives, take_masks_off
+from lit_fed.wrappers.secure.settings import SecureAggregation
+
+__all__ = ["Masked", "MaskedAverage", "SecureSum"]
+
+PLACE = "--model.secure_aggregation"
+
+MOST_MESSAGES = 2**19
+"""Messages of a sum whose division by their number rounding undoes: their sum stays below 2^51."""
+
+
+@dataclass(frozen=True)
+class SecureSum(SecureAggregation):
+    """The server sees sums of masked whole numbers, and the message of no single client.
+
+    This simulates the arithmetic of secure aggregation; nothing is kept secret from this process.
+
+    Args:
+        modulus_bits: b; whole numbers are added modulo 2^b, from 8 to 64.
+        fraction_bits: f; changes are rounded to multiples of 2^-f; null: the most with which no sum of the clients of
+            a round can overflow.
+        clip_range: c; changes beyond ±c are cut off there, and counted as `secure/clamped_share`.
+        threshold: share of the clients of a round, or with neighbours of each client and its neighbours, that must be
+            left for a sum; with fewer the round is void.
+        dropout_fraction: probability with which a client drops out of a round after it has masked its message.
+        neighbours: with how many others a client shares masks and keys, an even number; null: with all.
+        masks: draw the masks and take them off again; they change no bit of the sum, and cost the square of the number
+            of clients. False leaves out what cancels anyway.
+    """
+
+    modulus_bits: int = 32
+    fraction_bits: int | None = None
+    clip_range: float = 8.0
+    threshold: float = 2 / 3
+    dropout_fraction: float = 0.0
+    neighbours: int | None = None
+    masks: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        beside, fraction = self.neighbours, self.fraction_bits
+        checks = {
+            "fraction_bits": (fraction is None or abs(fraction) <= 1000, "a whole number from -1000 to 1000, or null"),
+            "modulus_bits": (8 <= self.modulus_bits <= 64, "a whole number from 8 to 64"),
+            "clip_range": (self.clip_range > 0, "a number > 0"),
+            "threshold": (0 < self.threshold <= 1, "a number above 0 and up to 1"),
+            "dropout_fraction": (0 <= self.dropout_fraction < 1, "a number in [0, 1)"),
+            "neighbours": (beside is None or (beside >= 2 and beside % 2 == 0), "an even whole number >= 2, or null"),
+        }
+        check_settings(self, checks, PLACE)
+
+    def check_cohort(self, algorithm: Algorithm, name: str, num_messages: int, most_weight: int) -> None:
+        """Refuse sums that could overflow, and drop-outs where every client has to take part."""
+        if num_messages > MOST_MESSAGES:
+            raise ConfigError(f"{PLACE} adds up at most {MOST_MESSAGES} clients, and a round has up to {num_messages}")
+        if self.dropout_fraction and algorithm.needs_all_clients:
+            raise ConfigError(
+                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and {name} needs every client in every round; "
+                "leave it out"
+            )
+        self.point(num_messages, most_weight)
+
+    def check_privacy(self, privacy: Privacy | None) -> None:
+        """Refuse drop-outs whose void rounds tell who takes part."""
+        if privacy is not None and privacy.fixes_denominator and self.dropout_fraction:
+            raise ConfigError(
+                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and whether a round is void then depends on who "
+                f"takes part, which ε of --model.privacy {type(privacy).__name__} does not cover; give "
+                "--model.faults.dropout instead, by which clients drop out before they mask"
+            )
+
+    def point(self, num_messages: int, most_weight: int) -> FixedPoint:
+        """How numbers become whole ones in a phase.
+
+        Raises:
+            ConfigError: if a sum of so many messages could overflow, with what would do.
+        """
+        most = most_fraction_bits(self.modulus_bits, num_messages, most_weight, self.clip_range)
+        point = FixedPoint(
+            self.modulus_bits, most if self.fraction_bits is None else self.fraction_bits, self.clip_range
+        )
+        point.check(num_messages, most_weight, PLACE)
+        return point
+
+    def around(self, algorithm: Any) -> Around:
+        """`MaskedAverage` around it."""
+        return MaskedAverage(algorithm, self)
+
+
+class Masked(NamedTuple):
+    """What a client sends: whole numbers below 2^32, in L parts each."""
+
+    residues: Any  # for each leaf of the algorithm's message [L, ...] float64
+    weight: Tensor  # [L] float64
+
+
+@dataclass(frozen=True)
+class MaskedAverage(Around):
+    """Clients send masked whole numbers, of whose sum the server makes the average that the algorithm takes.
+
+    Sums of whole numbers are exact in any order, so that blocks and ranks change no bit.
+
+    Args:
+        inner: the algorithm.
+        settings: the settings.
+    """
+
+    settings: SecureSum
+
+    def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
+        """The algorithm's; a client that was drawn several times masks once, and counts its draws in its message."""
+        phases = []
+        for phase in super().phases(ctx, client_ids):
+            ids, counts = phase.client_ids.unique(return_counts=True)
+            if len(ids) < len(phase.client_ids):
+                draws = torch.zeros(ctx.num_clients, dtype=torch.int64, device=ids.device).index_add(0, ids, counts)
+                phase = phase._replace(client_ids=ids, draws=draws)
+            phases.append(phase)
+        return phases
+
+    # ------------------------------------------------------------------ at a client
+    def encode(
+        self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
+    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+        """The changes times their weight and the weight itself, as masked whole numbers; the message counts once."""
+        changes = news(message.value, known(self.inner, self.heard(ctx, shared), message.value))
+        points, cohort = self._points(ctx, shared, changes), self._cohort(ctx)
+        weight = message.weight.double() * (1 if ctx.draws is None else ctx.draws[data.client_id])
+        pairs = [(point, leaf.flatten()) for point, leaf in zip(points, tree.leaves(changes), strict=True)]
+        bounded = clips_messages(self.inner)
+        parts = [
+            *(point.encode(leaf, weight, towards_zero=bounded) for point, leaf in pairs),
+            weight.round().to(torch.int64).view(1),
+        ]
+        flat = torch.cat(parts)
+        if self.settings.masks and len(cohort.client_ids):
+            flat = modulo(flat + cohort.mask(data.client_id, len(flat)), self.settings.modulus_bits)
+        *limbs, of_weight = points[0].split(flat).split([len(part) for part in parts], dim=1)
+        sent = [
+            # what is no number stays none, so that whoever looks at messages finds it
+            torch.where(leaf.isfinite(), limb.view(-1, *leaf.shape), leaf)
+            for limb, leaf in zip(limbs, tree.leaves(changes), strict=True)
+        ]
+        value = Masked(tree.rebuild(message.value, sent), of_weight[:, 0])
+        beyond = torch.stack([(leaf.abs() > point.largest).sum() for point, leaf in pairs]).sum()
+        metrics = {"secure/clamped_share": (beyond.double() / (len(flat) - 1)).float()}  # short, so that sums are exact
+        counts, metrics = self._counts(ctx, cohort, data.client_id, metrics)
+        numbers = 1 + self._num_sent(ctx, shared, message.value)
+        bits = counts * self.settings.modulus_bits * numbers + agreement_bits(cohort.num_partners)
+        return message._replace(value=value, weight=counts, bits_up=bits), memory, metrics
+
+    def _counts(
+        self, ctx: Context, cohort: MaskingCohort, client_id: Tensor, metrics: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """1, or 0 for a client that drops out, [] float64; metrics with the share of those who do."""
+        counts = (~self._drops_out(ctx, client_id)).double()
+        if self.settings.dropout_fraction:
+            present = self._present(ctx, cohort)
+            void = torch.full_like(counts, float(not survives(cohort, present, self.settings.threshold)))
+            gone = torch.ones_like(counts) - present.double().mean()
+            metrics = metrics | {"secure/dropped_share": gone.float(), "secure/void_share": void}
+        return counts, metrics
+
+    def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
+        """The algorithm's; where clients drop out, with the state that they go back to."""
+        work = super().client_init(ctx, shared, state, data, losses)
+        return Carried(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
+
+    def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
+        """The algorithm's."""
+        if not self._may_lose(ctx):
+            return super().client_step(ctx, shared, work, batch)
+        stepped = super().client_step(ctx, shared, own_work(work), batch)
+        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
+
+    def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
+        """The algorithm's, masked; a client whose message is lost keeps the state from before."""
+        if not self._may_lose(ctx):
+            return super().client_final(ctx, shared, work, data)
+        result, cohort = super().client_final(ctx, shared, own_work(work), data), self._cohort(ctx)
+        lost = self._drops_out(ctx, data.client_id)
+        if not survives(cohort, self._present(ctx, cohort), self.settings.threshold):
+            lost = torch.ones_like(lost)
+        state = tree.map_leaves(lambda new, old: torch.where(lost, old, new), result.state, work.memory)
+        return result._replace(state=state)
+
+    # ------------------------------------------------------------------ at the server
+    def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
+        """The algorithm's, on the average of those who are left; a void round changes nothing."""
+        cohort = self._cohort(ctx)
+        is_sum = bool(len(cohort.client_ids) and tree.leaves(reduced.value))
+        if is_sum and not survives(cohort, self._present(ctx, cohort), self.settings.threshold):
+            return shared
+        return super().server_step(ctx, shared, reduced, client_ids)
+
+    def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
+        """The average of the messages and the sum of their weights, from the sum of what clients sent."""
+        points, cohort, heard = (
+            self._points(ctx, shared, reduced.value.residues),
+            self._cohort(ctx),
+            self.heard(ctx, shared),
+        )
+        limbs = [leaf.flatten(1) for leaf in tree.leaves(reduced.value.residues)] + [reduced.value.weight[:, None]]
+        total = points[0].join(torch.cat(limbs, dim=1) * reduced.weight)
+        if self.settings.masks and len(cohort.client_ids):
+            total = take_masks_off(cohort, total, self._present(ctx, cohort), self.settings.threshold)
+        *sums, of_weight = total.split([limb.shape[1] for limb in limbs])
+        weight = of_weight[0].double()
+        means = [
+            (point.decode(part) / weight.clamp(min=1)).view(leaf.shape[1:])
+            for point, part, leaf in zip(points, sums, tree.leaves(reduced.value.residues), strict=True)
+        ]
+        mean = tree.rebuild(reduced.value.residues, means)
+        value = tree.map_leaves(lambda new, old: old.double() + new, mean, known(self.inner, heard, mean))
+        return Reduced(value, weight), shared.own if self.remembers_rounds else ()
+
+    # ------------------------------------------------------------------ what both know
+    def _cohort(self, ctx: Context) -> MaskingCohort:
+        present = ctx.present
+        ids = torch.arange(ctx.num_clients, device=ctx.lr.device) if present is None else present.nonzero()[:, 0]
+        settings = self.settings
+        return MaskingCohort(ctx.seed, ctx.round_idx, ctx.phase, ids, settings.modulus_bits, settings.neighbours)
+
+    def _points(self, ctx: Context, shared: Tree, values: Tree) -> list[FixedPoint]:
+        """How each leaf of the algorithm's message becomes whole numbers; one that is whole takes no fraction bits."""
+        num_messages = len(self._cohort(ctx).client_ids) if ctx.draws is None else int(ctx.draws.sum())
+        if clips_messages(
+            self.inner
+        ):  # whether a client takes part must not change how the others' messages are rounded
+            num_messages = ctx.num_clients
+        most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
+        point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
+        whole = point._replace(fraction_bits=0, clip_range=point.clip_range * 2.0**point.fraction_bits)
+        models = tree.models(self.heard(ctx, shared))
+        counters = {name for one in models[:1] for name, leaf in one.buffers.items() if not leaf.is_floating_point()}
+        paths = [path.split("/") for path, _ in tree.items(values)]
+
+        def is_whole(path: list[str]) -> bool:
+            counts = path[-2:-1] == ["buffers"] and path[-1] in counters
+            return counts or (isinstance(values, Chosen) and path == ["taken"])
+
+        return [whole if is_whole(path) else point for path in paths]
+
+    def _num_sent(self, ctx: Context, shared: Tree, value: Tree) -> int:
+        """Numbers of a message that leave the client, d: without those that stay there, or that a codec leaves out."""
+        inner, private, left_out = self.inner, frozenset[str](), 0
+        while isinstance(inner, Around):
+            if isinstance(inner, LocalNorm):
+                private |= ctx.task.norm_names
+            if isinstance(inner, Compressed):
+                left_out = _left_out(inner, ctx, tree.models(self.heard(ctx, shared))[0].parameters)
+            inner = inner.inner
+        of_one = tree.map_leaves(lambda leaf: torch.empty(leaf.shape, dtype=torch.uint8, device="meta"), value)
+        return tree.bits(of_one, private) // 8 - left_out
+
+    def _may_lose(self, ctx: Context) -> bool:
+        """Whether messages of a phase may be lost."""
+        return bool(self.settings.dropout_fraction) and ctx.phase != "adapt"
+
+    def _drops_out(self, ctx: Context, client_id: Tensor) -> Tensor:
+        """Whether a client drops out of a phase, [] bool."""
+        drawn = uniforms(ctx.seed, ctx.round_idx, client_id, f"secure/dropout/{ctx.phase}", 1)[0]
+        return drawn < self.settings.dropout_fraction
+
+    def _present(self, ctx: Context, cohort: MaskingCohort) -> Tensor:
+        """Whether each client of a phase is still there, [m] bool."""
+        if not len(cohort.client_ids):
+            return torch.zeros_like(cohort.client_ids, dtype=torch.bool)
+        return ~torch.func.vmap(lambda client_id: self._drops_out(ctx, client_id))(cohort.client_ids)
+
+
+def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor]) -> int:
+    """Numbers that a codec leaves out whose positions all clients share: of d it sends d/(1 + ω)."""
+    codec, left_out = compressed.codec, 0
+    for vector in vectors_of(sent_leaves(compressed.inner, ctx, parameters), codec, compressed.scope).values():
+        count = vector[0].numel()
+        left_out += len(vector) * (count - round(count / (1 + codec.relative_variance(count))))
+    return left_out * (2 if compressed.sends_beside_models else 1)

@@ -1,0 +1,76 @@
+import errno
+import os
+import stat
+
+import pytest
+import torch
+from interruptions import file_size_limit
+
+from lit_fed.errors import WriteError
+from lit_fed.system.files import whole_file, write_atomically
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def save_zeros(path):
+    with whole_file(path) as file:
+        torch.save(torch.zeros(2000), file)
+
+
+@pytest.mark.parametrize("write", [save_zeros, lambda path: write_atomically(path, "x" * 2000)])
+def test_what_stood_there_stands_if_the_new_file_is_refused(tmp_path, write):
+    path = tmp_path / "file"
+    write_atomically(path, "before")
+    refused = r"file cannot be written: File too large; lift the limit \(ulimit -f\)"
+    with file_size_limit(1000), pytest.raises(WriteError, match=refused):
+        write(path)
+    assert path.read_text() == "before"
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_full_disk_is_told_from_an_error_of_ones_own(tmp_path):
+    with pytest.raises(WriteError, match="No space left on device; free space"), whole_file(tmp_path / "a"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(RuntimeError, match="wrong shape") as raised, whole_file(tmp_path / "a"):
+        raise RuntimeError("wrong shape")
+    assert type(raised.value) is RuntimeError
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(WriteError, match="none/file cannot be written: No such file or directory; see to its folder"):
+        write_atomically(tmp_path / "none/file", "")
+
+
+def test_the_umask_decides_unless_a_file_is_private(tmp_path):
+    before = os.umask(0o022)
+    try:
+        (tmp_path / ".secret.partial").touch()  # of a process that was killed
+        with whole_file(tmp_path / "secret", private=True) as file:
+            file.write(b"x")
+        write_atomically(tmp_path / "table", "x")
+    finally:
+        os.umask(before)
+    assert (mode(tmp_path / "secret"), mode(tmp_path / "table")) == (0o600, 0o644)
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_what_stood_there_is_kept(tmp_path, monkeypatch, linked):
+    path, kept = tmp_path / "last", tmp_path / "previous"
+    if not linked:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("no links here")))
+    for content in (b"1", b"2", b"3"):
+        with whole_file(path, keep=kept) as file:
+            file.write(content)
+    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
+    with pytest.raises(ZeroDivisionError), whole_file(path, keep=kept):
+        raise ZeroDivisionError
+    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
+    kept.unlink()
+    os.link(path, kept) if linked else kept.write_bytes(b"3")  # killed between the two
+    with whole_file(path, keep=kept) as file:
+        file.write(b"4")
+    assert (path.read_bytes(), kept.read_bytes()) == (b"4", b"3")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["last", "previous"]
