@@ -37,9 +37,8 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Around, Guarded
 from lit_fed.wrappers.compression.codecs.base import (

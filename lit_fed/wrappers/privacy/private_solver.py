@@ -23,7 +23,8 @@ from torch.func import grad_and_value, vmap
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.stacked_network import Forward, num_models_of
-from lit_fed.core.noise import Secret, protecting_normals
+from lit_fed.core.noise import protecting_normals
+from lit_fed.core.seeds import Secret
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError
