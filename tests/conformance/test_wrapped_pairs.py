@@ -69,11 +69,10 @@ def arguments(pair):
     """The pair as a module is given it."""
     options = WRAPPERS[pair[0]] | WRAPPERS[pair[1]]
     codecs = options.pop("compression", Compression())
-    up, feedback, scope, down = codecs
-    chosen = {"compression": up, "compression_feedback": feedback, "compression_scope": scope}
+    chosen = {"compression": codecs.up, "compression_feedback": codecs.feedback, "compression_scope": codecs.scope}
     robustness = options.pop("robustness", Robustness())
     against = {"robust_aggregation": robustness.rule, "attack": robustness.attack}
-    return options | chosen | against | {"downlink_compression": down}
+    return options | chosen | against | {"downlink_compression": codecs.down}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)
