@@ -14,8 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from lit_fed.command_line.plain_parser import PlainParser
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.https_link import AwayError, Link
 from lit_fed.deployment.https_node import run_node
 from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
-from lit_fed.command_line.classes import check_classes, refuse_files
-from lit_fed.command_line.config_files import check_configs
+from lit_fed.command_line.arguments import prepared
+from lit_fed.command_line.classes import check_parsed
 from lit_fed.command_line.help import explain_arguments
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls
+from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
@@ -58,11 +58,8 @@ def show_partition(arguments: list[str]) -> None:
         ConfigError: if the arguments, the data or the folder will not do; nothing has been written then.
     """
     parser = partition_parser()
-    refuse_files(arguments)
-    check_configs(arguments)
-    config = parser.parse_args(arguments)
-    refuse_nulls(parser, config)
-    check_classes(config)
+    config = parser.parse_args(prepared(arguments))
+    check_parsed(parser, config)
     folder = check_new_folder(config.output)
     data: FederatedDataModule = parser.instantiate(config).data
     data.prepare_data()

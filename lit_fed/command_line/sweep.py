@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
+from lit_fed.command_line.arguments import shipped
 from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.shipped_configs import shipped
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.processors import cores, require_cores

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from lit_fed.command_line.shipped_configs import find_configs
+from lit_fed.command_line.arguments import CONFIG, shipped, with_values
 from lit_fed.errors import ConfigError
 
 __all__ = ["Point", "Sweep", "choices_of", "option", "read_sweep"]
@@ -224,7 +224,7 @@ def _command(path: Path, given: Any) -> tuple[str, ...]:
     macros = [word for word in words[start:] if "${" in word and word != "${args}"]
     if macros:
         _refuse(path, "command", f"has {macros[0]}, which W&B alone fills in; give {example}")
-    kept = find_configs(_without_loggers(words[start:]))
+    kept = with_values(_without_loggers(words[start:]), lambda name, value: shipped(value) if name in CONFIG else value)
     for file in _configurations(kept):
         if not Path(file).is_file():
             _refuse(path, "command", f"has --config {file}, which is not there; start from the folder that holds it")
