@@ -42,7 +42,10 @@ from lit_fed.training.round_logger import newest_version
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "read_run"]
+__all__ = [
+    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "print_rows",
+    "read_run",
+]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
 
@@ -120,7 +123,7 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
         write_table(table, partial / "comparison.csv")
         write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
         draw_comparison(groups, metric, partial, formats)
-    print_comparison(headings, lines, metric)
+    print_rows(f"test {metric}", headings, lines)
     sys.stdout.write(f"comparison: {output}\n")
 
 
@@ -367,21 +370,26 @@ def _cell(key: str, value: float, deviation: float | None, factor: float) -> str
     return f"{factor * value:.{digits}f}{spread}"
 
 
+def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table; all columns but the first are aligned to the right."""
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    head, *rest = ["| " + " | ".join(line) + " |" for line in [headings, *cells]]
+    return [head, "|---|" + "--:|" * (len(headings) - 1), *rest]
+
+
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str]) -> str:
     """The table as a Markdown page, with the folders of the runs below."""
-    text = [f"# Comparison by test {metric}", "", "| " + " | ".join(headings) + " |"]
-    text.append("|---|" + "--:|" * (len(headings) - 1))
-    text += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    text = [f"# Comparison by test {metric}", "", *markdown_table(headings, lines)]
     text += ["", *(f"- {line[0]}: `{folder}`" for line, folder in zip(lines, folders, strict=True))]
     return "\n".join(text) + "\n"
 
 
-def print_comparison(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str) -> None:
-    """Print the table."""
+def print_rows(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table; all columns but the first are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"test {metric}")
+    table = Table(title=title)
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="right" if position else "left", overflow="fold")
     for line in lines:
