@@ -20,7 +20,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
 from lit_fed.callbacks.wandb import continue_run
-from lit_fed.clients.store_index import LAST, PREVIOUS
+from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.command_line.arguments import default_name, giving_way, prepared, with_values
 from lit_fed.command_line.classes import check_parsed
 from lit_fed.command_line.compare import compare_parser, compare_runs

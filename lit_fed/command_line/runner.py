@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.system.processors import cores
+from lit_fed.system.machine import cores
 
 __all__ = ["Job", "Outcome", "run_many"]
 

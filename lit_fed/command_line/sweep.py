@@ -29,7 +29,7 @@ from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
-from lit_fed.system.processors import cores, require_cores
+from lit_fed.system.machine import cores, require_cores
 from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_writable
 from lit_fed.training.stopping import CutShort

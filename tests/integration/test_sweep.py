@@ -20,7 +20,7 @@ from lit_fed.command_line.sweep import SweepFolder, number_of_points
 from lit_fed.command_line.sweep_file import Search, check_arguments, read_sweep
 from lit_fed.command_line.sweep_results import Result, draw_sweep
 from lit_fed.errors import ConfigError
-from lit_fed.system.processors import cores
+from lit_fed.system.machine import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs/sweep").glob("*.yaml"))
