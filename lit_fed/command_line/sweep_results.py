@@ -154,7 +154,7 @@ def _heat_map(sweep: Sweep, results: Sequence[Result]) -> Any:
     cells = {(rows.index(one.point[down]), columns.index(one.point[across])): one for one in results}
     for cell, one in cells.items():
         values[cell] = statistics.mean(one.values)
-    image = axes.imshow(values, cmap="Greys" if maximize else "Greys_r", aspect="auto", origin="lower")
+    image: Any = axes.imshow(values, cmap="Greys" if maximize else "Greys_r", aspect="auto", origin="lower")
     for (row, column), one in cells.items():
         share = image.norm(values[row, column])
         dark = values.size > 1 and (share > 0.55 if maximize else share < 0.45)
@@ -162,8 +162,8 @@ def _heat_map(sweep: Sweep, results: Sequence[Result]) -> Any:
         text += f"\n± {statistics.stdev(one.values):.3f}" if len(one.values) > 1 else ""
         axes.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
     best = np.nanargmax(values) if maximize else np.nanargmin(values)
-    row, column = np.unravel_index(best, values.shape)
-    place: Any = (column - 0.47, row - 0.46)
+    down_best, across_best = np.unravel_index(best, values.shape)
+    place = float(across_best) - 0.47, float(down_best) - 0.46
     axes.add_patch(Rectangle(place, 0.94, 0.92, fill=False, edgecolor=BEST, linewidth=2.5))
     axes.set_xticks(range(len(columns)), [_label(one) for one in columns])
     axes.set_yticks(range(len(rows)), [_label(one) for one in rows])
