@@ -69,7 +69,7 @@ TRUST = (
     "module whose classes are imported although the checkpoint alone names them; classes that the command line names, "
     "and those of lit_fed, are in any case. May be given often."
 )
-"""Help of the option that lets a checkpoint name classes of one's own."""
+"""Help of the option that lets a checkpoint name user-defined classes."""
 
 
 WITHOUT_TRAINER = {
@@ -144,7 +144,7 @@ class FederatedCLI(LightningCLI):
             )
 
     def _hold(self, folder: Path, **fix: str) -> None:
-        """Let no other process write into a run's folder until this command is over; rank zero holds it for all."""
+        """Lock a run's folder against other processes until this command is over; rank zero does so for all ranks."""
         if not _get_rank():  # by the environment: there is no trainer yet that would know it
             self._writer = self._held.enter_context(writer_of(folder, **fix))
 
@@ -195,7 +195,7 @@ class FederatedCLI(LightningCLI):
         self.config = parser.parse_args(given)
         command = self.config.subcommand
         if command in WITHOUT_TRAINER:
-            raise ConfigError(f"{command} takes its arguments behind it; start with `python -m lit_fed {command}`")
+            raise ConfigError(f"{command} takes its arguments after its name; start with `python -m lit_fed {command}`")
         config = self.config[command]
         check_parsed(self._parser(command), config)
         if more := giving_way(given, config):
@@ -228,10 +228,10 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: a checkpoint's arguments never override those of the command line in silence."""
+        """Do nothing: a checkpoint's arguments never override those of the command line silently."""
 
     def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
-        """The checkpoint asked for; a fit from `last` goes on in that run's folder."""
+        """The path of the given checkpoint; a fit from `last` continues in that run's folder."""
         if config.get("ckpt_path") is None:
             if self.config.subcommand in ("predict", "personalize", "export"):
                 raise ConfigError("--ckpt_path is not set; give a .ckpt file of a run, or last")
@@ -246,7 +246,7 @@ class FederatedCLI(LightningCLI):
             return Path(config.ckpt_path)
         path, version = newest_checkpoint(Path(config.trainer.default_root_dir) / name, config.ckpt_path)
         if self.config.subcommand == "fit":
-            self._hold(run_folder(path))  # before it is read: what another process adds would be cut off again
+            self._hold(run_folder(path))  # before it is read: rounds that another process adds would be removed
             checkpoint = load_checkpoint(path, resumable=True, values=False)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
             continue_run(checkpoint)
@@ -274,7 +274,7 @@ class FederatedCLI(LightningCLI):
         return [own, *extra]
 
     def _arguments(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
+        """Settings that a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
         dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
@@ -298,7 +298,7 @@ class FederatedCLI(LightningCLI):
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a command; the message of what cuts it short says how to go on."""
+        """Run a command; if it is cut short, the message says how to continue."""
         try:
             with writing(self.trainer.loggers, self.config[subcommand].name if subcommand == "fit" else None):
                 super()._run_subcommand(subcommand)
@@ -324,7 +324,7 @@ class FederatedCLI(LightningCLI):
         return "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
 
     def after_fit(self) -> None:
-        """End with a pass over the test split, and say what can be done with the run."""
+        """Measure the test split, and print the next commands."""
         self.trainer.test(self.model, datamodule=self.datamodule)
         last = last_checkpoint(self.trainer)
         if self.trainer.is_global_zero and last is not None:

@@ -71,8 +71,8 @@ def prepared(given: Sequence[str]) -> list[str]:
         given: arguments of a command.
 
     Raises:
-        ConfigError: naming a configuration that cannot be read as it is meant, with the line if there is one; or a file
-            given as a class.
+        ConfigError: naming a configuration that cannot be read, with the line if there is one; or a file given as a
+            class.
     """
     nulls = [f"{one[:-4]}null" if one.startswith("--") and one.endswith("=None") else one for one in given]
     return with_values(nulls, _prepared)
@@ -122,8 +122,8 @@ def default_name(given: list[str], config: Namespace) -> str:
 def giving_way(given: list[str], config: Namespace) -> list[str]:
     """Arguments that undo settings of configurations which the data set of the command line cannot use; warns of them.
 
-    A data set that comes with its clients is not divided; if they are on nodes, none is held out here. What the command
-    line itself sets stays, and is refused later.
+    A data set that comes with its clients is not divided; if they are on nodes, none is held out here. Settings of the
+    command line itself stay, and are refused later.
 
     Args:
         given: arguments of a command.
@@ -140,7 +140,7 @@ def giving_way(given: list[str], config: Namespace) -> list[str]:
     sections = {one.removeprefix("--data.").partition(".")[0] for one in set_here}
     undone = {f"--data.{name}": value for name, value in instead.items() if config.data[name] and name not in sections}
     if undone:
-        notice(f"{', '.join(undone)} of the configuration left out: {kind.__name__} says itself who its clients are")
+        notice(f"{', '.join(undone)} of the configuration left out: {kind.__name__} comes with its clients")
     return [part for option in undone.items() for part in option]
 
 
@@ -173,7 +173,7 @@ def _check(name: str) -> None:
 
 
 def _check_keys(name: str, node: yaml.Node, seen: set[int]) -> None:
-    """Refuse a key that stands twice in one section: YAML would drop the first value silently."""
+    """Refuse a key that appears twice in one section: YAML would drop the first value silently."""
     if id(node) in seen or isinstance(node, yaml.ScalarNode):
         return
     seen.add(id(node))
@@ -185,7 +185,7 @@ def _check_keys(name: str, node: yaml.Node, seen: set[int]) -> None:
     for key, value in node.value:
         if isinstance(key, yaml.ScalarNode) and key.value in keys and key.value != "<<":
             line = f"--config {name}, line {key.start_mark.line + 1}"
-            raise ConfigError(f"{line}: {key.value} stands twice in its section; keep one of them")
+            raise ConfigError(f"{line}: {key.value} appears twice in its section; keep one of them")
         keys.add(str(key.value))
         _check_keys(name, value, seen)
 

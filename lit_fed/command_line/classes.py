@@ -33,18 +33,18 @@ NO_CLASS = re.compile(
     r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
     r"Import path (?P<c>\S+) does not correspond|(?:No module named|has no attribute) .*Got value: (?P<d>\S+)"
 )
-"""What jsonargparse says of a class that cannot be found."""
+"""jsonargparse's message about a class that cannot be found."""
 
 ABSTRACT = re.compile(
     r"xpected (an )?instantiatable class, but (?:([\w.]+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
 )
-"""What it says of an abstract class; with `an` first, of options of a class that is not given."""
+"""Its message about an abstract class; with `an` first, about options of a class that is not given."""
 
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
-"""What it says of a module that is no network of lit_fed."""
+"""Its message about a module that is no network of lit_fed."""
 
 REQUIRED = re.compile(r"the following arguments are required: (?:--)?([\w, -]+)")
-"""What it says of a class or function without an argument that it needs."""
+"""Its message about a class or function without a required argument."""
 
 OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test_source": Dataset}
 """Settings whose classes come from elsewhere, so that there is no list of them."""
@@ -101,10 +101,10 @@ def _explain(option: str, base: type, message: str) -> list[str]:
         return [f"{option} is null; leave it out, or give a class", takes]
     abstract = ABSTRACT.search(message)
     if abstract and abstract[1] and str(abstract[2]).startswith("lit_fed."):
-        return [f"{option} has options and no class; give {option} NAME before them", takes]
+        return [f"{option} has options but no class; give {option} NAME before them", takes]
     if abstract:
         base_name = (abstract[2] or abstract[3]).rpartition(".")[2]
-        return [f"{option} {base_name}: a base of other classes, which cannot be run itself", takes]
+        return [f"{option} {base_name}: an abstract base class", takes]
     other = OTHER_KIND.search(message)
     if other:
         return [
@@ -114,7 +114,7 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     required = REQUIRED.search(message)
     if required and option == f"--{NETWORK}":
         return [
-            f"{option} needs {required[1].strip()}, which the data do not tell; give it as "
+            f"{option} needs {required[1].strip()}, which the data do not determine; give it as "
             f"{option}.{required[1].partition(',')[0].strip()} VALUE, or give it a default where the network is written"
         ]
     found = NO_CLASS.search(message)
@@ -136,25 +136,25 @@ def refuse_file(option: str, value: str) -> None:
     """Refuse a file given as a class, before the parser reads it as a configuration.
 
     Raises:
-        ConfigError: naming option and file, and what to give instead.
+        ConfigError: naming option and file, and the fix.
     """
     if option.removeprefix("--") in OF_OTHERS | CLASSES and Path(value).suffix in FILES:
         raise ConfigError(_file_for_class(option, value))
 
 
 def _file_for_class(option: str, given: str) -> str:
-    """What to give instead of a file."""
+    """The message about a file given as a class, with the fix."""
     if given.endswith(".py"):
         instead = f"give its name behind the file's, as in {Path(given).stem}.MyClass, from the folder of the file"
     elif option == "--data.dataset":
         instead = "give ClientFolder, and by --data.dataset.root a folder with one .npz file for each client"
     else:
         instead = f"`fit {option}.help NAME` describes a class"
-    return f"{option} {given}: that is a file, and a class is wanted; {instead}"
+    return f"{option} {given}: this is a file, and the option takes a class; {instead}"
 
 
 def check_parsed(parser: Any, config: Namespace) -> None:
-    """Refuse what jsonargparse lets through although no object can be made of it: null, and the base of all classes.
+    """Refuse values that jsonargparse accepts although no object can be made of them: null, and base classes.
 
     Args:
         parser: the parser of a command.
@@ -199,17 +199,17 @@ def with_function(option: str, value: str) -> str:
         return value
     try:
         found = import_object(value)
-    except (ImportError, ValueError, AttributeError):  # the parser says what is wrong with it
+    except (ImportError, ValueError, AttributeError):  # the parser reports it
         return value
     return json.dumps({"class_path": value}) if callable(found) and not isinstance(found, type) else value
 
 
 def options_of_own_network(maker: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """What the parser needs to know of a plain class or a function: no sizes, which the data give, and any types.
+    """Options of the parser for a plain class or a function: no sizes, which the data give, and any types.
 
     Args:
         maker: a class or a function.
-        kwargs: what the parser is given for a class derived from `Network`.
+        kwargs: those for a class derived from `Network`.
     """
     is_class = isinstance(maker, type)
     if is_class and (not issubclass(maker, nn.Module) or Network in maker.__mro__):

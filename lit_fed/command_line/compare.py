@@ -50,19 +50,19 @@ __all__ = [
 FILES = ("metrics.csv", "clients.csv")
 
 METRICS = ("accuracy", "mse", "loss")
-"""That clients are always measured by; the first one that all runs have is compared."""
+"""Metrics of every run; the first one that all runs have is compared."""
 
 WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
-"""Arguments that say where a run is kept, and nothing of what it computes."""
+"""Arguments that say where a run is kept, and do not change its results."""
 
 MOST_DIFFERENCES = 3
-"""More of them make no short name."""
+"""Upper limit for a name made of differences."""
 
 Flat = dict[str, str]
 """Arguments by their dotted names; values as text."""
 
 UNSEEN_BELOW = 0.36
-"""How far below the box of the seen clients the mark of the unseen ones stands, in rows."""
+"""Distance of the mark of the unseen clients below the box of the seen ones, in rows."""
 
 LONGEST_NAME = 44
 """Letters of a name in a legend; a longer one is cut."""
@@ -73,16 +73,20 @@ def compare_parser() -> FederatedParser:
     parser = FederatedParser(
         prog="python -m lit_fed compare",
         usage="python -m lit_fed compare [options] RUN [RUN …]",
-        description=f"{COMMANDS['compare']} Runs that differ in their seeds alone are one row, mean and standard "
-        "deviation. Names are what differs between the configurations.",
+        description=f"{COMMANDS['compare']} Runs that differ only in their seeds are one row, mean and standard "
+        "deviation. Names are the differences between the configurations.",
     )
     parser.add_argument(
         "runs", nargs="+", type=str, metavar="RUN",
         help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
     )  # fmt: skip
     parser.add_argument("--output", type=str, default="comparison", help="folder to be written, new or empty.")
-    parser.add_argument("--metric", type=str | None, help="what is compared, by default accuracy or, of numbers, mse.")
-    parser.add_argument("--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="of pictures.")
+    parser.add_argument(
+        "--metric", type=str | None, help="metric to compare; by default accuracy or, for numbers, mse."
+    )
+    parser.add_argument(
+        "--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="formats of the figures."
+    )
     return parser
 
 
@@ -90,10 +94,10 @@ def compare_runs(arguments: list[str]) -> None:
     """Run the command.
 
     Args:
-        arguments: what stands behind `compare` on the command line.
+        arguments: arguments of the command `compare`.
 
     Raises:
-        ConfigError: naming a run or argument that will not do; nothing has been written then.
+        ConfigError: naming a refused run or argument; nothing has been written then.
     """
     given = compare_parser().parse_args(arguments)
     compare([Path(run) for run in given.runs], Path(given.output), given.metric, given.formats)
@@ -105,11 +109,11 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
     Args:
         given: folders of runs, or of their versions.
         output: folder of the comparison, new or empty.
-        metric: what is compared; None: what all runs have.
-        formats: of the pictures.
+        metric: the metric to compare; None: the first that all runs have.
+        formats: formats of the figures.
 
     Raises:
-        ConfigError: naming a run and what to do about it.
+        ConfigError: naming a run and the fix.
     """
     folders = dict.fromkeys(find_run(folder) for folder in given)
     runs = [read_run(folder) for folder in folders]
@@ -129,7 +133,7 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
 
 # ---------------------------------------------------------------------- runs
 class FinishedRun(NamedTuple):
-    """What a run left behind."""
+    """The files of a finished run."""
 
     folder: Path
     config: dict[str, Any]  # {} of a run of a Python program, which leaves no config.yaml
@@ -167,7 +171,7 @@ def find_run(folder: Path) -> Path:
 
 
 def read_run(folder: Path) -> FinishedRun:
-    """Read what a run left behind.
+    """Read the files of a finished run.
 
     Raises:
         ConfigError: if the run is not finished, or a file is missing.
@@ -201,7 +205,7 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
     """The metric that all runs have: the one asked for, else accuracy, the mean squared error or the loss.
 
     Raises:
-        ConfigError: if a run does not have it, or one run has accuracies and another one squared errors.
+        ConfigError: if a run does not have it, or one run has accuracies and another has squared errors.
     """
     known = {run.folder: _metrics_of(run) for run in runs}
     if asked_for is None:
@@ -220,12 +224,12 @@ def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
 
 
 def _metrics_of(run: FinishedRun) -> list[str]:
-    """What a run's clients were measured by: the usual metrics before those of its own."""
+    """The metrics of a run's clients: the usual ones before the chosen ones."""
     return [name for name in dict.fromkeys((*METRICS, *run.clients)) if f"test/seen/{name}" in run.summary]
 
 
 def without_seeds(config: Any) -> Any:
-    """A configuration without its seeds, and without what says where it is kept."""
+    """A configuration without its seeds and without the place where it is kept."""
     if isinstance(config, dict):
         left = {key: value for key, value in config.items() if not _is_seed(key) and key not in WHERE_KEPT}
         return {key: without_seeds(value) for key, value in left.items()}
@@ -260,7 +264,7 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
 
 # ---------------------------------------------------------------------- names
 def named(groups: Sequence[list[FinishedRun]]) -> list[Group]:
-    """Groups with names: what differs between their configurations, else those of their runs, else of their folders."""
+    """Groups with names: differences of their configurations, else the names of their runs, else of their folders."""
     first = [runs[0] for runs in groups]
     for names in (
         differences([without_seeds(run.config) for run in first]),
@@ -273,7 +277,7 @@ def named(groups: Sequence[list[FinishedRun]]) -> list[Group]:
 
 
 def differences(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """What differs, as `FedEM, lr=0.1`, for each configuration; empty where nothing does, or too much."""
+    """The differences of each configuration, such as `FedEM, lr=0.1`; empty if there are none or too many."""
     flats = [_flat(config) for config in configs]
     names = [[_part(key, flat[key]) for key in flat if _differs(key, flat, flats)] for flat in flats]
     if any(len(parts) > MOST_DIFFERENCES for parts in names):
@@ -404,8 +408,8 @@ def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats:
     Args:
         groups: runs with different seeds under one name.
         metric: `accuracy`, `mse` or `loss`.
-        output: folder of the pictures.
-        formats: of each picture, `png`, `pdf` or `svg`.
+        output: folder of the figures.
+        formats: of each figure, `png`, `pdf` or `svg`.
     """
     import matplotlib as mpl
 

@@ -41,7 +41,7 @@ def run_deployed(command: str, arguments: list[str], load: Callable[[], ModuleTy
 
     Args:
         command: its name.
-        arguments: what stands behind it on the command line.
+        arguments: arguments of the command.
         load: imports `lit_fed.cli`, for a command that runs a fit.
 
     Raises:
@@ -89,10 +89,10 @@ def write_certificates(arguments: list[str]) -> None:
     """Run the command.
 
     Args:
-        arguments: what stands behind `certificates` on the command line.
+        arguments: arguments of the command `certificates`.
 
     Raises:
-        ConfigError: naming an argument that will not do.
+        ConfigError: naming a refused argument.
     """
     given = certificates_parser().parse_args(arguments)
     output = given_path(given.output, "--output")
@@ -102,7 +102,7 @@ def write_certificates(arguments: list[str]) -> None:
     lines.append(f"the server needs server.pem, server.key and ca.pem: --data.dataset.tls {output}")
     if clients:
         lines.append(f"each node needs its own folder and no other: --tls {output / clients[0]}")
-    lines.append(f"{output / 'ca.key'} must never leave this machine: whoever has it can make nodes and servers")
+    lines.append(f"{output / 'ca.key'} must never leave this machine: with it anyone can make nodes and servers")
     sys.stdout.write("\n".join(lines) + "\n")
 
 
@@ -131,11 +131,11 @@ def run_local_federation(arguments: list[str], load: Callable[[], ModuleType]) -
     """Run the command; it ends with the status of the fit.
 
     Args:
-        arguments: what stands behind `federation` on the command line.
+        arguments: arguments of the command `federation`.
         load: gives `lit_fed.cli`, and with it PyTorch and Lightning, once for all processes.
 
     Raises:
-        ConfigError: naming an argument that will not do.
+        ConfigError: naming a refused argument.
     """
     given, of_fit = federation_parser().parse_known_args(arguments)
     if given.nodes < 1:
@@ -153,16 +153,16 @@ def run_local_federation(arguments: list[str], load: Callable[[], ModuleType]) -
         (folder / "fit.yaml").write_text(json.dumps(config))  # JSON is YAML
         with _node_processes(names, folder, address):
             command_line.main(["fit", "--config", str(folder / "fit.yaml")])
-    notice("what these nodes kept is gone with this command; nodes started by `lit-fed client` keep it")
+    notice("the states of these nodes are deleted with this command; nodes started by `lit-fed client` keep theirs")
 
 
 def _arguments(parsed: Any) -> dict[str, Any]:
-    """What `fit` makes of its arguments, as plain values."""
+    """The parsed arguments of `fit`, as plain values."""
     text = parsed._parser("fit").dump(parsed.config["fit"], skip_unset=False, format="json")
     config: dict[str, Any] = json.loads(text)
     if config["ckpt_path"] is not None:
         raise ConfigError(
-            "--ckpt_path: what the nodes of a `federation local` keep is gone at its end; start `lit-fed client` and "
+            "--ckpt_path: the states of the nodes of a `federation local` are deleted at its end; start `lit-fed client` and "
             "`fit` by themselves for a run that can be resumed"
         )
     return config
@@ -175,7 +175,7 @@ def _folder_of(dataset: dict[str, Any]) -> Path:
         raise ConfigError(f"--data.dataset is {name}; give ClientFolder, whose files nodes can have for themselves")
     for option, value in options.items():
         if option != "root" and value not in (None, "auto"):
-            raise ConfigError(f"--data.dataset.{option} is {value}; leave it out: nodes tell what their samples are")
+            raise ConfigError(f"--data.dataset.{option} is {value}; leave it out: nodes describe their samples")
     root = given_path(options.get("root") or "", "--data.dataset.root").absolute()
     if not any((root / "seen").glob("*.npz")):
         raise ConfigError(f"--data.dataset.root {root}: no folder `seen` with a .npz file for each client; correct it")
@@ -197,14 +197,14 @@ def _share_out(root: Path, names: Sequence[str], folder: Path) -> None:
 
 
 def _free_address() -> str:
-    """An address of this machine where nobody listens."""
+    """A free address of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 @contextmanager
 def _node_processes(names: Sequence[str], folder: Path, address: str) -> Iterator[None]:
-    """Node processes, which are ended together with what runs inside."""
+    """Run node processes, and end them on exit."""
     from lit_fed.deployment.node import Node
 
     nodes = [Node(folder / "data" / name, folder / "states" / name) for name in names]
@@ -227,7 +227,7 @@ def _node_processes(names: Sequence[str], folder: Path, address: str) -> Iterato
 
 
 def _say_nothing(line: str) -> None:
-    """The server says who is there."""
+    """Print nothing: the server reports its nodes."""
 
 
 def _terminated(signum: int, frame: Any) -> None:

@@ -25,7 +25,7 @@ __all__ = ["flower_app_parser", "write_flower_app"]
 DATASET = f"{FlowerFederation.__module__}.{FlowerFederation.__qualname__}"
 
 ONE_PROCESS = {"strategy": ("auto",), "devices": (1, "1", "auto"), "num_nodes": (1,)}
-"""Arguments of the trainer, and what they may be where one process has Flower's Grid."""
+"""Arguments of the trainer, and their values if one process has Flower's Grid."""
 
 LONGEST_NAME = 40
 
@@ -71,11 +71,11 @@ def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) ->
     """Run the command.
 
     Args:
-        arguments: what stands behind `flower-app` on the command line.
+        arguments: arguments of the command `flower-app`.
         parse: makes a command line that has parsed its arguments, without running anything.
 
     Raises:
-        ConfigError: if the arguments or the folder will not do, or make no run of Flower; nothing is written then.
+        ConfigError: if the arguments or the folder are refused, or make no run of Flower; nothing is written then.
     """
     own, of_fit = _divided(arguments, "-h", "--help", "--output")
     configs, others = _divided(of_fit, *CONFIG)  # which may name another data set: that of nodes follows
@@ -106,7 +106,7 @@ def _divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
 
 
 def _check(config: dict[str, Any]) -> None:
-    """Refuse what would be refused on the server, hours later, or mean something else there."""
+    """Refuse settings that the server would refuse hours later, or that mean something else there."""
     data, trainer = config["data"], config["trainer"]
     if data["dataset"]["class_path"] != DATASET:
         raise ConfigError(
@@ -120,7 +120,7 @@ def _check(config: dict[str, Any]) -> None:
             raise ConfigError(f"--data.{name} is {given}, and every node brings its clients; add --data.{name} null")
     if data["unseen_fraction"]:
         raise ConfigError(
-            f"--data.unseen_fraction is {data['unseen_fraction']}, and who is unseen is decided on the nodes, by the "
+            f"--data.unseen_fraction is {data['unseen_fraction']}, and unseen clients are chosen on the nodes, by the "
             "folder `unseen`; add --data.unseen_fraction 0"
         )
     for name, allowed in ONE_PROCESS.items():

@@ -27,13 +27,13 @@ MEANT = {
     "personalise": "personalize", "adapt": "personalize", "save": "export", "split": "partition",
     "node": "client", "search": "sweep", "tune": "sweep", "diff": "compare", "plot": "compare",
 }  # fmt: skip
-"""Commands by the names that other programs have for them."""
+"""Names of commands in other programs, and those here."""
 
 SAME = {
     "learning_rate": "lr", "rounds": "max_epochs", "num_rounds": "max_epochs", "n_clients": "num_clients",
     "optimizer_lr": "lr", "l2": "weight_decay",
 }  # fmt: skip
-"""Options by the names that other programs have for them; last parts, here and there."""
+"""Names of options in other programs, and those here; last parts only."""
 
 UNKNOWN = re.compile(r"(?:unrecognized arguments: |does not accept option ')(-*[\w.]+)")
 """Beginning of a message about an option that does not exist."""
@@ -59,7 +59,7 @@ LEFT_OUT_FROM_START = ("Subtypes: ", "Errors:", "Given value type")
 """Lines of its messages that name Python's types, or repeat other lines."""
 
 REFUSED_BY_OBJECT = "Does not validate against any of the Union subtypes"
-"""What it says if the class of an option of several kinds, such as a logger, raises an error."""
+"""Its message if the class of an option of several kinds, such as a logger, raises an error."""
 
 PACKAGE_IS_MISSING = ("No module named", "not met", "not installed", "pip install")
 
@@ -117,9 +117,9 @@ class FederatedParser(LightningArgumentParser):
             return [CLASS_OPTIONS] if refused else []
         known = [option for parser in self._parsers() for option in parser._option_string_actions]
         option = "--" + found[1].lstrip("-")
-        if option in known:  # it stands before the command
-            return [f"options stand behind a command, as in `fit {option} …`"]
-        return [_near_option(option, known, "`--help` behind a command lists its options")]
+        if option in known:  # it is given before the command
+            return [f"options come after the command, as in `fit {option} …`"]
+        return [_near_option(option, known, "`--help` after a command lists its options")]
 
     def _parsers(self) -> list[Any]:
         """This parser, and those of the commands below it."""
@@ -174,7 +174,7 @@ def _refused_by_object(message: str) -> list[str]:
         lines.append(
             'extras bring the packages of loggers: pip install -e ".[tensorboard]", pip install -e ".[mlflow]"'
         )
-    return ["an object that was asked for cannot be made:", *lines]
+    return ["an object cannot be made:", *lines]
 
 
 def _of_same_part(meant: str, known: list[str]) -> list[str]:

@@ -17,11 +17,11 @@ COMMANDS = {
     "fit": "Train: federated rounds, then a test; all is kept in a folder.",
     "validate": "Measure the clients of a checkpoint on their validation samples.",
     "test": "Measure the clients of a checkpoint on their test samples.",
-    "predict": "Write what a trained model says about each sample of each client.",
+    "predict": "Write a trained model's predictions for each sample of each client.",
     "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
-    "compare": "Put finished runs side by side: a table and pictures.",
+    "compare": "Compare finished runs: a table and figures.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
     "flower-app": "Write a training as an app of Flower, for sites that have it.",
     "certificates": "Make certificates for a federation of real machines.",
@@ -42,7 +42,7 @@ START = "lit-fed"
 
 
 def start_page() -> str:
-    """What the program is, its commands, the commonest command lines, and where to read on."""
+    """The program, its commands, common command lines, and further reading."""
     commands = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
     examples = "\n".join(f"  {START} {example}" for example in EXAMPLES)
     return f"""lit_fed {version("lit-fed")}: personalised federated learning on PyTorch Lightning
@@ -86,7 +86,7 @@ class PlainParser(argparse.ArgumentParser):
 
     Args:
         command: its name.
-        description: what it does.
+        description: its description.
         usage: how it is called; by default its name and options.
     """
 
@@ -108,7 +108,7 @@ class PlainParser(argparse.ArgumentParser):
         if found and unknown.startswith("-"):
             known: list[Any] = [option for action in self._actions for option in action.option_strings]
             meant = did_you_mean(
-                unknown.split()[0].partition("=")[0], known, "`--help` behind the command lists its options"
+                unknown.split()[0].partition("=")[0], known, "`--help` after the command lists its options"
             )
             text += f"\n{meant}"
         raise ConfigError(text)

@@ -129,7 +129,7 @@ def number_of_points(sweep: Sweep, trials: int | None) -> int:
     """
     if sweep.method != "grid":
         if trials is None and sweep.run_cap is None:
-            raise ConfigError(f"{sweep.path}: method {sweep.method} goes on for ever; give --trials, or run_cap in it")
+            raise ConfigError(f"{sweep.path}: method {sweep.method} never ends; give --trials, or run_cap in it")
         return trials or sweep.run_cap or 0
     if trials is not None:
         raise ConfigError(f"--trials {trials}: {sweep.path} is a grid, of which every point is run; leave it out")

@@ -70,7 +70,7 @@ VALUES = (*PLAIN, Path)
 """Types of options whose texts name nothing."""
 
 MANY = (list, tuple, dict, object, Sequence, Mapping, Collection)
-"""Types of options that hold other values, whatever these are."""
+"""Types of options that hold any other values."""
 
 METRICS = "model.metrics"
 """The setting in which names without a module are those of torchmetrics, and keys may be paths."""
@@ -92,7 +92,7 @@ DATA_SETS = names_in(
 """Data sets of labelled images of torchvision; none of them unpickles a file without comparing its checksum."""
 
 Kind = Literal["values", "anything", "names", "object"]
-"""What an option takes: texts that mean themselves, those that may hold a configuration, those that may be imported.
+"""Texts that an option takes: plain ones, those that may hold a configuration, those that may be imported.
 
 An `object` is one name or one class with its options: no list and no number.
 """
@@ -118,7 +118,7 @@ class Whitelist(ABC):
     def __init__(self, named: Collection[str] = (), trusted: Sequence[str] = ()) -> None:
         self.named, self.trusted = named, trusted
 
-    # ------------------------------------------------------------------ what a subclass says
+    # ------------------------------------------------------------------ given by subclasses
     @abstractmethod
     def is_known(self, found: Any, place: str) -> bool:
         """Whether an object of a known package is a class that settings may name in this place."""
@@ -141,7 +141,7 @@ class Whitelist(ABC):
 
     # ------------------------------------------------------------------ checks
     def check_plain(self, value: Any, place: str, depth: int = 0) -> None:
-        """Refuse what is no plain value, or nested too deep to be settings."""
+        """Refuse values that are not plain or nested too deep."""
         if depth > DEEPEST:
             self.refuse(place.partition(".")[0], f"is nested more than {DEEPEST} levels deep")
         if isinstance(value, dict):
@@ -158,7 +158,7 @@ class Whitelist(ABC):
             self.refuse(place, "is a whole number of more than 64 bits")
 
     def check_options(self, options: Any, of: Callable[..., Any], place: str) -> None:
-        """Options of a class or function; the type of an option decides what a text in it may mean."""
+        """Check options of a class or function; the type of an option decides the meaning of a text in it."""
         if not isinstance(options, dict) or not all(key.isidentifier() for key in options):
             self.refuse(place, "is no list of options")
         kinds = _kinds_of_options(of)
@@ -166,7 +166,7 @@ class Whitelist(ABC):
             self.check_value(value, f"{place}.{name}", kinds.get(name, "names"))
 
     def check_value(self, value: Any, place: str, kind: Kind) -> None:
-        """A value with all that it holds."""
+        """Check a value and everything in it."""
         if place == METRICS:
             self._check_metrics(value)
         elif isinstance(value, dict) and "class_path" in value:
@@ -184,7 +184,7 @@ class Whitelist(ABC):
                     self.check_path(path, place)
 
     def check_object(self, value: dict[str, Any], place: str) -> None:
-        """A class or function with its options."""
+        """Check a class or function with its options."""
         path = value["class_path"]
         if not isinstance(path, str) or value.keys() - {"class_path", "init_args", "dict_kwargs"}:
             self.refuse(place, "is no class with its options")
@@ -193,7 +193,7 @@ class Whitelist(ABC):
         self.check_value(value.get("dict_kwargs"), place, "names")
 
     def _check_metrics(self, value: Any) -> None:
-        """Names of metrics, their paths, and their arguments, which are words and numbers."""
+        """Check names of metrics, their paths, and their arguments, which are words and numbers."""
         if isinstance(value, dict | list):
             for one in value if isinstance(value, list) else (*value, *value.values()):
                 self._check_metrics(one)
@@ -205,7 +205,7 @@ class Whitelist(ABC):
                     self.refuse(METRICS, f"is {path[:LONGEST_SHOWN]!r}, which may hold another configuration")
 
     def check_path(self, path: str, place: str) -> Any:
-        """The object at a path, which is imported only if it is known, named or trusted."""
+        """Import the object at a path, if it is known, named or trusted."""
         if not all(part.isidentifier() for part in path.split(".")):
             self.refuse(place, f"names {path[:LONGEST_SHOWN]!r}, which is no path of a class")
         is_named = path in self.named or any(lies_below(path, one) for one in self.trusted)
@@ -213,7 +213,7 @@ class Whitelist(ABC):
             self.distrust(path, place)
         try:
             found = import_path(path)
-        except Exception as error:  # whatever a user-defined module raises
+        except Exception as error:  # a user-defined module may raise anything
             self.cannot_import(path, place, error)
         if not is_named and not self.is_known(found, place):
             self.distrust(path, place)
@@ -238,7 +238,7 @@ def _could_be_imported(text: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _kinds_of_options(of: Callable[..., Any]) -> dict[str, Kind]:
-    """What the parameters of a class or function take; those that are not known here may take names."""
+    """Kinds of the parameters of a class or function; unknown ones may take names."""
     made = of.__init__ if isinstance(of, type) and not hasattr(of, "_fields") else of  # type: ignore[misc]
     try:
         hints, parameters = get_type_hints(made), inspect.signature(of).parameters
@@ -249,7 +249,7 @@ def _kinds_of_options(of: Callable[..., Any]) -> dict[str, Kind]:
 
 
 def _is_of_torch(made: Any) -> bool:
-    """Whether this is code in which a parameter without a type is often a function, and never an unusual text."""
+    """Whether this is code of torch, in which a parameter without a type is often a function."""
     return str(getattr(made, "__module__", "")).partition(".")[0] in ("torch", "torchvision")
 
 
@@ -357,7 +357,7 @@ class _Maker:
         return float(value) if type(value) is int and not _fits_whole(hint) else value
 
     def _call(self, kind: Callable[..., Any], given: Any, place: str, *, delayed: bool = False) -> Any:
-        """What a class or function makes of its options; `delayed`: something that can still be called with more."""
+        """The object that a class or function makes of its options; `delayed`: a callable that takes more of them."""
         if not callable(kind):
             self._known.refuse(place, "is an object that cannot be called")
         made_by: Any = kind.__init__ if isinstance(kind, type) else kind  # type: ignore[misc] # of that very class
@@ -367,7 +367,12 @@ class _Maker:
             return partial(kind, **options) if options else kind
         try:
             return kind(**options)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # values that no checks of its own met
+        except (
+            ArithmeticError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:  # values that its own checks do not cover
             raise ConfigError(f"{place} cannot be made of what the server sends: {error}") from error
 
 
@@ -477,10 +482,10 @@ class _Stored(Whitelist):
 
 
 def check_modules(trusted: Sequence[str]) -> None:
-    """Refuse what is no name of a module.
+    """Refuse names that are not names of modules.
 
     Args:
-        trusted: what stands behind `--trust`.
+        trusted: values of `--trust`.
 
     Raises:
         ConfigError: naming it.
@@ -502,7 +507,7 @@ def classes_in(config: Any) -> set[str]:
 
 
 def _metrics_in(given: Any) -> set[str]:
-    """The paths in what chooses metrics, where a key or a text may be one."""
+    """The paths in a choice of metrics, where a key or a text may be one."""
     if isinstance(given, str):
         return {one.strip() for one in given.split(",") if "." in one}
     if isinstance(given, Mapping):
@@ -523,7 +528,7 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
         The arguments.
 
     Raises:
-        ConfigError: naming the class, its module, the checkpoint and what to do; or what is no argument of a run.
+        ConfigError: naming the class, its module, the checkpoint and what to do; or a value that is no argument of a run.
     """
     from lit_fed.data.module import FederatedDataModule  # loads Lightning, which a node does not need
 

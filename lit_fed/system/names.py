@@ -26,7 +26,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6, most: int = 1)
     """The known names most like one that does not exist; one that differs in case only comes alone.
 
     Args:
-        name: what was given.
+        name: the given name.
         known: names that exist.
         cutoff: least similarity, from 0 to 1.
         most: number of names.
@@ -41,7 +41,7 @@ def did_you_mean(
     """`did you mean …?` with the names of `nearest`, or another hint if there are none.
 
     Args:
-        name: what was given.
+        name: the given name.
         known: names that exist.
         otherwise: the other hint.
         cutoff: least similarity, from 0 to 1.
@@ -66,7 +66,7 @@ def import_path(path: str) -> Any:
 
     Raises:
         ValueError: if it is no such path.
-        Exception: what the module's code raises.
+        Exception: whatever the module's code raises.
     """
     module, _, name = path.rpartition(".")
     if not module or not all(part.isidentifier() for part in path.split(".")):
