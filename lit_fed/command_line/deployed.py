@@ -162,8 +162,8 @@ def _arguments(parsed: Any) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(text)
     if config["ckpt_path"] is not None:
         raise ConfigError(
-            "--ckpt_path: the states of the nodes of a `federation local` are deleted at its end; start `lit-fed client` and "
-            "`fit` by themselves for a run that can be resumed"
+            "--ckpt_path: the states of the nodes of a `federation local` are deleted at its end; start `lit-fed "
+            "client` and `fit` by themselves for a run that can be resumed"
         )
     return config
 
