@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
+from lit_fed.callbacks.usual import keep_notices_out
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.compare import compare_parser, compare_runs
@@ -40,7 +41,6 @@ from lit_fed.system.roll_call import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order

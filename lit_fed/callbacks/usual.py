@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from typing import Any
 
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
 
 from lit_fed.callbacks.aggregation import ServerAggregation
@@ -24,22 +26,35 @@ from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
 from lit_fed.callbacks.trained_parameters import TrainedParameters
 from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
-from lit_fed.training.first_callback import FirstCallback
-from lit_fed.training.notices import keep_notices_out
+from lit_fed.system.roll_call import sign_of_life
+from lit_fed.training.hooks import FederatedCallback, federated
+from lit_fed.training.module import FederatedModule
 from lit_fed.training.refusals import refuse_callbacks
+from lit_fed.training.round_logger import RoundLogger
 
-__all__ = ["callbacks_of", "with_defaults"]
+__all__ = ["callbacks_of", "keep_notices_out", "with_defaults"]
+
+
+def keep_notices_out() -> None:
+    """Silence Lightning's notices of devices and tips, but not its callbacks and profilers, which the user added."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # a continued run's
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")  # servers are stepped
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for asked_for in ("callbacks", "profilers"):
+        logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)
 
 
 def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progress: bool = True) -> list[Callback]:
-    """The given callbacks, and of the usual ones those whose kind is not among them; Lightning's notices are kept out.
+    """The given callbacks and the default ones of other kinds; also silences Lightning's notices.
 
     Args:
         callbacks: given callbacks; they come first.
         checkpoint: write `last.ckpt` after every round.
         progress: show progress.
     """
-    keep_notices_out()  # these callbacks say what a run does
+    keep_notices_out()  # these callbacks report the run
     usual = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
         RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
@@ -53,24 +68,53 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
 
 
 def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
-    """The callbacks of a trainer: those that were given, the usual ones, and before all what tells them of rounds.
+    """The callbacks of a trainer: the one that passes on rounds, the given ones and the defaults.
 
     Args:
         arguments: of the trainer.
 
     Raises:
-        ConfigError: if one of the given would cut a round, or means nothing here.
+        ConfigError: if a given callback cannot work on rounds.
     """
     given = arguments.get("callbacks") or []
     chosen = [given] if isinstance(given, Callback) else list(given)
     refuse_callbacks(chosen)
     if arguments.get("enable_model_summary") and not any(isinstance(one, NetworkSummary) for one in chosen):
         chosen.append(NetworkSummary())
-    # What Lightning's monitor would log as `lr-Assign` is logged as `lr` in any case.
+    # its `lr-Assign` is logged as `lr` in any case
     chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
     usual = with_defaults(
         chosen,
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
-    return [FirstCallback(), MonitorCheck(), *usual]
+    return [_FirstCallback(), MonitorCheck(), *usual]
+
+
+class _FirstCallback(FederatedCallback):
+    """Shares the run's folder with all ranks, passes the record of a round to all callbacks, and shows signs of life.
+
+    It comes first, since a ModelCheckpoint may write at the end of the round what other callbacks make of the record.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Broadcast the folder that rank zero has claimed."""
+        for logger in trainer.loggers if stage == "fit" else ():
+            if isinstance(logger, RoundLogger):
+                logger.agree(trainer.strategy.broadcast)
+
+    def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
+        """Show the other ranks that this one makes progress."""
+        sign_of_life()
+
+    def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
+        """Show the other ranks that this one makes progress."""
+        sign_of_life()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        """Pass on the record of a round after its last block."""
+        if batch.ends_round:
+            module = federated(pl_module)
+            module.tell("on_round_end", module.record)

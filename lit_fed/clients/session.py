@@ -177,14 +177,27 @@ class Session(NamedTuple):
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
         algorithm = settings.wrapped
         terms = Context(
-            task, settings.solver, settings.solver.lr_in("init", 0, facts.num_rounds), 0, "init", facts.num_clients,
-            facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
-            facts.most_samples, batch_size=facts.batch_size,
+            task=task,
+            solver=settings.solver,
+            lr=settings.solver.lr_in("init", 0, facts.num_rounds),
+            round_idx=0,
+            phase="init",
+            num_clients=facts.num_clients,
+            total_samples=facts.total_samples,
+            seed=facts.seed,
+            groups=facts.groups,
+            aggregation=settings.aggregation,
+            weighting=facts.weighting,
+            num_rounds=facts.num_rounds,
+            most_samples=facts.most_samples,
+            attackers=facts.attacking,
+            sampling_probability=facts.sampling_probability,
+            capped_samples=facts.capped_samples,
+            batch_size=facts.batch_size,
             augmentation=make_augmentation(facts.augment, facts.normalisation),
-            sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
-            attackers=facts.attacking, sizes=facts.sizes,
+            sizes=facts.sizes,
             secret=None if settings.privacy is None else settings.privacy.secret(),
-        )  # fmt: skip
+        )
         check_augmented_steps(algorithm, settings.name, terms)
         shared = algorithm.shared_init(terms)
         settings.codecs.check_models(algorithm, terms, shared)
