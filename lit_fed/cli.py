@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
-from lit_fed.callbacks.usual import keep_notices_out
+from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.command_line.classes import check_classes, refuse_files
 from lit_fed.command_line.compare import compare_parser, compare_runs

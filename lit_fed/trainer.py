@@ -13,9 +13,9 @@ from typing import Any, Literal
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
+from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
-from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder

@@ -12,8 +12,8 @@ import pytest
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
+from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.report import RunReport
-from lit_fed.callbacks.usual import keep_notices_out
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError

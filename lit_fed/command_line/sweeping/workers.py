@@ -96,7 +96,7 @@ def _run(job: Job) -> str | None:
     """Fit and test; the last line of the error, if there is one."""
     import torch
 
-    from lit_fed.callbacks.usual import keep_notices_out
+    from lit_fed.callbacks.defaults import keep_notices_out
 
     torch.set_num_threads(1)
     keep_notices_out()

@@ -13,19 +13,17 @@ from lit_fed.callbacks.aggregation import ServerAggregation
 from lit_fed.callbacks.attack_success import AttackSuccess
 from lit_fed.callbacks.checkpoint import LastCheckpoint
 from lit_fed.callbacks.client_faults import ClientFaults
-from lit_fed.callbacks.client_metrics import ClientMetrics
 from lit_fed.callbacks.client_weights import ClientWeights
 from lit_fed.callbacks.communication import CommunicationCost
 from lit_fed.callbacks.component_accuracy import ComponentAccuracy
+from lit_fed.callbacks.evaluation import ClientMetrics, UnseenClientEvaluation
 from lit_fed.callbacks.guarantees import Guarantees
 from lit_fed.callbacks.monitors import MonitorCheck
-from lit_fed.callbacks.network_summary import NetworkSummary
+from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
 from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
-from lit_fed.callbacks.trained_parameters import TrainedParameters
-from lit_fed.callbacks.unseen_clients import UnseenClientEvaluation
 from lit_fed.system.roll_call import sign_of_life
 from lit_fed.training.hooks import FederatedCallback, federated
 from lit_fed.training.module import FederatedModule
@@ -55,11 +53,11 @@ def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progres
         progress: show progress.
     """
     keep_notices_out()  # these callbacks report the run
-    usual = [
+    defaults = [
         ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
         RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
     ]  # fmt: skip
-    missing = [kind() for kind in usual if not any(isinstance(one, kind) for one in callbacks)]
+    missing = [kind() for kind in defaults if not any(isinstance(one, kind) for one in callbacks)]
     if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
         missing.append(FederatedProgressBar())
     if checkpoint and not any(isinstance(one, LastCheckpoint) for one in callbacks):
@@ -83,12 +81,12 @@ def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
         chosen.append(NetworkSummary())
     # its `lr-Assign` is logged as `lr` in any case
     chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
-    usual = with_defaults(
+    chosen = with_defaults(
         chosen,
         checkpoint=arguments.get("enable_checkpointing") is not False,
         progress=arguments.get("enable_progress_bar") is not False,
     )
-    return [_FirstCallback(), MonitorCheck(), *usual]
+    return [_FirstCallback(), MonitorCheck(), *chosen]
 
 
 class _FirstCallback(FederatedCallback):
