@@ -12,7 +12,7 @@ from torch import Tensor
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import whole_file
-from lit_fed.training.hooks import data_of, federated, run_folder
+from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import innermost
 
@@ -77,7 +77,7 @@ class ClientWeights(Callback):
         """Write the stored weights and those of the last round."""
         module = federated(pl_module)
         self._keep(trainer, module)
-        folder = run_folder(trainer)
+        folder = results_folder(trainer)
         if folder is None or len(self.records) == 1:
             return
         arrays: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in self.records.items()}

@@ -27,7 +27,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.client_table import client_columns
 from lit_fed.system.files import write_atomically
-from lit_fed.training.hooks import data_of, federated, run_folder
+from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 
@@ -153,7 +153,7 @@ class RunReport(Callback):
         faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
         said = guarantee_in_words(guarantee), judgement_in_words(judgement), success_in_words(module.results)
         sys.stdout.write("".join([*said, *(one.in_words for one in faults)]))
-        folder = run_folder(trainer)
+        folder = results_folder(trainer)
         if folder is None:
             return
         table = client_table(populations_of(data_of(trainer)), module)

@@ -11,7 +11,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError, notice
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["FederatedCallback", "data_of", "federated", "log_round", "run_folder"]
+__all__ = ["FederatedCallback", "data_of", "federated", "log_round", "results_folder"]
 
 
 def federated(module: LightningModule | None) -> FederatedModule:
@@ -45,7 +45,7 @@ def log_round(trainer: Trainer, module: FederatedModule, values: dict[str, float
         logger.log_metrics(values, step=module.num_rounds_done - 1)
 
 
-def run_folder(trainer: Trainer) -> Path | None:
+def results_folder(trainer: Trainer) -> Path | None:
     """The run's folder, for rank zero to write in; None on other ranks and where nothing is logged."""
     logs = trainer.is_global_zero and trainer.log_dir and trainer.logger is not None
     return Path(str(trainer.log_dir)) if logs and Path(str(trainer.log_dir)).is_dir() else None
