@@ -40,7 +40,7 @@ from lit_fed.wrappers.base import Around, wrapper_of
 from lit_fed.wrappers.deltas import known, news, tell
 from lit_fed.wrappers.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
 from lit_fed.wrappers.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
-from lit_fed.wrappers.privacy.settings import NOT_COVERED, Privacy, Private, check_statistics, planned
+from lit_fed.wrappers.privacy.settings import Privacy, Private, check_statistics, planned
 
 __all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released", "clips_messages"]
 
@@ -262,12 +262,7 @@ class PrivateAverage(Private):
             noise_beside_counts(noise, self._count_noise(ctx))
         in_all = int(own.releases) + ctx.num_rounds - ctx.round_idx
         epsilon = self._epsilon(ctx, noise, in_all)
-        if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
-            raise ConfigError(
-                f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {in_all} rounds: "
-                f"the run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to "
-                f"{epsilon:.4g}; give fewer --trainer.max_epochs, or begin a new run"
-            )
+        privacy.refuse_exceeding(epsilon, noise, f"{in_all} rounds")
         name = accountant_name(privacy.accountant)
         return planned(epsilon, privacy.charged, noise, f"{in_all} rounds", name, ctx.num_clients)
 
@@ -291,18 +286,10 @@ class PrivateAverage(Private):
             found["epsilon_rdp"] = epsilon_of_releases(
                 ctx.sampling_probability, noise, releases, privacy.charged, "rdp"
             )
-        words = {
-            "accountant": accountant_name(privacy.accountant),
-            "unit": privacy.unit,
-            "adjacency": privacy.adjacency,
-            "not_covered": NOT_COVERED,
-        }
-        numbers = {
-            "sampling_probability": ctx.sampling_probability,
-            "noise_multiplier": noise,
-            "releases": releases,
-        }
-        return found | numbers | self.worth(own) | words
+        found |= {
+            "sampling_probability": ctx.sampling_probability, "noise_multiplier": noise, "releases": releases,
+        }  # fmt: skip
+        return found | self.worth(own) | privacy.described(privacy.accountant)
 
 
 _noise_for = lru_cache(maxsize=8)(noise_for_releases)

@@ -33,7 +33,6 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, Guarded, own_work
 from lit_fed.wrappers.privacy.accountant import (
     Accountant,
-    accountant_name,
     epsilon_of_mixed_releases,
     epsilon_of_releases,
     epsilon_of_truncated_batches,
@@ -266,12 +265,7 @@ class PrivateSteps(Private):
         noise = self._noise(ctx, own)
         steps = int(own.steps.max()) + to_come
         epsilon = self._epsilon(ctx, noise, own.steps + to_come, mixtures)
-        if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
-            raise ConfigError(
-                f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {steps} steps: the "
-                f"run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to {epsilon:.4g}; "
-                "give fewer --trainer.max_epochs, or begin a new run"
-            )
+        privacy.refuse_exceeding(epsilon, noise, f"{steps} steps")
         lines = planned(epsilon, privacy.charged, noise, f"{steps} steps of a client", privacy.accountant, 1)
         if privacy.charged * ctx.most_samples >= 1:
             lines.append(
@@ -306,12 +300,8 @@ class PrivateSteps(Private):
         }
         if mixtures:
             found |= {"mixture_noise": privacy.mixture_noise, "noisy_mixtures": mixtures}
-        return found | {
-            "accountant": accountant_name(privacy.accountant),
-            "unit": privacy.unit,
-            "adjacency": privacy.adjacency,
-            "not_covered": "metrics, training losses, and states of clients in checkpoints",
-        }
+        not_covered = "metrics, training losses, and states of clients in checkpoints"
+        return found | privacy.described(privacy.accountant) | {"not_covered": not_covered}
 
 
 @lru_cache(maxsize=8)

@@ -33,7 +33,7 @@ from lit_fed.wrappers.base import Around
 from lit_fed.wrappers.deltas import known, news, tell
 from lit_fed.wrappers.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
 from lit_fed.wrappers.privacy.clipping import clip_factor
-from lit_fed.wrappers.privacy.settings import NOT_COVERED, Privacy, Private, check_statistics, planned
+from lit_fed.wrappers.privacy.settings import Privacy, Private, check_statistics, planned
 
 __all__ = ["LocalPrivacy", "NoisyClients", "Sent"]
 
@@ -165,11 +165,7 @@ class NoisyClients(Private):
             "noise_multiplier": noise,
             "releases": most,
             "clip_norm": self.privacy.clip_norm,
-            "accountant": accountant_name("gaussian"),
-            "unit": self.privacy.unit,
-            "adjacency": self.privacy.adjacency,
-            "not_covered": NOT_COVERED,
-        }
+        } | self.privacy.described("gaussian")
 
 
 _noise_for = lru_cache(maxsize=8)(noise_for_local_messages)
