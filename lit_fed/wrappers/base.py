@@ -160,9 +160,6 @@ class Around:
         state = self.inner.state_init(ctx, heard, data)
         return Kept(state, self.client_memory(ctx, heard, data)) if self.remembers_clients else state
 
-    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        return self.inner.phases(ctx, client_ids)  # type: ignore[no-any-return]
-
     def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> Tensor | None:
         """The algorithm's, under what clients hear."""
         return self.inner.shared_losses(ctx, self.heard(ctx, shared), batch)  # type: ignore[no-any-return]
@@ -228,9 +225,6 @@ class Around:
 
     def num_payloads(self, ctx: Context, shared: Tree, num_clients: int) -> int:
         return self.inner.num_payloads(ctx, self.inside(shared), num_clients)  # type: ignore[no-any-return]
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        return self.inner.adapt_work(ctx, seen)  # type: ignore[no-any-return]
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> Tree | None:
         """The algorithm's, under what clients hear."""

@@ -385,7 +385,7 @@ class Unreliable(Around):
         phases = []
         if faults.misses_clients:  # nobody is sure to take part
             ctx = ctx._replace(sampling_probability=math.nextafter(ctx.sampling_probability, 0.0))
-        for phase in super().phases(ctx, client_ids) or [Phase("train", client_ids, LocalWork())]:
+        for phase in self.inner.phases(ctx, client_ids) or [Phase("train", client_ids, LocalWork())]:
             if phase.waits_for_all:
                 phases.append(phase._replace(absences=Absences(phase.client_ids, phase.client_ids[:0], False, 0, 0)))
                 continue

@@ -151,7 +151,7 @@ class MaskedAverage(Around):
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
         """The algorithm's; a client that was drawn several times masks once, and counts its draws in its message."""
         phases = []
-        for phase in super().phases(ctx, client_ids):
+        for phase in self.inner.phases(ctx, client_ids):
             ids, counts = phase.client_ids.unique(return_counts=True)
             if len(ids) < len(phase.client_ids):
                 draws = torch.zeros(ctx.num_clients, dtype=torch.int64, device=ids.device).index_add(0, ids, counts)
