@@ -8,7 +8,7 @@ from round to round is shared state, so that checkpoints, files of client states
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT
 from lit_fed.core.context import Context
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Reduced, Tree
 
 __all__ = [
     "Around",
