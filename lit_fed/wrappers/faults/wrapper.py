@@ -30,7 +30,7 @@ from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, wrapper_of
-from lit_fed.wrappers.deltas import known
+from lit_fed.wrappers.deltas import reference_of
 
 __all__ = [
     "Faults",
@@ -450,8 +450,8 @@ class Unreliable(Around):
         """The algorithm's, on the average over those that were drawn, where that is asked for."""
         if ctx.drawn_weight is not None and tree.leaves(reduced.value):
             share = reduced.weight / self._scale(ctx) / ctx.drawn_weight
-            of_old = known(self.inner, shared, reduced.value)
-            value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), reduced.value, of_old)
+            reference = reference_of(self.inner, shared, reduced.value)
+            value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), reduced.value, reference)
             reduced = Reduced(value, torch.full_like(reduced.weight, ctx.drawn_weight))
         return super().server_step(ctx, shared, reduced, client_ids)
 

@@ -10,7 +10,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, Guarded, WrapperSettings, wrapper_of
+from lit_fed.wrappers.base import Around, WrappedShared, WrapperSettings, wrapper_of
 from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.privacy.accountant import accountant_name
 
@@ -38,7 +38,7 @@ class Private(Around):
     """A wrapper that knows what its releases cost, since it remembers them."""
 
     privacy: Privacy
-    remembers_rounds = True
+    has_server_state = True
 
     @abstractmethod
     def guarantee(self, ctx: Context, own: Tree, exact: bool = True) -> dict[str, Any]:
@@ -269,9 +269,9 @@ def _is_spent(value: Any) -> bool:
 def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
     """The shared state with something else in the memory of the private wrapper, which there is."""
     if isinstance(algorithm, Private):
-        return Guarded(shared.inner, own)
-    inner = with_private_part(algorithm.inner, algorithm.inside(shared), own)
-    return Guarded(inner, shared.own) if algorithm.remembers_rounds else inner
+        return WrappedShared(shared.inner, own)
+    inner = with_private_part(algorithm.inner, algorithm.inner_shared(shared), own)
+    return WrappedShared(inner, shared.own) if algorithm.has_server_state else inner
 
 
 def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
@@ -279,5 +279,5 @@ def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
     while isinstance(algorithm, Around):
         if isinstance(algorithm, Private):
             return algorithm, shared.own
-        algorithm, shared = algorithm.inner, algorithm.inside(shared)
+        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
     return None
