@@ -11,8 +11,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
 from torch import nn
 
-from lit_fed.models.base import Network
-from lit_fed.models.sizes import size_names
+from lit_fed.models.base import Network, size_names
 
 __all__ = ["as_function", "options_of_own_network", "with_functions"]
 

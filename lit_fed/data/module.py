@@ -20,21 +20,19 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
-from lit_fed.data.poison.base import Poison
-from lit_fed.data.populations.attackers import draw_attackers
+from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
 from lit_fed.data.populations.build import build_populations, infer_target
 from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
+    find_client,
     find_client_name,
+    fingerprint,
     learned_constants,
     num_classes_of,
     outlying_inputs,
     taken_labels,
 )
-from lit_fed.data.populations.find_client import find_client
-from lit_fed.data.populations.fingerprint import fingerprint
-from lit_fed.data.populations.poisoned import poisoned
 from lit_fed.errors import ClientError, ConfigError, notice
 from lit_fed.system.packages import DataFrame
 

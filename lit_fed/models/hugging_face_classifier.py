@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
-from lit_fed.models.library_options import TRANSFORMERS
 from lit_fed.system.given_paths import given_path
-from lit_fed.system.library_options import check_library_options
+from lit_fed.system.library_options import check_library_options, names_in
 from lit_fed.system.packages import optional_package
 
 __all__ = ["HuggingFaceClassifier"]
@@ -316,3 +315,66 @@ def _said(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said}"[:300]
+
+
+# ------------------------------------------------------------------ options
+# A checkpoint or a server may bring these options. A name is listed only if the library reads sizes, rates, switches or
+# names of layers from it: never a file, an address, a class or code. Later versions' options are not included.
+TRANSFORMERS = names_in(
+    """
+    activation activation_dropout activation_function add_fpn alibi apply_layernorm
+    apply_residual_connection_post_layernorm asm aspp_dropout_prob aspp_out_channels atrous_rates attention_bias
+    attention_drop_rate attention_dropout attention_layers attention_probs_dropout_prob attention_ratio
+    attention_type attention_types attention_window attn_dropout attn_logit_softcapping attn_pdrop attn_type
+    auxiliary_channels auxiliary_concat_input auxiliary_loss_weight auxiliary_num_convs base_attn_unit_dims
+    batch_norm_eps batch_norm_momentum bi_data bias block_repeats block_size block_sizes bos_index bos_token_id
+    causal clamp_len classifier_activation classifier_bias classifier_dropout classifier_dropout_prob
+    classifier_pooling clip_qkv cls_token cls_token_id conv_kernel_size d_ff d_head d_inner d_kv d_model
+    decoder_attention_heads decoder_bias decoder_depth decoder_ffn_dim decoder_hidden_size decoder_layerdrop
+    decoder_layers decoder_num_heads dense_act_fn depth depth_coefficient depth_divisible_by depth_divisor
+    depth_multiplier depths depthwise_padding deterministic_flash_attn dff dim do_layer_norm_before down_ops
+    down_pad down_patch_size down_stride downsample_in_bottleneck downsample_in_first_stage downsamples
+    drop_connect_rate drop_conv_encoder_rate drop_mlp_rate drop_path_rate drop_rate dropout dropout_rate emb_dim
+    embd_pdrop embed_dim embed_dim_multiplier embed_dims embed_dropout embed_init_std embedding_dropout
+    embedding_dynamic_padding embedding_size enable_bias encoder_attention_heads encoder_ffn_dim
+    encoder_layerdrop encoder_layers end_n_top eos_index eos_token_id expand_ratio expand_ratios
+    feed_forward_proj ff_activation ffn_dim ffn_dropout ffn_hidden_size ffn_multiplier final_logit_softcapping
+    finegrained_output first_layer_is_expansion focal_levels focal_windows gelu_activation global_padding
+    groups_width head_dim head_ratio hidden_act hidden_activation hidden_dim hidden_dropout hidden_dropout_prob
+    hidden_size hidden_sizes image_size in_channels init_std initializer_cutoff_factor initializer_factor
+    initializer_range initializer_std inner_group_num input_embedding_size intermediate_groups intermediate_size
+    intra_bottleneck_size inv_coeff_init_option is_encoder is_gated_act k_groups kernel_qkv kernel_size
+    kernel_sizes key_dim key_query_shared_bottleneck layer_norm_elementwise_affine layer_norm_eps
+    layer_norm_epsilon layer_norm_init layer_scale_init_value layer_type layer_types layerdrop layerscale_value
+    legacy linear_attention local_attention mask_index mask_token_id masked_unit_attention masked_unit_size
+    max_position_embeddings max_relative_positions max_window_layers mem_len min_depth mlp_bias mlp_dropout
+    mlp_ratio mlp_ratios multi_query n_attn_blocks n_embd n_head n_heads n_inner n_langs n_layer n_layers
+    n_positions n_token n_words neck_hidden_sizes new_decoder_architecture no_rope_layer_interval no_rope_layers
+    norm_bias norm_eps norm_epsilon normalization_type normalize_modulator num_attention_heads num_block_repeats
+    num_channels num_decoder_layers num_encoder_blocks num_experts num_experts_per_tok num_feedforward_networks
+    num_groups num_heads num_hidden_groups num_hidden_layers num_key_value_heads num_kv_heads num_landmarks
+    num_layers num_ln_in_parallel_attn num_local_experts num_query_pool num_random_blocks num_register_tokens
+    num_stages original_max_position_embeddings out_channels output_embedding_size output_groups output_stride
+    pad_index pad_token_id padding padding_kv padding_q parallel_attn patch_padding patch_size patch_sizes
+    patch_stride pool_q_only pool_scales pool_size pooler_act pooler_dropout pooler_hidden_act
+    pooler_hidden_size pooler_output_size pooling_type pos_att_type position_biased_input post_attention_groups
+    pretrained_window_sizes pretraining_tp q_groups qa_dropout qk_layernorm qkv_bias qkv_projection_method
+    query_pre_attn_scalar query_stride relative_attention relative_attention_max_distance
+    relative_attention_num_buckets reorder_and_upcast_attn rescale_embeddings reshape_last_stage resid_dropout
+    resid_pdrop residual_dropout reuse_len rms_norm_eps rope_parameters rotary_dim rotary_value
+    router_aux_loss_coef router_jitter_noise same_length scale_attn_by_inverse_layer_idx scale_attn_weights
+    scale_decoder_outputs scale_embedding segment_means_seq_len sep_token_id separate_cls seq_classif_dropout
+    sequence_reduction_ratios sinusoidal_embeddings sinusoidal_pos_embds sliding_window slow_but_exact
+    sparse_pred_ignore_index sparse_prediction squeeze_expansion_ratio sr_ratios start_n_top stride stride_kv
+    stride_q strides summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
+    summary_type summary_use_proj task_type_vocab_size tf_padding tie_word_embeddings tpu_short_seq_length
+    trigram_input true_hidden_size truncate_seq type_vocab_size unk_index use_absolute_embeddings
+    use_absolute_position_embeddings use_auxiliary_head use_bias use_bidirectional_attention use_bottleneck
+    use_bottleneck_attention use_conv_embed use_lang_emb use_layer_scale use_layerscale use_mean_pooling
+    use_mems_eval use_mems_train use_parallel_residual use_post_layernorm use_post_layernorm_in_modulation
+    use_qkv_bias use_relative_position_bias use_shared_relative_position_bias use_sliding_window use_swiglu_ffn
+    use_task_id use_tpu_fourier_optimizations v_groups vocab_size width_coefficient width_factor
+    width_multiplier window_size word_embed_proj_dim rope_scaling rope_theta
+    """
+)
+"""Fields of configurations of transformers that describe a classifier."""

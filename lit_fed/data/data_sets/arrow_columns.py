@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import require
-from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
+from lit_fed.data.data_sets.base import picture_array, require, stacked_samples, with_words
 from lit_fed.errors import ConfigError
 
 __all__ = [

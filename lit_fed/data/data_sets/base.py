@@ -5,18 +5,28 @@ postponed here: the command line would look their names up in the module of each
 is missing.
 """
 
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+from lit_fed.core.blocks import whole_part
+from lit_fed.core.seeds import generator
 
 __all__ = [
     "MOST_CLASSES",
+    "SECONDS_BETWEEN_WORDS",
     "ClientDataSet",
     "DataSet",
     "Encode",
@@ -25,12 +35,17 @@ __all__ = [
     "Normalisation",
     "PooledDataSet",
     "Samples",
+    "check_subsample",
+    "draw_subsample",
     "empty_split",
     "input_array",
     "label_array",
     "make_split",
     "names_of",
+    "picture_array",
     "require",
+    "stacked_samples",
+    "with_words",
 ]
 
 
@@ -211,3 +226,108 @@ def make_split(x: np.ndarray, y: np.ndarray, sizes: np.ndarray) -> Split:
 def empty_split(like: Split) -> Split:
     """A split of the same clients and sample shapes, without any sample."""
     return Split(like.x[:0], like.y[:0], torch.zeros_like(like.offsets))
+
+
+SECONDS_BETWEEN_WORDS = 10.0
+"""How often a long reading says how far it is."""
+
+GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB", "RGBX", "RGBa", "La")
+"""Modes of Pillow with 8 bits per channel that become one channel, or three."""
+
+Item = TypeVar("Item")
+
+
+def with_words(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    """The items, with a line on how many were read whenever a while has passed; only the first process speaks.
+
+    Args:
+        items: what is read.
+        total: how many there are.
+        what: where they come from.
+    """
+    last = time.monotonic()
+    for number, item in enumerate(items):
+        yield item
+        if time.monotonic() - last > SECONDS_BETWEEN_WORDS:
+            last = time.monotonic()
+            if _is_first_process():
+                notice(f"{what}: {number + 1:,} of {total:,} samples are read")
+
+
+def _is_first_process() -> bool:
+    """Whether no other process says the same: Lightning counts ranks, and where nobody loaded it there is one."""
+    loaded = sys.modules.get("lightning.pytorch.utilities.rank_zero")
+    return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
+
+
+def picture_array(image: "Image", size: tuple[int, int] | None) -> np.ndarray:
+    """The pixels of a picture, [1, height, width] of a grey one and [3, height, width] of any other, uint8.
+
+    Args:
+        image: a picture of Pillow.
+        size: height and width that it is scaled to (bilinear); None: as it is.
+
+    Raises:
+        ConfigError: if its pixels have more than 8 bits per channel.
+    """
+    require(
+        image.mode in GREY + COLOUR,
+        f"is a picture of mode {image.mode}, whose pixels have no 8 bits per channel; convert it to L or RGB",
+    )
+    image = image.convert("L" if image.mode in GREY else "RGB")
+    if size is not None:
+        image = image.resize(size[::-1], resample=2)  # bilinear, in all versions of Pillow
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def stacked_samples(arrays: list[np.ndarray], places: list[str], *, fix: str) -> np.ndarray:
+    """Samples of one shape as one array [n, ...]; where only some pictures are grey, these get three equal channels.
+
+    Args:
+        arrays: the samples, at least one.
+        places: where each stands, for the message.
+        fix: what to do about samples of several shapes.
+
+    Raises:
+        ConfigError: naming the first sample that has another shape or type than those before.
+    """
+    pictures = all(one.dtype == np.uint8 and one.ndim == 3 for one in arrays)
+    if pictures and {len(one) for one in arrays} == {1, 3}:
+        arrays = [np.broadcast_to(one, (3, *one.shape[1:])) for one in arrays]
+    first = arrays[0]
+    for array, place in zip(arrays, places, strict=True):
+        if (array.shape, array.dtype) != (first.shape, first.dtype):
+            raise ConfigError(
+                f"{place} is {array.dtype} of shape {list(array.shape)}, and the samples before it are {first.dtype} "
+                f"of shape {list(first.shape)}; {fix}"
+            )
+    return np.stack(arrays)
+
+
+def check_subsample(fraction: float, seed: int) -> None:
+    """Raise a `ConfigError` unless the data set's fields `fraction` and `seed` are in their ranges."""
+    require(0 < fraction <= 1, f"--data.dataset.fraction is {fraction}; give a number above 0 and up to 1")
+    require(0 <= seed < 2**32, f"--data.dataset.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+def draw_subsample(total: int, fraction: float, seed: int) -> np.ndarray:
+    """Choose the samples, or the clients, of a random subsample; a smaller one lies in a larger one of the same seed.
+
+    Args:
+        total: how many there are.
+        fraction: how much of them the subsample holds; one of them at least.
+        seed: seed of the choice.
+
+    Returns:
+        Whether each is in the subsample, [total] bool.
+
+    Example:
+        >>> int(draw_subsample(100, 0.29, seed=0).sum())
+        29
+    """
+    kept = np.ones(total, dtype=bool)
+    if fraction < 1:
+        order = generator(seed, 0, 0, "fraction").permutation(total)
+        kept[order[max(1, whole_part(fraction, total)) :]] = False
+    return kept

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import Normalisation, require
-from lit_fed.data.data_sets.table_rows import TableRows, numbers, texts
+from lit_fed.errors import ConfigError
+from lit_fed.system.given_paths import given_path, require_file
 
-__all__ = ["Feature", "TableColumns", "TableEncoder", "encode", "standardisation"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Feature",
+    "TableColumns",
+    "TableEncoder",
+    "TableRows",
+    "as_text",
+    "encode",
+    "is_numeric",
+    "is_table_file",
+    "missing_values",
+    "numbers",
+    "read_rows",
+    "require_values",
+    "rows_of_frame",
+    "split_names",
+    "standardisation",
+    "table_name",
+    "texts",
+]
 
 MOST_CATEGORIES = 100
 """Texts that differ, in a column that nobody called one of categories."""
@@ -189,3 +214,264 @@ def standardisation(clients: Sequence[np.ndarray], features: Sequence[Feature]) 
 def _summed(messages: list[np.ndarray]) -> np.ndarray:
     """What a server makes of one array from each client."""
     return np.sum(messages, axis=0)  # type: ignore[no-any-return]
+
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+SHOWN = 20
+"""Columns that an error lists."""
+
+
+class TableRows(NamedTuple):
+    """Rows of one or more tables, end to end."""
+
+    frame: pd.DataFrame  # rows numbered from 0
+    source: str  # what errors call the tables
+    place: Callable[[int], str]  # what they call a row, from its number
+
+    def error(self, row: int, column: str, what: str) -> ConfigError:
+        """An error about one value.
+
+        Args:
+            row: number of the row.
+            column: name of the column.
+            what: what is wrong, and the fix.
+        """
+        return ConfigError(f"{self.place(row)}, column {column!r}: {what}")
+
+    def require_columns(self, names: Sequence[str], option: str) -> None:
+        """Refuse names that no column has.
+
+        Raises:
+            ConfigError: naming the option, the column and those that there are.
+        """
+        there = [str(one) for one in self.frame.columns]
+        for name in names:
+            more = f" and {len(there) - SHOWN} more" if len(there) > SHOWN else ""
+            require(
+                name in there,
+                f"{option} {name!r}: {self.source} has no such column; it has {', '.join(there[:SHOWN])}{more}",
+            )
+
+
+def is_table_file(path: Path) -> bool:
+    """Whether a path has the ending of a table."""
+    return path.name.lower().endswith(ENDINGS)
+
+
+def table_name(path: Path) -> str:
+    """The name of a table's file without its ending."""
+    return next(path.name[: -len(one)] for one in ENDINGS if path.name.lower().endswith(one))
+
+
+def read_rows(files: Sequence[tuple[str, str]], separator: str = ",") -> TableRows:
+    """The rows of some files, end to end.
+
+    Args:
+        files: path of each, and the option that named it.
+        separator: what stands between the values of a CSV file.
+
+    Raises:
+        ConfigError: naming the file that cannot be read, has no rows or other columns than the first.
+    """
+    import pandas as pd
+
+    frames = [_read_file(given_path(path, option), option, separator) for path, option in files]
+    for (path, option), frame in zip(files, frames, strict=True):
+        other = sorted(set(frames[0].columns) ^ set(frame.columns))
+        require(
+            not other,
+            f"{option} {path}: its columns are not those of {files[0][0]}: {', '.join(map(repr, other[:SHOWN]))} stand "
+            "in one of them only; make them equal",
+        )
+    names, sizes = [path for path, _ in files], [len(frame) for frame in frames]
+    starts = np.cumsum([0, *sizes])
+
+    def place(row: int) -> str:
+        file = int(np.searchsorted(starts, row, side="right")) - 1
+        return f"{names[file]}: row {row - int(starts[file]) + 1}"
+
+    return TableRows(pd.concat(frames, ignore_index=True), " and ".join(names), place)
+
+
+def rows_of_frame(frame: pd.DataFrame, source: str = "the frame") -> TableRows:
+    """The rows of a data frame, which errors call by its index.
+
+    Raises:
+        ConfigError: if it is no frame, has no rows, or two columns of one name.
+    """
+    import pandas as pd
+
+    require(isinstance(frame, pd.DataFrame), f"{source} is a {type(frame).__name__}; give a pandas DataFrame")
+    index = frame.index
+    frame = frame.reset_index(drop=True)
+    frame.columns = pd.Index([str(one) for one in frame.columns])
+    _check_frame(frame, source)
+    return TableRows(frame, source, lambda row: f"{source}: row {index[row]!r}")
+
+
+def _read_file(path: Path, option: str, separator: str) -> pd.DataFrame:
+    """One file; a CSV file is read as UTF-8, with or without a mark of byte order."""
+    import pandas as pd
+
+    require(is_table_file(path), f"{option} {path}: no table; give a file that ends in {', '.join(ENDINGS)}")
+    require_file(path, f"correct {option}")
+    try:
+        if path.suffix.lower() == ".parquet":
+            _require_pyarrow(path)
+            frame = pd.read_parquet(path, engine="pyarrow").reset_index(drop=True)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # of rows longer than the line of names
+                frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", low_memory=False, index_col=False)
+    except ConfigError:
+        raise
+    except pd.errors.EmptyDataError as error:
+        raise ConfigError(f"{option} {path}: the file is empty; it takes a line of column names, and rows") from error
+    except Exception as error:  # whatever a damaged file makes the parsers of pandas and pyarrow raise
+        said = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ConfigError(f"{option} {path}: cannot be read ({said}); correct the file") from error
+    frame.columns = pd.Index([str(one) for one in frame.columns])
+    only = frame.columns[0] if len(frame.columns) == 1 else ""
+    other = next((one for one in (";", "\t", ",", "|") if one in only), None)
+    require(
+        other is None,
+        f"{option} {path}: its only column is called {only!r}; the values seem to be separated by {other!r}, so set "
+        "--data.dataset.separator",
+    )
+    _check_frame(frame, f"{option} {path}")
+    return frame
+
+
+def _check_frame(frame: pd.DataFrame, source: str) -> None:
+    require(len(frame) > 0, f"{source}: has no rows; add some")
+    twice = frame.columns[frame.columns.duplicated()]
+    require(not len(twice), f"{source}: two columns are called {twice[0] if len(twice) else ''!r}; rename one")
+
+
+def _require_pyarrow(path: Path) -> None:
+    try:
+        importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise ConfigError(f'{path}: parquet files need the package pyarrow; pip install "pyarrow>=15"') from error
+
+
+# ------------------------------------------------------------------ columns
+def as_text(value: Any) -> str:
+    """A value as text; 3.0 and 3 are the same, since a column with a gap holds floats."""
+    whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return str(int(value)) if whole else str(value)
+
+
+def require_values(rows: TableRows, column: str) -> None:
+    """Refuse a column with a missing value.
+
+    Raises:
+        ConfigError: naming the first row without one.
+    """
+    missing = missing_values(rows.frame[column])
+    if missing.any():
+        fix = "fill it in, or leave the row out (an empty cell, NA, nan, null and None count as missing)"
+        raise rows.error(int(missing.argmax()), column, f"no value; {fix}")
+
+
+def missing_values(values: pd.Series[Any]) -> np.ndarray:
+    """Which values are missing, [n] bool: none, not a number, or an empty text."""
+    missing = values.isna().to_numpy(dtype=bool)
+    if values.dtype.kind == "O":
+        missing = missing | np.array([isinstance(one, str) and not one.strip() for one in values], dtype=bool)
+    return missing
+
+
+def is_numeric(values: pd.Series[Any]) -> bool:
+    """Whether a column holds numbers or truth values, by its type."""
+    import pandas as pd
+
+    return pd.api.types.is_numeric_dtype(values.dtype)
+
+
+def texts(rows: TableRows, column: str, *, mixed: bool = False) -> np.ndarray:
+    """The values of a column as texts, [n] of objects.
+
+    Args:
+        rows: the table.
+        column: one of its columns.
+        mixed: the user says that these are names, so that some may look like numbers and others not.
+
+    Raises:
+        ConfigError: naming the first row without a value, or with a value that is no number where most are.
+    """
+    require_values(rows, column)
+    values = rows.frame[column]
+    _check_kind(rows, column)
+    found = np.array([as_text(one) for one in values], dtype=object)
+    if not mixed and not is_numeric(values):
+        wrong = np.array([not _is_number(one) for one in found])
+        if not wrong.all():
+            row = int(wrong.argmax()) if wrong.any() else 0
+            raise rows.error(
+                row, column, f"{found[row]!r} is no number, and other values are; correct it, or name the column in "
+                "category_columns (labels: say task classification)" if wrong.any() else
+                f"{found[row]!r} is a number that is stored as text; store numbers, or name the column in "
+                "category_columns (labels: say task classification)",
+            )  # fmt: skip
+    return found
+
+
+def split_names(rows: TableRows, column: str) -> np.ndarray:
+    """The values of a column that says train, val or test, [n] of objects.
+
+    Raises:
+        ConfigError: naming the first row that says something else.
+    """
+    found = texts(rows, column, mixed=True)
+    for row, value in enumerate(found):
+        if value not in ("train", "val", "test"):
+            raise rows.error(row, column, f"{value!r} is no split; write train, val or test")
+    return found
+
+
+def numbers(rows: TableRows, column: str) -> np.ndarray:
+    """The values of a column as numbers, [n] float64.
+
+    Raises:
+        ConfigError: naming the first row with a value that is missing, no number or infinite.
+    """
+    require_values(rows, column)
+    _check_kind(rows, column)
+    values = rows.frame[column]
+    if not is_numeric(values):
+        wrong = [not _is_number(one) for one in values]
+        row = wrong.index(True) if any(wrong) else 0
+        raise rows.error(row, column, f"{values.iloc[row]!r} is no number; correct it")
+    found: np.ndarray = values.to_numpy(dtype=np.float64)
+    with np.errstate(over="ignore"):
+        infinite = ~np.isfinite(found.astype(np.float32))
+    if infinite.any():
+        row = int(infinite.argmax())
+        raise rows.error(row, column, f"{found[row]:g} is too large for float32; correct or scale it")
+    return found
+
+
+def _check_kind(rows: TableRows, column: str) -> None:
+    """Refuse times, complex numbers and lists."""
+    import pandas as pd
+
+    values = rows.frame[column]
+    kind = values.dtype
+    fix = "make numbers or texts of them, or leave the column out by ignored_columns"
+    text = pd.api.types.is_string_dtype(kind) or pd.api.types.is_object_dtype(kind)
+    known = text or isinstance(kind, pd.CategoricalDtype) or is_numeric(values)
+    if not known or pd.api.types.is_complex_dtype(kind):
+        raise ConfigError(f"{rows.source}: column {column!r} holds {kind}; {fix}")
+    if pd.api.types.is_object_dtype(kind):
+        for row, one in enumerate(values):
+            if not isinstance(one, str | bool | int | float | np.generic):
+                raise rows.error(row, column, f"a {type(one).__name__} is neither number nor text; {fix}")
+
+
+def _is_number(text: Any) -> bool:
+    try:
+        float(text)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -11,8 +11,8 @@ import torch
 
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked
+from lit_fed.data.data_sets.columns import TableRows, rows_of_frame
 from lit_fed.data.data_sets.table import Table
-from lit_fed.data.data_sets.table_rows import TableRows, rows_of_frame
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -16,9 +16,16 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, input_array, label_array, require
+from lit_fed.data.data_sets.base import (
+    PooledDataSet,
+    Samples,
+    check_subsample,
+    draw_subsample,
+    input_array,
+    label_array,
+    require,
+)
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 from lit_fed.system.given_paths import given_path
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]

@@ -10,8 +10,10 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import MOST_CLASSES, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
-from lit_fed.data.data_sets.columns import Feature, TableColumns, TableEncoder
-from lit_fed.data.data_sets.table_rows import (
+from lit_fed.data.data_sets.columns import (
+    Feature,
+    TableColumns,
+    TableEncoder,
     TableRows,
     as_text,
     is_numeric,

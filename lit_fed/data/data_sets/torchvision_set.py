@@ -13,8 +13,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
-from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
+from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
 from lit_fed.errors import ConfigError
 from lit_fed.system.given_paths import given_path
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
+from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.outliers import outlier
+from lit_fed.metrics.client_table import outlier
+from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
     "all_splits",
@@ -19,7 +24,9 @@ __all__ = [
     "check_labels",
     "check_missing_classes",
     "check_training",
+    "find_client",
     "find_client_name",
+    "fingerprint",
     "learned_constants",
     "looked_at",
     "num_classes_of",
@@ -271,3 +278,56 @@ def _owner_name(population: Population, split: Split, row: int) -> str:
 def _name_at(population: Population, split: Split, position: int) -> str:
     """Name of the client at a position of a split, which may hold some of the population's clients only."""
     return population.names[position if split.ids is None else int(split.ids[position]) - split.first_id]
+
+
+SHOWN = 3
+"""Clients of each population that an error names."""
+
+
+def find_client(client: str, populations: Mapping[str, Population | None]) -> tuple[str, int]:
+    """The population of a client, and its position there.
+
+    Args:
+        client: its name, or else its number (the column `client_id` of predictions), counted over all populations.
+        populations: by name; None has no clients. Names are looked up in this order.
+
+    Raises:
+        ConfigError: if there is no such client, with some that there are.
+    """
+    there = {name: population for name, population in populations.items() if population is not None}
+    for called in dict.fromkeys((client, unquoted(client))):  # as a table of results may have it
+        for name, population in there.items():
+            if called in population.names:
+                return name, population.names.index(called)
+    for name, population in there.items():
+        position = int(client) - population.train.first_id if client.isdecimal() else -1
+        if 0 <= position < population.train.num_clients:
+            return name, position
+    known = "; ".join(f"{name}: {_some(population.names)}" for name, population in there.items())
+    raise ConfigError(f"--client {client or 'is not set and'} names no client; give one of them ({known})")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def fingerprint(*populations: Population | None) -> str:
+    """A digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; None stands for no clients.
+
+    Of a split that draws its clients it covers all sizes, what the samples depend on, and the samples of a few clients.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for population in populations:
+        digest.update(b"none" if population is None else b"population")
+        for split in () if population is None else (population.train, population.val, population.test):
+            tensors = [split.offsets]
+            if isinstance(split, DrawnSplit):
+                digest.update(split.origin.encode())
+                tensors.append(split.numbers)
+            few = looked_at(split)
+            for tensor in (*tensors, few.x, few.y):
+                array = np.ascontiguousarray(tensor.numpy())
+                digest.update(f"{array.dtype.str}{array.shape}".encode())
+                digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

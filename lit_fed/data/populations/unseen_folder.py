@@ -17,6 +17,7 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import (
+    SPLITS,
     ClientArrays,
     check_stored,
     check_types,
@@ -24,18 +25,33 @@ from lit_fed.data.data_sets.client_folder import (
     read_files,
     to_population,
 )
-from lit_fed.data.data_sets.picture_clients import read_picture_clients
-from lit_fed.data.data_sets.table_clients import read_table_clients
-from lit_fed.data.data_sets.table_rows import is_table_file
+from lit_fed.data.data_sets.columns import (
+    TableColumns,
+    TableRows,
+    as_text,
+    encode,
+    is_table_file,
+    missing_values,
+    numbers,
+    read_rows,
+    split_names,
+    table_name,
+    texts,
+)
+from lit_fed.data.data_sets.image_folder import decoded, pictures_in, visible_entries
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
-from lit_fed.data.populations.checks import find_client_name
-from lit_fed.data.populations.find_client import find_client
+from lit_fed.data.populations.checks import find_client, find_client_name
 from lit_fed.data.populations.splits import split_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.given_paths import given_path
 
-__all__ = ["HELD_OUT", "UnseenFolder"]
+__all__ = [
+    "HELD_OUT",
+    "UnseenFolder",
+    "read_picture_clients",
+    "read_table_clients",
+]
 
 HELD_OUT = 0.2
 """Share of each client's rows that is measured where a table says nothing of what to adapt on."""
@@ -195,3 +211,162 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
                 f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
                 f"classes 0 … {facts.target.num_values - 1}; correct the labels, or leave such samples out",
             )
+
+
+def read_picture_clients(
+    root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None
+) -> list[ClientArrays]:
+    """Clients by folders of pictures, read as `ImageFolder` reads them; [] if there is no folder.
+
+    Args:
+        root: folder with a folder for each client.
+        input_shape: of the inputs of the training.
+        class_names: of the training's classes, by number; None where they have no names.
+
+    Returns:
+        For each client x_train [n, channels, height, width] uint8, y_train [n] and, where there are pictures beside the
+        folders of classes, x_test in the order of their names.
+
+    Raises:
+        ConfigError: if the training was not on pictures with named classes, or naming the folder or file that does not
+            fit.
+    """
+    clients = [entry for entry in visible_entries(root) if entry.is_dir()]
+    if not clients:
+        return []
+    pictures = len(input_shape) == 3 and input_shape[0] in (1, 3) and input_shape[1] == input_shape[2]
+    require(
+        pictures and class_names is not None,
+        f"--clients {root}: has folders, which are read as clients with pictures; the checkpoint was trained on inputs "
+        f"of shape {list(input_shape)}{'' if class_names else ' and classes without names'}: pass a folder with a .npz "
+        "file for each unseen client",
+    )
+    return [_picture_client(folder, input_shape[0], input_shape[1], class_names or ()) for folder in clients]
+
+
+def _picture_client(folder: Path, channels: int, image_size: int, class_names: tuple[str, ...]) -> ClientArrays:
+    entries = visible_entries(folder)
+    labelled: list[tuple[Path, int]] = []
+    for entry in entries:
+        if entry.is_dir():
+            require(
+                entry.name in class_names,
+                f"{entry}: no class of the checkpoint, which knows {', '.join(class_names)}; rename the folder, or "
+                "remove it",
+            )
+            labelled += [(path, class_names.index(entry.name)) for path in pictures_in(entry)]
+    require(
+        bool(labelled),
+        f"{folder}: no picture of a known class to adapt on; add some as {folder.name}/{class_names[0]}/*.png",
+    )
+    unlabelled = pictures_in(folder, beside_classes=True)
+    paths = [path for path, _ in labelled]
+    arrays = {
+        "x_train": np.stack(list(decoded(paths, image_size, channels))),
+        "y_train": np.array([label for _, label in labelled], dtype=np.int64),
+    }
+    if unlabelled:
+        arrays["x_test"] = np.stack(list(decoded(unlabelled, image_size, channels)))
+    return ClientArrays(folder.name, arrays, dict.fromkeys(("train", "val", "test"), str(folder)))
+
+
+OPTION = "--clients"
+SPLIT_COLUMN = "split"
+"""Name of the column that says `train`, `val` or `test` in a table whose training had no such column."""
+
+
+def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str, ...] | None) -> list[ClientArrays]:
+    """The clients of a table, with inputs that are not standardised yet.
+
+    Rows with a label are for training, rows without one are to be predicted. The `split_column` of the training, or a
+    column `split` of this table, says it instead, and rows of `val` play no part.
+
+    Args:
+        path: a .csv, .csv.gz or .parquet file with the columns of the training's table.
+        columns: how that was read.
+        class_names: its classes; None: labels are numbers.
+
+    Returns:
+        `x_train` and `y_train` of each client and, if it has rows for that or a column says the split, `x_test` and
+        `y_test`; by name. Without a client column all rows are those of one client, called as the file.
+
+    Raises:
+        ConfigError: naming file, row, column and value of what is wrong.
+    """
+    rows = read_rows([(str(path), OPTION)], columns.separator)
+    columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
+    wanted = [one.name for one in columns.features]
+    wanted += [one for one in (columns.label_column, columns.client_column, columns.split_column) if one]
+    rows.require_columns(wanted, f"{OPTION} {path}, column")
+    x, labelled = encode(rows, columns), ~missing_values(rows.frame[columns.label_column])
+    y = _table_labels(rows, columns.label_column, labelled, class_names)
+    if columns.client_column is None:
+        clients = np.full(len(x), table_name(path), dtype=object)
+    else:
+        clients = texts(rows, columns.client_column, mixed=True)
+    split = (
+        np.where(labelled, "train", "test") if columns.split_column is None else split_names(rows, columns.split_column)
+    )
+    arrays = []
+    for name in sorted(set(clients)):
+        require("/" not in name, f"{path}: client {name!r} would be a file in a folder of results; call it without a /")
+        own = clients == name
+        client = _table_client(rows, name, own & (split == "train"), own & (split == "test"), x, y, labelled)
+        if columns.split_column is not None and "x_test" not in client.arrays:  # it says that nothing is to be tested
+            client.arrays.update(x_test=x[:0], y_test=y[:0])
+        arrays.append(client)
+    return arrays
+
+
+def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
+    """The column `split` of a table, unless the training used it for something else or it holds other words."""
+    used = (columns.label_column, columns.client_column, *(one.name for one in columns.features))
+    if SPLIT_COLUMN in used or SPLIT_COLUMN not in rows.frame.columns:
+        return None
+    return SPLIT_COLUMN if rows.frame[SPLIT_COLUMN].isin(SPLITS).all() else None
+
+
+def _table_client(
+    rows: TableRows, name: str, train: np.ndarray, test: np.ndarray, x: np.ndarray, y: np.ndarray, labelled: np.ndarray
+) -> ClientArrays:
+    """One client, from what says which rows [n] are its own for training and testing."""
+    source = f"{rows.source}: client {name!r}"
+    bare = train & ~labelled
+    require(
+        not bare.any(),
+        f"{rows.place(int(bare.argmax()))}: a training row without a label; label it, or call it test",
+    )
+    require(
+        bool(train.any()), f"{source} has no row with a label to adapt on; label one at least, or leave the client out"
+    )
+    known = labelled[test]
+    require(
+        bool(known.all() or not known.any()),
+        f"{source}: some of its test rows have a label, and others not; label all of them or none",
+    )
+    arrays = {"x_train": x[train], "y_train": y[train]}
+    if test.any():
+        arrays |= {"x_test": x[test]} | ({"y_test": y[test]} if known.all() else {})
+    return ClientArrays(name, arrays, dict.fromkeys(SPLITS, source))
+
+
+def _table_labels(
+    rows: TableRows, column: str, labelled: np.ndarray, class_names: tuple[str, ...] | None
+) -> np.ndarray:
+    """Labels [n], 0 where there is none."""
+    if class_names is None:
+        y = np.zeros(len(labelled), dtype=np.float32)
+        places = np.flatnonzero(labelled)
+        part = TableRows(rows.frame.iloc[places], rows.source, lambda row: rows.place(int(places[row])))
+        y[places] = numbers(part, column)
+        return y
+    number = {name: position for position, name in enumerate(class_names)}
+    y = np.zeros(len(labelled), dtype=np.int64)
+    for row in np.flatnonzero(labelled).tolist():
+        name = as_text(rows.frame[column].iloc[row])
+        if name not in number:
+            raise rows.error(
+                row, column, f"{name!r} is no class of the training ({', '.join(class_names)}); correct it"
+            )
+        y[row] = number[name]
+    return y

@@ -9,7 +9,7 @@ from PIL import Image as Pillow
 
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, VectorRegression
 from lit_fed.data import IID, HuggingFace, build_populations
-from lit_fed.data.data_sets.tokens import NUM_BYTE_TOKENS, word_tokens
+from lit_fed.data.data_sets.hugging_face import NUM_BYTE_TOKENS, word_tokens
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 

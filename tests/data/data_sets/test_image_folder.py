@@ -11,9 +11,9 @@ from PIL import Image
 
 from lit_fed.data import ImageFolder, build_populations
 from lit_fed.data.data_sets import image_folder
-from lit_fed.data.data_sets.picture_clients import read_picture_clients
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.unseen_folder import read_picture_clients
 from lit_fed.errors import ConfigError
 
 CLIENTS = {"anna": {"cat": 6, "dog": 5}, "bela": {"cat": 5}, "cleo": {"dog": 7, "cat": 2}}

@@ -6,11 +6,10 @@ import pytest
 
 from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
-from lit_fed.data.data_sets.columns import Feature, TableColumns, standardisation
-from lit_fed.data.data_sets.table_clients import read_table_clients
-from lit_fed.data.data_sets.table_rows import read_rows, rows_of_frame
+from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.populations.unseen_folder import read_table_clients
 from lit_fed.errors import ConfigError
 
 NAMES = {"client_column": "who", "label_column": "kind"}

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from lit_fed.cli import main
 from lit_fed.core.targets import Binary, MultiLabel, VectorRegression
 from lit_fed.data import IID, TorchDataset, build_populations
-from lit_fed.data.data_sets import reading
+from lit_fed.data.data_sets import base as reading
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 

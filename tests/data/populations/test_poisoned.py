@@ -6,9 +6,9 @@ from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Seq
 from lit_fed.core.types import Population, Split
 from lit_fed.data.poison import Backdoor, LabelFlip
 from lit_fed.data.poison.backdoor import marked
+from lit_fed.data.poison.base import poisoned
+from lit_fed.data.populations.checks import fingerprint
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.fingerprint import fingerprint
-from lit_fed.data.populations.poisoned import poisoned
 from lit_fed.errors import ConfigError
 
 ATTACKERS = torch.tensor([1, 3])

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
-from lit_fed.core.types import Population
+from lit_fed.core.types import Population, Split
 from lit_fed.data import IID, Dirichlet, Natural
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
-from lit_fed.data.populations.checks import check_labels
-from lit_fed.data.populations.fingerprint import fingerprint
+from lit_fed.data.populations.checks import check_labels, find_client, fingerprint
 from lit_fed.data.populations.splits import split_counts
 from lit_fed.errors import ConfigError
 
@@ -343,3 +342,38 @@ def test_owners_that_stay_unseen_and_splits_of_the_data_set():
 def test_another_number_of_classes_than_are_named():
     with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, and its data name 3 classes; leave"):
         FederatedDataModule(NamedPool(5), IID(), num_clients=4).setup()
+
+
+def named_population(names, first_id=0):
+    offsets = torch.arange(len(names) + 1)
+    split = Split(torch.zeros(len(names), 1), torch.zeros(len(names)), offsets, first_id)
+    return Population(split, split, split, names)
+
+
+CLIENTS = {
+    "seen": named_population(["anna", "4", "béla", "zoë"]),
+    "unseen": named_population(["cleo", "anna"], first_id=4),
+}
+
+
+@pytest.mark.parametrize(
+    ("client", "found"),
+    [
+        ("béla", ("seen", 2)),
+        ("cleo", ("unseen", 0)),
+        ("anna", ("seen", 0)),
+        ("4", ("seen", 1)),  # a name, though client number 4 is cleo
+        ("0", ("seen", 0)),
+        ("5", ("unseen", 1)),
+    ],
+)
+def test_a_client_is_found_by_name_or_number(client, found):
+    assert find_client(client, CLIENTS) == found
+
+
+@pytest.mark.parametrize("client", ["6", "-1", "²", "Anna", "", "1.0"])
+def test_an_unknown_client_is_refused_with_some_that_there_are(client):
+    with pytest.raises(ConfigError, match=r"seen: anna, 4, béla and 1 more; unseen: cleo, anna\)"):
+        find_client(client, CLIENTS)
+    with pytest.raises(ConfigError, match=r"\(seen: anna"):
+        find_client(client, {"seen": CLIENTS["seen"], "unseen": None})
