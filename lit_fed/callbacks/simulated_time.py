@@ -96,7 +96,7 @@ def harmonic_number(m: int) -> float:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Speeds of links and devices; every time is in units of T_dl.
+    """Speeds of links and devices; times are in units of T_dl.
 
     Args:
         uplink_ratio: ρ, how much longer a model takes upwards than downwards.
@@ -130,17 +130,16 @@ class RoundTime:
         return self.compute_min + self.compute_mean * harmonic_number(num_clients)
 
     def drawn_slowest(self, num_clients: int, rng: np.random.Generator) -> float:
-        """max_i T_i of m clients whose times are drawn."""
+        """max_i T_i of m clients with sampled times."""
         return self.compute_min + self.compute_mean * float(rng.exponential(size=num_clients).max())
 
     def transfers(self, traffic: PhaseTraffic, model_bits: float) -> float:
-        """Time on the links, downwards and upwards.
+        """Transfer time of a phase, downlink and uplink.
 
-        Every payload is as long as what a client receives on average. Without a server what clients receive is what
-        others send, and counts as sent alone.
+        Payloads have the average size received by a client. Without a server, traffic counts once, as sent.
 
         Args:
-            traffic: of the phase.
+            traffic: traffic of the phase.
             model_bits: size of one model.
         """
         each_down, each_up = (bits / traffic.num_clients / model_bits for bits in (traffic.bits_down, traffic.bits_up))
@@ -148,7 +147,7 @@ class RoundTime:
         return traffic.num_payloads * each_down + self.uplink_ratio * senders * each_up
 
     def phase(self, traffic: PhaseTraffic, model_bits: float, rng: np.random.Generator | None = None) -> float:
-        """Time of a phase, 0 if nobody took part; that of computing is known to the round, expected, or drawn."""
+        """Time of a phase, 0 without clients; computing time is known to the round, expected, or sampled."""
         if not traffic.num_clients:
             return 0.0
         if not traffic.trains:

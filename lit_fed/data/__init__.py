@@ -1,4 +1,4 @@
-"""Data sets, and how their samples become clients, splits and blocks."""
+"""Data sets, partitions into clients, splits, and blocks of clients."""
 
 from lit_fed.core.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
 from lit_fed.data import data_sets, partitions

@@ -22,7 +22,7 @@ class ConvolutionalNetwork(Network):
     """Convolutions, then dense layers.
 
     Attributes:
-        features: the convolutions, each pooled.
+        features: the pooled convolutions.
         classifier: the dense layers.
     """
 
@@ -38,7 +38,7 @@ class ConvolutionalNetwork(Network):
         return self.classifier(self.features(x))  # type: ignore[no-any-return]
 
     def layers_in_order(self) -> list[tuple[str, nn.Module]]:
-        """The layers one after another, with the names of their parameters; none of a class that does more to x."""
+        """The layers in order with their parameter names; empty if a subclass overrides `forward`."""
         if type(self).forward is not ConvolutionalNetwork.forward:
             return []
         parts = {"features": self.features, "classifier": self.classifier}
@@ -117,22 +117,22 @@ class CNN2(ConvolutionalNetwork):
 def pooled_convolutions(
     network: str, input_shape: tuple[int, ...], channels: Sequence[int], kernel_size: int, padding: int = 0
 ) -> tuple[nn.Sequential, int]:
-    """Convolutions with ReLU and 2×2 max pooling after each.
+    """Convolutions, each followed by 2×2 max pooling and ReLU.
 
-    Pooling comes before ReLU: they commute, outputs and gradients are the same, and ReLU has a quarter of the work.
+    Pooling comes before ReLU: they commute with equal outputs and gradients, and ReLU has a quarter of the work.
 
     Args:
-        network: name of the network, for the message.
+        network: name for the message.
         input_shape: channels, height and width of one image.
         channels: output channels of each convolution.
         kernel_size: height and width of the kernels in pixels.
-        padding: pixels of zeros on each side.
+        padding: zero pixels on each side.
 
     Returns:
-        The layers, and the number of features that they give for one image.
+        The layers, and the number of features of one image.
 
     Raises:
-        ConfigError: if the samples are no images, or so small that nothing is left of them.
+        ConfigError: if the samples are not images, or too small.
     """
     border, smallest = kernel_size - 1 - 2 * padding, 1
     for _ in channels:

@@ -21,7 +21,7 @@ __all__ = ["HuggingFaceClassifier"]
 
 OPTION = "--model.network"
 ATTENTION = (None, "eager", "sdpa")
-"""Kernels that are part of PyTorch; the library would fetch others from the hub, which are code."""
+"""Kernels of PyTorch; the library would download others from the hub as code."""
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 """A name on the hub; other texts are paths."""
@@ -30,25 +30,25 @@ ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_ty
 
 
 class HuggingFaceClassifier(Network):
-    """Any classifier of texts, tokens or images of the library transformers (extra `transformers`), by name.
+    """Classifiers of texts, tokens or images of the library transformers (extra `transformers`), by name.
 
     Wolf et al. "Transformers: State-of-the-Art Natural Language Processing". EMNLP 2020 (demonstrations).
-    https://arxiv.org/abs/1910.03771. Texts are token ids [length], int64; positions that hold the padding token take no
-    part in attention. Samples [channels, height, width] are images. What the given weights do not hold, the classifier
-    as a rule, stays random, and is what `--model.trainable head` trains.
+    https://arxiv.org/abs/1910.03771. Texts are token ids [length], int64; padding tokens are masked in attention.
+    Samples [channels, height, width] are images. Parameters that the weights lack, usually the classifier, are random;
+    `--model.trainable head` trains these.
 
-    Clients are trained one after another, since the library's attention masks depend on the samples' values.
+    Clients train one after another, since the library's attention masks depend on the samples' values.
 
     Args:
         input_shape: number of tokens of one text, or channels, height and width of one image.
         num_outputs: K.
-        weights: folder that `save_pretrained` wrote, or name of a model on the hub; null: random weights.
-        config: with random weights the network, a folder or file with a `config.json`, or its fields with `model_type`
-            among them; with weights fields that differ from theirs.
-        per_token: an output for each token, [length, K], instead of one for each text. For next tokens the network has
-            to be causal, as `gpt2` is.
-        pad_token_id: token of what follows behind a text's end; null: that of the configuration.
-        dropout: share dropped in training wherever the network has dropout, in [0, 1); null: as the configuration says.
+        weights: folder of `save_pretrained`, or hub name of a model; null: random weights.
+        config: without weights: folder or file with a `config.json`, or its fields including `model_type`; with
+            weights: fields to change.
+        per_token: one output per token, [length, K], instead of one per text. Next-token prediction needs a causal
+            network such as `gpt2`.
+        pad_token_id: padding token; null: that of the configuration.
+        dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
     """
 
     vmappable = False
@@ -85,14 +85,14 @@ class HuggingFaceClassifier(Network):
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
         self.head_names = frozenset(outside | {f"model.{name}" for name in random})
-        # some layers drop by function: this one says so to whoever looks for dropout among the modules
+        # makes dropout by function visible to code that searches the modules for dropout
         self.drops = nn.Dropout(max(_dropouts(settings).values(), default=0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of texts [B, L] or images [B, C, H, W]; [B, L, K] per token.
 
         Raises:
-            ConfigError: if the tokens are no whole numbers, or (on a CPU) not in the vocabulary.
+            ConfigError: if tokens are not integers, or (on a CPU) outside the vocabulary.
         """
         if self.reads_images:
             return self.model(pixel_values=x).logits  # type: ignore[no-any-return]
@@ -104,7 +104,7 @@ class HuggingFaceClassifier(Network):
         mask = None
         if self.pad_token_id is not None:
             mask = x != self.pad_token_id
-            mask = (mask | ~mask.any(1, keepdim=True)).long()  # attention over nothing has no value
+            mask = (mask | ~mask.any(1, keepdim=True)).long()  # attention over no token is undefined
         try:
             return self.model(input_ids=x, attention_mask=mask).logits  # type: ignore[no-any-return]
         except IndexError as error:
@@ -115,7 +115,7 @@ class HuggingFaceClassifier(Network):
 
 
 def _kind(input_shape: tuple[int, ...], per_token: bool) -> str:
-    """What transformers call such a task."""
+    """The task's name in transformers."""
     if len(input_shape) not in (1, 3) or (per_token and len(input_shape) != 1):
         wanted = "texts [length]" if per_token else "texts [length] or images [channels, height, width]"
         raise ConfigError(
@@ -129,14 +129,14 @@ def _check_kind(library: Any, settings: Any, kind: str) -> None:
     if type(settings) not in getattr(library, f"MODEL_FOR_{kind.upper()}_CLASSIFICATION_MAPPING"):
         what = {"Image": "images", "Token": "tokens", "Sequence": "texts"}[kind]
         raise ConfigError(
-            f"HuggingFaceClassifier: transformers have no classifier of {what} for {type(settings).__name__}; choose "
+            f"HuggingFaceClassifier: transformers has no classifier of {what} for {type(settings).__name__}; choose "
             "another model_type or other weights, or correct the data"
         )
 
 
 @contextmanager
 def _silent(library: Any) -> Iterator[None]:
-    """Without the library's bars and remarks: a random classifier is meant, and a network is built several times."""
+    """Silence the library: random classifiers are intended, and networks are built several times."""
     logging = library.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -151,7 +151,7 @@ def _silent(library: Any) -> Iterator[None]:
 
 # ------------------------------------------------------------------ configuration
 def _configuration(library: Any, weights: str | None, config: str | dict[str, Any] | None) -> Any:
-    """The configuration: of the weights or of the given place, with the given fields."""
+    """Load the configuration of the weights or the given place, with changed fields."""
     if weights is None and not config:
         raise ConfigError(f"{OPTION} has no weights and no config; give weights, or as a config {ABOUT_CONFIG}")
     fields = dict(config) if isinstance(config, dict) else {}
@@ -170,14 +170,14 @@ def _configuration(library: Any, weights: str | None, config: str | dict[str, An
 
 
 def _check_source(settings: Any) -> None:
-    """Refuse a configuration by which the library would load code, or another library's weights."""
+    """Refuse configurations that load code or other libraries' weights."""
     attention = getattr(settings, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise ConfigError(f"{OPTION}.config asks for the attention {attention!r}; give eager or sdpa")
     for name in ("quantization_config", "model_args", "backbone", "detectron2_config_args"):
         if getattr(settings, name, None) is not None:
             raise ConfigError(
-                f"{OPTION}.config: {type(settings).__name__} has {name}, which another library would read; choose "
+                f"{OPTION}.config: {type(settings).__name__} has {name}, which other libraries read; choose "
                 "another network"
             )
     for name in settings.sub_configs:
@@ -186,15 +186,15 @@ def _check_source(settings: Any) -> None:
 
 
 def _read(read: Any, place: str, option: str, **options: Any) -> Any:
-    """What the library reads from a folder, a file or the hub."""
+    """Read from a folder, a file or the hub."""
     path = given_path(place, option.partition(" ")[0])
     if not path.exists() and HUB_NAME.fullmatch(place) is None:
-        raise ConfigError(f"{option} does not exist; give a folder that save_pretrained wrote, or a name of the hub")
+        raise ConfigError(f"{option} does not exist; give a folder of save_pretrained, or a hub name")
     try:
         return read(str(path) if path.exists() else place, trust_remote_code=False, **options)
-    except Exception as error:  # of the network, the hub, the files, or the library's checks
+    except Exception as error:  # network, hub, file or library errors of any type
         fix = (
-            "give a folder that save_pretrained wrote"
+            "give a folder of save_pretrained"
             if path.exists()
             else "correct the name, or load the model elsewhere, save it by save_pretrained and give the folder"
         )
@@ -206,18 +206,20 @@ def _of_type(library: Any, model_type: Any) -> Any:
     if model_type not in known:
         near = get_close_matches(str(model_type), known, n=1)
         meant = f"did you mean {near[0]}?" if near else "such as bert, distilbert, gpt2, vit"
-        raise ConfigError(f"{OPTION}.config.model_type is {model_type}; give a type that transformers know, {meant}")
+        raise ConfigError(f"{OPTION}.config.model_type is {model_type}; give a type of transformers, {meant}")
     return library.AutoConfig.for_model(model_type)
 
 
 def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
-    """The configuration with some other fields, checked against the library's own."""
+    """The configuration with changed fields, checked by name and by the library."""
     known = {*settings.to_dict(), *settings.attribute_map, "attn_implementation"}
     for name in fields:
         if name not in known:
             near = get_close_matches(name, known, n=1)
             meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known)[:12])} …"
-            raise ConfigError(f"{OPTION}.config has {name!r}, which is no field of {type(settings).__name__}; {meant}")
+            raise ConfigError(
+                f"{OPTION}.config has {name!r}, which is not a field of {type(settings).__name__}; {meant}"
+            )
     attention = fields.pop("attn_implementation", None)
     if attention not in ATTENTION:
         raise ConfigError(f"{OPTION}.config.attn_implementation is {str(attention)[:60]!r}; give eager or sdpa")
@@ -234,7 +236,7 @@ def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
 
 
 def _dropouts(settings: Any) -> dict[str, float]:
-    """All shares of a configuration by which something is dropped."""
+    """All dropout rates of a configuration."""
     shares = {name: value for name, value in settings.to_dict().items() if "drop" in name}
     return {name: value or 0.0 for name, value in shares.items() if value is None or type(value) in (int, float)}
 
@@ -245,12 +247,12 @@ def _set_dropout(settings: Any, dropout: float | None, config: str | dict[str, A
     check_dropout(dropout)
     given = config if isinstance(config, dict) else {}
     for name in _dropouts(settings).keys() - given.keys():
-        # whole layers and paths are never dropped: clients of few samples would train other networks
+        # never drop whole layers or paths: clients with few samples would train different networks
         setattr(settings, name, 0.0 if "layer" in name or "path" in name else dropout)
 
 
 def _set_image_size(settings: Any, input_shape: tuple[int, ...], weights: str | None) -> None:
-    """Sizes of the images where the weights leave them open."""
+    """Set image sizes that the weights do not fix."""
     channels, height, width = input_shape
     for name, value in {"num_channels": channels, "image_size": height if height == width else (height, width)}.items():
         before = getattr(settings, name, None)
@@ -269,21 +271,21 @@ def _check_texts(settings: Any, length: int, kind: str) -> None:
     longest = getattr(settings, "max_position_embeddings", None)
     if longest is not None and length > longest:
         raise ConfigError(
-            f"HuggingFaceClassifier reads at most {longest} tokens, and the texts have {length}; give shorter ones, or "
+            f"HuggingFaceClassifier reads at most {longest} tokens, but the texts have {length}; give shorter ones, or "
             f"with random weights {OPTION}.config.max_position_embeddings"
         )
     if kind == "Sequence" and getattr(settings, "pad_token_id", None) is None:
         raise ConfigError(
-            f"{OPTION}.pad_token_id: {type(settings).__name__} names no padding token; give the token that follows "
-            "behind a text's end, -1 if there is none"
+            f"{OPTION}.pad_token_id: {type(settings).__name__} has no padding token; give the token, or -1 if "
+            "texts are not padded"
         )
 
 
 # ------------------------------------------------------------------ weights
 def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple[nn.Module, set[str]]:
-    """The network, and the names of its parameters that the weights do not hold."""
+    """Build the network; also returns names of parameters that the weights lack."""
     factory = getattr(library, f"AutoModelFor{kind}Classification")
-    sizes_alone = torch.empty(0).device.type == "meta"  # nothing is read for them
+    sizes_alone = torch.empty(0).device.type == "meta"  # no weights are read
     if weights is None or sizes_alone:
         try:
             return factory.from_config(settings, trust_remote_code=False, dtype=torch.float32), set()
@@ -291,7 +293,7 @@ def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple
             raise ConfigError(f"{OPTION}.config cannot be built ({_said(error)}); correct the fields") from error
     option = f"{OPTION}.weights {weights}"
     if _read(lambda place, **_: library.utils.find_adapter_config_file(place), weights, option) is not None:
-        raise ConfigError(f"{option} holds adapters of peft, which name other weights; merge them and give the result")
+        raise ConfigError(f"{option} holds peft adapters, which refer to other weights; merge them and give the result")
     network, found = _read(
         factory.from_pretrained, weights, option, config=settings, dtype=torch.float32, output_loading_info=True,
         ignore_mismatched_sizes=True,
@@ -299,19 +301,19 @@ def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple
     unlike = {entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]}
     random = unlike | set(found["missing_keys"])
     base = network.base_model_prefix + "."
-    # a pooler is trained with the classifier; without the rest these would be other weights
+    # a missing pooler is trained with the classifier; other missing parameters mean wrong weights
     foreign = sorted(name for name in random if name.startswith(base) and (name in unlike or "pooler" not in name))
     if foreign:
         raise ConfigError(
             f"{option}: {len(foreign)} parameters of {type(network).__name__} are missing or of another shape there, "
-            f"such as {', '.join(foreign[:3])}; give weights of this network, or leave out what --model.network.config "
-            "changes of it"
+            f"such as {', '.join(foreign[:3])}; give weights of this network, or do not change it by "
+            "--model.network.config"
         )
     return network, random
 
 
 def _said(error: Exception) -> str:
-    """What was raised, in one line."""
+    """The exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said}"[:300]
@@ -377,4 +379,4 @@ TRANSFORMERS = names_in(
     width_multiplier window_size word_embed_proj_dim rope_scaling rope_theta
     """
 )
-"""Fields of configurations of transformers that describe a classifier."""
+"""Configuration fields of transformers that describe a classifier."""

@@ -1,4 +1,4 @@
-"""Networks for images of the library timm."""
+"""Image networks of the library timm."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from lit_fed.system.packages import optional_package
 
 __all__ = ["Timm"]
 
-FILLED_IN = {"num_classes": "the data", "in_chans": "the data", "drop_rate": "--model.network.dropout"}
-"""Options of timm, and what says them here."""
+FILLED_IN = {"num_classes": "the data set", "in_chans": "the data set", "drop_rate": "--model.network.dropout"}
+"""Options of timm that are set otherwise, and how."""
 
 NAME = re.compile(r"\w+(\.\w+)?")
-"""A network and a version of its weights; `hf-hub:` and `local-dir:` lead to code and files elsewhere."""
+"""Network and version of its weights; `hf-hub:` and `local-dir:`, which load code and files, do not match."""
 
 
 class Timm(Network):
-    """Any network for images of the library timm (extra `timm`), by name, with a classifier for K classes.
+    """Image networks of the library timm (extra `timm`), by name, with a classifier for K classes.
 
-    Wightman. "PyTorch Image Models". 2019. https://github.com/huggingface/pytorch-image-models. Networks for images of
-    one size are built for that of the samples. With attention among the layers clients are trained one after another.
+    Wightman. "PyTorch Image Models". 2019. https://github.com/huggingface/pytorch-image-models. Networks of fixed
+    image size are built for the samples' size. Networks with attention train clients one after another.
 
     Args:
         input_shape: channels, height and width of one image.
         num_outputs: K.
-        name: of the network, as `timm.list_models()` knows it.
-        pretrained: start from the weights that timm offers for this name, downloaded when first used.
+        name: name of the network, see `timm.list_models()`.
+        pretrained: start from timm's weights for this name, downloaded when first used.
         weights: path of a file (.pt, .pth) with a state dict of this network to start from; a classifier for another
             number of classes stays random. null: those of `pretrained`.
         dropout: share of units dropped before the classifier in training, in [0, 1).
@@ -59,7 +59,7 @@ class Timm(Network):
         _check_names(library, name, pretrained, weights, options)
         if getattr(library.models.get_pretrained_cfg(name), "fixed_input_size", False):
             options.setdefault("img_size", image[1:])
-        pretrained = pretrained and torch.empty(0).device.type != "meta"  # where sizes alone are wanted
+        pretrained = pretrained and torch.empty(0).device.type != "meta"  # only sizes are needed
         given = {"num_classes": num_outputs, "in_chans": image[0], "drop_rate": dropout, **options}
         made = _create(library, name, pretrained, given)
         self.layers, head = made, made.pretrained_cfg.get("classifier") or ()
@@ -69,9 +69,9 @@ class Timm(Network):
         self.head_names = frozenset(
             f"layers.{one}" for one, _ in self.layers.named_parameters() if one.startswith(prefixes)
         )
-        # kernels of attention run for one client at a time
+        # attention kernels do not support vmap
         self.vmappable = not any(getattr(one, "fused_attn", False) for one in self.layers.modules())
-        # some networks drop by function: this one says so to whoever looks for dropout among the modules
+        # makes dropout by function visible to code that searches the modules for dropout
         shares = [value for option, value in given.items() if "drop" in option and isinstance(value, float)]
         self.drops = nn.Dropout(max(shares))
 
@@ -84,10 +84,10 @@ def _check_names(library: Any, name: str, pretrained: bool, weights: str | None,
     if NAME.fullmatch(name) is None or not library.is_model(name):
         near = get_close_matches(name, library.list_models(), n=1)
         meant = f"did you mean {near[0]}?" if near else "timm.list_models() lists them"
-        raise ConfigError(f"--model.network.name is {name}; give a network that timm knows, {meant}")
+        raise ConfigError(f"--model.network.name is {name}; give a network of timm, {meant}")
     for option, instead in FILLED_IN.items():
         if option in options:
-            raise ConfigError(f"--model.network.options has {option}, which is said by {instead}; leave it out")
+            raise ConfigError(f"--model.network.options has {option}, which {instead} sets; leave it out")
     check_library_options(options, TIMM, "--model.network.options", "timm")
     if weights is not None and pretrained:
         raise ConfigError("--model.network.pretrained and --model.network.weights are both given; leave one out")
@@ -100,11 +100,11 @@ def _check_names(library: Any, name: str, pretrained: bool, weights: str | None,
 def _create(library: Any, name: str, pretrained: bool, given: dict[str, Any]) -> Any:
     try:
         return library.create_model(name, pretrained=pretrained, **given)
-    except Exception as error:  # of the network, the hub, or what timm makes of an option
+    except Exception as error:  # network, hub or option errors of any type
         said = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         fix = "correct --model.network.options"
         if pretrained:
-            fix += ", or where nothing can be downloaded give the path of a file by --model.network.weights"
+            fix += ", or without network access give a file by --model.network.weights"
         raise ConfigError(f"timm's {name} cannot be built ({said}); {fix}") from error
 
 

@@ -46,7 +46,7 @@ LEAF = {
     "x only": (text(leaf({"u": {"x": [[1.0]]}})), ("'u'", "x or y is missing")),
     "x: a number": (text(user(x=3)), ("'u'", "x is 3", "entry per sample")),
     "x: a dict": (text(user(x={"a": 1})), ("'u'", 'x is {"a": 1}', "entry per sample")),
-    "ragged": (text(user(x=[[1.0], [1.0, 2.0]])), ("'u'", "x differ in shape", "one shape")),
+    "ragged": (text(user(x=[[1.0], [1.0, 2.0]])), ("'u'", "x differ in shape", "the same shape")),
     "null inside": (text(user(x=[[1.0, None], [1.0, 2.0]])), ("'u'", "x_train", "object", "store numbers")),
     "text": (text(user(x=["to be", "or not"])), ("'u'", "x_train", "<U6", "store numbers")),
     "huge numbers": (text(user(x=[[10**30, 1], [1, 1]])), ("'u'", "x_train", "object", "store numbers")),

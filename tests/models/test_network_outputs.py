@@ -49,10 +49,16 @@ def test_networks_that_fit_are_left_as_they_are(network, input_shape, input_type
 @pytest.mark.parametrize(
     ("network", "input_shape", "input_type", "output_shape", "parts"),
     [
-        (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (7,), ["CharLSTM", "[5, 7]", "labels of shape [] need [7]"]),
-        (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (2, 7), ["labels of shape [2] need [2, 7]"]),
+        (
+            CharLSTM((5,), 7, hidden_size=4),
+            (5,),
+            TOKENS,
+            (7,),
+            ["CharLSTM returns [B, 5, 7]", "it should return [B, 7]"],
+        ),
+        (CharLSTM((5,), 7, hidden_size=4), (5,), TOKENS, (2, 7), ["it should return [B, 2, 7]"]),
         (CharLSTM((5,), 7, hidden_size=4), (5,), FLOAT, (5, 7), ["CharLSTM reads tokens", "torch.float32"]),
-        (MLP((5,), 7), (5,), FLOAT, (5, 7), ["MLP", "outputs [7]", "labels of shape [5] need [5, 7]"]),
+        (MLP((5,), 7), (5,), FLOAT, (5, 7), ["MLP returns [B, 7]", "it should return [B, 5, 7]"]),
         (MLP((5,), 7), (5,), TOKENS, (7,), ["MLP cannot read samples [5] of torch.int64"]),
         (LeNet5((1, 16, 16), 3), (1, 20, 20), FLOAT, (3,), ["LeNet5 cannot read samples [1, 20, 20]"]),
     ],
@@ -83,7 +89,7 @@ class Fails(nn.Module):
         (ValueError("width 7"), r"Fails cannot read samples \[4\] of torch.float32 \(ValueError: width 7\); choose"),
         (KeyError("pixels"), r"\(KeyError: 'pixels'\); choose another --model\.network, or correct the data"),
         (AssertionError(), r"Fails cannot read samples .*AssertionError"),
-        (None, r"Fails gives dict, not a tensor of outputs \[B, K\]; return the outputs alone"),
+        (None, r"Fails returns dict, not a tensor of outputs \[B, K\]; return only the outputs"),
     ],
     ids=str,
 )
@@ -110,7 +116,9 @@ def test_a_network_that_cannot_be_built_is_named(network, message):
 
 def test_a_module_is_checked_when_it_is_built():
     module = FederatedModule(network=CharLSTM)
-    with pytest.raises(ConfigError, match=r"CharLSTM gives .* outputs \[5, 3\], and labels of shape \[\] need \[3\]"):
+    with pytest.raises(
+        ConfigError, match=r"CharLSTM returns \[B, 5, 3\] for .*; for these labels it should return \[B, 3\]"
+    ):
         module.build_shared(facts(MULTICLASS, (5,), input_type=torch.int64))
 
 

@@ -1,4 +1,4 @@
-"""What a poison is: training samples of attackers are altered before anybody sees them."""
+"""Interface of data poisoning, and the choice of attackers."""
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 from abc import ABC, abstractmethod
@@ -25,61 +25,52 @@ __all__ = [
 ]
 
 Alter: TypeAlias = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]
-"""Of one attacker inputs [n, ...], labels [n] or [n, L] and a stream of its own: what takes their place."""
+"""(inputs [n, ...], labels [n] or [n, L], the attacker's generator) -> replacements of the same shapes."""
 
 
 class Poison(ABC):
     """Base of everything that `--data.poison` accepts.
 
-    Subclasses are frozen dataclasses of settings. Only training samples are poisoned, so that a client's local work,
-    its E-step among it, meets nothing else; attackers are measured on what was true.
+    Subclasses are frozen dataclasses of settings. Only training samples are poisoned, so an attacker's whole local work
+    sees poisoned samples; attackers are evaluated on their original samples.
     """
 
     @abstractmethod
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
-        """What alters the samples of an attacker.
+        """Return the function that alters an attacker's samples.
 
         Args:
-            seen: clients of the training, with samples that nobody has poisoned yet.
-            target: what is predicted.
+            seen: the training clients with their original samples.
+            target: the prediction target.
             dataset: name of the data set.
 
         Raises:
-            ConfigError: if such samples cannot be poisoned in this way.
+            ConfigError: if these samples cannot be poisoned in this way.
         """
 
 
 def check_classes_of(poison: Poison, target: Target, dataset: str) -> None:
-    """Refuse labels that are no classes.
-
-    Args:
-        poison: the poison.
-        target: what is predicted.
-        dataset: name of the data set.
-
-    Raises:
-        ConfigError: naming the poison, the data set and its labels.
-    """
+    """Raise a `ConfigError` unless labels are classes."""
     if target.continuous or target.vectors:
         raise ConfigError(
-            f"--data.poison {type(poison).__name__} changes classes, and the labels of {dataset} are {target.name}; "
-            "take data with classes, or leave it out"
+            f"--data.poison {type(poison).__name__} changes classes, the labels of {dataset} are {target.name}; "
+            "choose data with classes, or leave it out"
         )
 
 
 def draw_attackers(wanted: float, num_clients: int, seed: int) -> Tensor:
-    """Draw the clients that attack; never the last ones, who would all be of one class where samples are sorted.
+    """Sample the attackers uniformly; fixed positions would share a class if samples are sorted by label.
 
     Args:
-        wanted: how many, or their share if it is below 1; a share is rounded.
-        num_clients: clients of the training, T.
-        seed: of the data.
+        wanted: number of attackers, or their share (rounded) if below 1.
+        num_clients: training clients T.
+        seed: seed of the data.
 
     Returns:
         Their ids, ascending [A] int64.
 
     Raises:
-        ConfigError: if there are not so many clients, or it is no number of clients.
+        ConfigError: if there are too few clients, or the number is not whole.
 
     Example:
         >>> draw_attackers(4, 20, seed=0).tolist()
@@ -87,7 +78,7 @@ def draw_attackers(wanted: float, num_clients: int, seed: int) -> Tensor:
     """
     if not 0 <= wanted < num_clients or (wanted > 1 and wanted != int(wanted)):
         raise ConfigError(
-            f"--data.attackers is {wanted:g}, and {num_clients} clients train; give a whole number below that, or a "
+            f"--data.attackers is {wanted:g}, {num_clients} clients train; give a whole number below that, or a "
             "share below 1"
         )
     number = round(wanted * num_clients) if wanted < 1 else int(wanted)
@@ -96,13 +87,13 @@ def draw_attackers(wanted: float, num_clients: int, seed: int) -> Tensor:
 
 
 def poisoned(seen: Population, alter: Alter, seed: int, name: str) -> Population:
-    """The clients of the training, with altered training samples of those that attack.
+    """The training clients with the attackers' training samples altered.
 
     Args:
-        seen: the clients; they say who attacks.
-        alter: what a poison prepared.
-        seed: of the data; each attacker has a stream of its own.
-        name: of the poison with its settings, which becomes a part of what samples drawn on demand depend on.
+        seen: the clients, with `attackers`.
+        alter: from `Poison.prepare`.
+        seed: seed of the data; each attacker has its own stream.
+        name: the poison with its settings; enters the origin of on-demand samples, and so the fingerprint.
     """
     assert seen.attackers is not None
     train = seen.train
@@ -123,7 +114,7 @@ def poisoned(seen: Population, alter: Alter, seed: int, name: str) -> Population
 def _draw_poisoned(
     draw: Draw, attackers: frozenset[int], alter: Alter, seed: int, number: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of a client, altered if it attacks."""
+    """Generate a client's samples, altered if it is an attacker."""
     x, y = draw(number)
     if number not in attackers:
         return x, y

@@ -1,8 +1,8 @@
-"""Unseen clients that are served from a checkpoint alone, read as its training read inputs.
+"""Unseen clients for a checkpoint, read as its training data were read.
 
-FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test; or these alone (`check_unseen`)
-FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
-FILE.csv(.gz), FILE.parquet     the rows of all of them, where the training was on a table
+FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone
+FOLDER/<client>/<class>/*.png   after training on images, see `read_picture_clients`
+FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ __all__ = [
 ]
 
 HELD_OUT = 0.2
-"""Share of each client's rows that is measured where a table says nothing of what to adapt on."""
+"""Share of each client's rows held out for evaluation if a table assigns no test rows."""
 
 
 class UnseenFolder(LightningDataModule):
-    """Unseen clients to be served, named by their files and numbered, in the order of their names, after the seen ones.
+    """Unseen clients, named by their files and numbered by name after the seen clients.
 
-    Inputs are treated as `ClientFolder` treats them: uint8 is scaled to 0..1, other integers are token ids. Where the
-    data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
+    Inputs are converted as in `ClientFolder`: uint8 is scaled to 0..1, other integers are token ids. If the training
+    data were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
 
     Args:
-        folder: folder with a .npz file for each client, or of pictures; or a table, see `read_table_clients`.
-        facts: what a checkpoint says of its training.
-        only: name of the one to be served; None: all.
+        folder: folder with a .npz file for each client, or of images; or a table, see `read_table_clients`.
+        facts: facts of the training, from the checkpoint.
+        only: name of the only client to serve; None: all.
 
     Attributes:
-        labelled: whether each client has labels to be measured on, [T] bool.
-        held_out: whether a share of each client's samples was held out, since all rows of a table had a label and no
-            column said what to predict; where one client alone is served there is nothing to measure.
+        labelled: whether each client has test labels, [T] bool.
+        held_out: whether a share of each client's samples was held out, as in tables whose rows all have labels and no
+            split, unless only one client is served.
 
     Raises:
-        ConfigError: naming the file and the array that does not fit, or if there is no such client.
+        ConfigError: naming the file and array that does not fit, or an unknown client.
     """
 
     predicted = Predicted("unseen", "test")
@@ -93,7 +93,7 @@ class UnseenFolder(LightningDataModule):
         if self.held_out:
             clients = [_divided(client, position) for position, client in enumerate(clients)]
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
-        if facts.target.continuous:  # quantities that are whole numbers, too
+        if facts.target.continuous:  # integer labels of a regression
             clients = [_floating(client) for client in clients]
         clients = [checked(_with_labels(client), may_lack_training=client.name in bare) for client in clients]
         _check_fit(clients, facts)
@@ -108,12 +108,12 @@ class UnseenFolder(LightningDataModule):
         self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""
+        """Add the client's name to a `ClientError`; Lightning calls this before it re-raises."""
         if isinstance(exception, ClientError):
             exception.client_name = find_client_name(exception.client_id, self.unseen)
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's unseen clients."""
+        """This rank's blocks of unseen clients."""
         assert self.trainer is not None
         return Blocks(
             serving_blocks(
@@ -124,7 +124,7 @@ class UnseenFolder(LightningDataModule):
 
 
 def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
-    """The clients of a folder or a table, as they were stored."""
+    """Read the stored arrays of a folder or table."""
     root = given_path(folder, "--clients")
     if _is_table(root):
         require(
@@ -149,7 +149,7 @@ def _is_table(root: Path) -> bool:
 
 
 def _divided(client: ClientArrays, position: int) -> ClientArrays:
-    """The client with some of its samples held out, as if it had been an unseen client of the training."""
+    """The client with a share of its samples held out for testing."""
     rows = split_rows(np.arange(len(client.arrays["y_train"])), 0.0, HELD_OUT, seed=0, client_id=position)
     kept = {"train": np.sort(rows.train), "test": np.sort(rows.test)}
     arrays = {f"{name}_{split}": client.arrays[f"{name}_train"][some] for split, some in kept.items() for name in "xy"}
@@ -157,13 +157,13 @@ def _divided(client: ClientArrays, position: int) -> ClientArrays:
 
 
 def _check_test_arrays(client: ClientArrays) -> None:
-    """Refuse test labels without the inputs that they belong to."""
+    """Refuse test labels without inputs."""
     if "y_test" in client.arrays and "x_test" not in client.arrays:
         raise ConfigError(f"{client.sources['test']}: array x_test is missing; save it beside y_test, or drop y_test")
 
 
 def _floating(client: ClientArrays) -> ClientArrays:
-    """The client with whole labels as floating ones."""
+    """The client with integer labels as floats."""
     return client._replace(
         arrays={
             name: array.astype(np.float32) if name.startswith("y") and array.dtype.kind in "iub" else array
@@ -173,7 +173,7 @@ def _floating(client: ClientArrays) -> ClientArrays:
 
 
 def _with_training(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
-    """The client, with an empty training split if it has inputs to be predicted alone."""
+    """The client, with an empty training split if it has only test inputs."""
     arrays, source = client.arrays, client.sources["train"]
     if "x_train" in arrays or "y_train" in arrays or "x_test" not in arrays:
         for name in ("x_train", "y_train"):
@@ -185,7 +185,7 @@ def _with_training(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
 
 
 def _with_labels(client: ClientArrays) -> ClientArrays:
-    """The client with zeros as labels of its test inputs where it brought none; its results are left empty then."""
+    """The client with zeros for missing test labels; its results are then left empty."""
     x, y = client.arrays.get("x_test"), client.arrays["y_train"]
     if x is None or "y_test" in client.arrays or not x.ndim or not y.ndim:
         return client
@@ -193,7 +193,7 @@ def _with_labels(client: ClientArrays) -> ClientArrays:
 
 
 def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
-    """Refuse samples of another type or shape than the checkpoint was trained on, and labels of other classes."""
+    """Refuse samples whose type, shape or classes differ from the checkpoint's training."""
     types = {
         "x": f"{facts.input_type} of shape {list(facts.input_shape)}",
         "y": f"{'float32' if facts.target.continuous else 'int64'} of shape {list(facts.label_shape)}",
@@ -208,7 +208,7 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
             largest = int(client.arrays[name].max(initial=0))
             require(
                 largest < facts.target.num_values,
-                f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
+                f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint has the "
                 f"classes 0 … {facts.target.num_values - 1}; correct the labels, or leave such samples out",
             )
 
@@ -216,20 +216,21 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
 def read_picture_clients(
     root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None
 ) -> list[ClientArrays]:
-    """Clients by folders of pictures, read as `ImageFolder` reads them; [] if there is no folder.
+    """Read clients from folders of images, as `ImageFolder` does; [] if there is no folder.
+
+    FOLDER/<client>/<class>/*.png are adapted on, FOLDER/<client>/*.png (optional) are predicted.
 
     Args:
         root: folder with a folder for each client.
-        input_shape: of the inputs of the training.
-        class_names: of the training's classes, by number; None where they have no names.
+        input_shape: input shape of the training.
+        class_names: class names of the training, by label; None: no names.
 
     Returns:
-        For each client x_train [n, channels, height, width] uint8, y_train [n] and, where there are pictures beside the
-        folders of classes, x_test in the order of their names.
+        x_train [n, channels, height, width] uint8, y_train [n] and, if there are images beside the class folders,
+        x_test sorted by name, of each client.
 
     Raises:
-        ConfigError: if the training was not on pictures with named classes, or naming the folder or file that does not
-            fit.
+        ConfigError: if the training was not on images with named classes, or naming an unexpected folder or file.
     """
     clients = [entry for entry in visible_entries(root) if entry.is_dir()]
     if not clients:
@@ -237,7 +238,7 @@ def read_picture_clients(
     pictures = len(input_shape) == 3 and input_shape[0] in (1, 3) and input_shape[1] == input_shape[2]
     require(
         pictures and class_names is not None,
-        f"--clients {root}: has folders, which are read as clients with pictures; the checkpoint was trained on inputs "
+        f"--clients {root}: has folders, which are read as clients with images; the checkpoint was trained on inputs "
         f"of shape {list(input_shape)}{'' if class_names else ' and classes without names'}: pass a folder with a .npz "
         "file for each unseen client",
     )
@@ -251,13 +252,13 @@ def _picture_client(folder: Path, channels: int, image_size: int, class_names: t
         if entry.is_dir():
             require(
                 entry.name in class_names,
-                f"{entry}: no class of the checkpoint, which knows {', '.join(class_names)}; rename the folder, or "
+                f"{entry}: not a class of the checkpoint, which has {', '.join(class_names)}; rename the folder, or "
                 "remove it",
             )
             labelled += [(path, class_names.index(entry.name)) for path in pictures_in(entry)]
     require(
         bool(labelled),
-        f"{folder}: no picture of a known class to adapt on; add some as {folder.name}/{class_names[0]}/*.png",
+        f"{folder}: no image of a known class to adapt on; add some as {folder.name}/{class_names[0]}/*.png",
     )
     unlabelled = pictures_in(folder, beside_classes=True)
     paths = [path for path, _ in labelled]
@@ -272,23 +273,23 @@ def _picture_client(folder: Path, channels: int, image_size: int, class_names: t
 
 OPTION = "--clients"
 SPLIT_COLUMN = "split"
-"""Name of the column that says `train`, `val` or `test` in a table whose training had no such column."""
+"""Name of the split column in a table if the training had none."""
 
 
 def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str, ...] | None) -> list[ClientArrays]:
-    """The clients of a table, with inputs that are not standardised yet.
+    """Read clients from a table; inputs are not standardised yet.
 
-    Rows with a label are for training, rows without one are to be predicted. The `split_column` of the training, or a
-    column `split` of this table, says it instead, and rows of `val` play no part.
+    Rows with a label are adapted on, rows without are predicted, unless the training's `split_column`, or a column
+    `split` of this table, assigns the rows; rows of `val` are ignored.
 
     Args:
         path: a .csv, .csv.gz or .parquet file with the columns of the training's table.
-        columns: how that was read.
-        class_names: its classes; None: labels are numbers.
+        columns: encoding of the training's table.
+        class_names: class names of the training; None: labels are numbers.
 
     Returns:
-        `x_train` and `y_train` of each client and, if it has rows for that or a column says the split, `x_test` and
-        `y_test`; by name. Without a client column all rows are those of one client, called as the file.
+        `x_train` and `y_train` and, if there are test rows or a split column, `x_test` and `y_test` of each client, by
+        name. Without a client column all rows belong to one client, named after the file.
 
     Raises:
         ConfigError: naming file, row, column and value of what is wrong.
@@ -309,17 +310,17 @@ def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str
     )
     arrays = []
     for name in sorted(set(clients)):
-        require("/" not in name, f"{path}: client {name!r} would be a file in a folder of results; call it without a /")
+        require("/" not in name, f"{path}: client {name!r} names a file of results; rename it without /")
         own = clients == name
         client = _table_client(rows, name, own & (split == "train"), own & (split == "test"), x, y, labelled)
-        if columns.split_column is not None and "x_test" not in client.arrays:  # it says that nothing is to be tested
+        if columns.split_column is not None and "x_test" not in client.arrays:  # no test rows
             client.arrays.update(x_test=x[:0], y_test=y[:0])
         arrays.append(client)
     return arrays
 
 
 def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
-    """The column `split` of a table, unless the training used it for something else or it holds other words."""
+    """The column `split` of a table if the training did not use it otherwise and it holds split names."""
     used = (columns.label_column, columns.client_column, *(one.name for one in columns.features))
     if SPLIT_COLUMN in used or SPLIT_COLUMN not in rows.frame.columns:
         return None
@@ -329,20 +330,20 @@ def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
 def _table_client(
     rows: TableRows, name: str, train: np.ndarray, test: np.ndarray, x: np.ndarray, y: np.ndarray, labelled: np.ndarray
 ) -> ClientArrays:
-    """One client, from what says which rows [n] are its own for training and testing."""
+    """One client from the masks [n] of its training and test rows."""
     source = f"{rows.source}: client {name!r}"
     bare = train & ~labelled
     require(
         not bare.any(),
-        f"{rows.place(int(bare.argmax()))}: a training row without a label; label it, or call it test",
+        f"{rows.place(int(bare.argmax()))}: a training row without a label; label it, or mark it as test",
     )
     require(
-        bool(train.any()), f"{source} has no row with a label to adapt on; label one at least, or leave the client out"
+        bool(train.any()), f"{source} has no row with a label to adapt on; label at least one, or leave the client out"
     )
     known = labelled[test]
     require(
         bool(known.all() or not known.any()),
-        f"{source}: some of its test rows have a label, and others not; label all of them or none",
+        f"{source}: only some of its test rows have a label; label all or none",
     )
     arrays = {"x_train": x[train], "y_train": y[train]}
     if test.any():
@@ -353,7 +354,7 @@ def _table_client(
 def _table_labels(
     rows: TableRows, column: str, labelled: np.ndarray, class_names: tuple[str, ...] | None
 ) -> np.ndarray:
-    """Labels [n], 0 where there is none."""
+    """Labels [n], 0 if missing."""
     if class_names is None:
         y = np.zeros(len(labelled), dtype=np.float32)
         places = np.flatnonzero(labelled)
@@ -366,7 +367,7 @@ def _table_labels(
         name = as_text(rows.frame[column].iloc[row])
         if name not in number:
             raise rows.error(
-                row, column, f"{name!r} is no class of the training ({', '.join(class_names)}); correct it"
+                row, column, f"{name!r} is not a class of the training ({', '.join(class_names)}); correct it"
             )
         y[row] = number[name]
     return y

@@ -203,7 +203,7 @@ def test_consecutive_clients_are_views():
         (Pool(), None, None, {"val_fraction": 1.0}, r"val_fraction = 1\.0; choose"),
         (Pool(), None, None, {"unseen_fraction": -0.1}, r"unseen_fraction = -0\.1; choose"),
         (Pool(), None, None, {"val_fraction": 0.5, "test_fraction": 0.5}, "= 1 leaves nothing to train on"),
-        (None, None, None, {}, "NoneType is no data set"),
+        (None, None, None, {}, "NoneType is not a data set"),
     ],
 )
 def test_wrong_requests_are_refused(dataset, partition, num_clients, options, message):
@@ -267,7 +267,7 @@ def test_several_labels_are_told():
     for wrong, said in ((labels[:, 0], r"int64 of shape \[2\]"), (labels.float(), r"float32 of shape \[2, 3\]")):
         with pytest.raises(ConfigError, match=f"multilabel.*{said}; store whole numbers 0 and 1 of shape .n, L."):
             infer_target(wrong, labels="multilabel")
-    with pytest.raises(ConfigError, match="num_classes is 4, and each sample has 3 labels; leave num_classes out"):
+    with pytest.raises(ConfigError, match="num_classes is 4, but each sample has 3 labels; leave num_classes out"):
         infer_target(labels, 4, "multilabel")
 
 
@@ -335,12 +335,12 @@ def test_owners_that_stay_unseen_and_splits_of_the_data_set():
     assert (seen.names, unseen.names) == (["bob"], ["ann"])
     assert [one.x[:, 0].tolist() for one in (unseen.train, unseen.val, unseen.test)] == [[0, 1, 3, 4], [], [2, 5]]
     assert [one.x[:, 0].tolist() for one in (seen.train, seen.val, seen.test)] == [[6, 7, 9, 10], [11], [8]]
-    with pytest.raises(ConfigError, match="partition IID makes clients of its own, and Told is told which"):
+    with pytest.raises(ConfigError, match="partition IID makes new clients, but Told names unseen clients"):
         build(Told(), IID())
 
 
 def test_another_number_of_classes_than_are_named():
-    with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, and its data name 3 classes; leave"):
+    with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, its data name 3 classes; leave"):
         FederatedDataModule(NamedPool(5), IID(), num_clients=4).setup()
 
 
