@@ -96,9 +96,9 @@ def test_wrong_transforms(augment, words):
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        (Made(shape=(64,)), "those of Made are float32 of shape [64]"),
-        (Made(shape=(8, 8)), "those of Made are float32 of shape [8, 8]"),
-        (Made(shape=(3, 8, 8), dtype="int32", scale=50), "those of Made are int64 of shape [3, 8, 8]"),
+        (Made(shape=(64,)), "the inputs of Made are float32 of shape [64]"),
+        (Made(shape=(8, 8)), "the inputs of Made are float32 of shape [8, 8]"),
+        (Made(shape=(3, 8, 8), dtype="int32", scale=50), "the inputs of Made are int64 of shape [3, 8, 8]"),
     ],
 )
 def test_inputs_that_are_no_pictures(dataset, said):
@@ -106,7 +106,7 @@ def test_inputs_that_are_no_pictures(dataset, said):
 
 
 def test_colours_of_what_does_not_lie_in_0_to_1():
-    refused("RandomApply([ColorJitter(0.4)])", "ColorJitter", "lie in", "store pictures", dataset=Made(scale=7.0))
+    refused("RandomApply([ColorJitter(0.4)])", "ColorJitter", "are in", "store images", dataset=Made(scale=7.0))
     module("RandomHorizontalFlip", Made(scale=7.0))
     module("ColorJitter(0.4)", Made())
 

@@ -42,7 +42,7 @@ LEAF = {
     "user twice": (text(leaf({"u": USER}, users=["u", "u"], num_samples=None)), ("'u'", "twice", "keep one")),
     "too few num_samples": (text(leaf({"u": USER}, num_samples=[])), ("'num_samples' is []", "1 users")),
     "num_samples: 2": (text(leaf({"u": USER}, num_samples=2)), ("'num_samples' is 2", "a number for each")),
-    "wrong num_samples": (text(leaf({"u": USER}, num_samples=[9])), ("'u'", "num_samples is 9", "y holds 2")),
+    "wrong num_samples": (text(leaf({"u": USER}, num_samples=[9])), ("'u'", "num_samples is 9", "y has 2")),
     "x only": (text(leaf({"u": {"x": [[1.0]]}})), ("'u'", "x or y is missing")),
     "x: a number": (text(user(x=3)), ("'u'", "x is 3", "entry per sample")),
     "x: a dict": (text(user(x={"a": 1})), ("'u'", 'x is {"a": 1}', "entry per sample")),

@@ -20,7 +20,7 @@ from lit_fed.data.data_sets.base import (
     with_words,
 )
 from lit_fed.errors import ConfigError
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["TorchDataset"]
 

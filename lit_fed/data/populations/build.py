@@ -183,12 +183,12 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
     name = type(dataset).__name__
     require(
         num_clients is None,
-        f"num_clients = {num_clients}: num_clients is for partitions; {name} has natural clients, so leave "
-        "num_clients out",
+        f"num_clients = {num_clients}: num_clients is for partitions; {name} comes with its clients, "
+        "so leave num_clients out",
     )
     require(
         partition is None or isinstance(partition, Natural),
-        f"partition {type(partition).__name__}: {name} has natural clients, so leave the partition out",
+        f"partition {type(partition).__name__}: {name} comes with its clients, so leave the partition out",
     )
 
 

@@ -175,7 +175,7 @@ def test_several_labels_that_are_none(several, tmp_path):
     given = {"path": several, "input_columns": ("a",)}
     refused("column 'tags' holds a list of classes", "--data.dataset.labels multilabel", label_column="tags", **given)
     refused("one, two", "integers", "--data.dataset.labels multilabel", label_column=("one", "two"), **given)
-    refused("column 'one'", "one number in each row", label_column="one", labels="multilabel", **given)
+    refused("column 'one'", "one number per row", label_column="one", labels="multilabel", **given)
     columns = {"a": [1.0, 2.0], "one": [0, 3], "two": [1, 0]}
     path = saved(tmp_path / "d", columns)
     refused(

@@ -223,7 +223,7 @@ def test_wrong_folders(tmp_path):
     write(tmp_path, {"anna": {}})
     refused(tmp_path, tmp_path, "no image (.png, .jpg, .jpeg)", "ROOT/<client>/<class>/*.png")
     write(tmp_path, {"anna": {"cat": 1}})
-    refused(tmp_path, "one class only, 'cat'", "layout (clients)")
+    refused(tmp_path, "only one class, 'cat'", "layout (clients)")
     write(tmp_path, {"anna": {"dog": 1}, "bela": {"cat": 0}})
     refused(tmp_path, tmp_path / "bela", "no image of this client")
     write(tmp_path, {"bela": {"cat": 1, "cow": 0}})

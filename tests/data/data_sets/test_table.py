@@ -233,11 +233,11 @@ def test_wrong_options(tmp_path, monkeypatch, options, message):
 
 
 def test_clients_of_a_column_are_not_divided_anew(tmp_path):
-    with pytest.raises(ConfigError, match="partition Dirichlet: Table has natural clients"):
+    with pytest.raises(ConfigError, match="partition Dirichlet: Table comes with its clients"):
         data_of(table(tmp_path), partition=Dirichlet())
     with pytest.raises(ConfigError, match="has its own unseen clients; leave unseen_fraction at 0"):
         data_of(table(tmp_path, unseen_clients=("cy",)), unseen_fraction=0.5)
-    with pytest.raises(ConfigError, match="Table has natural clients"):
+    with pytest.raises(ConfigError, match="Table comes with its clients"):
         data_of(table(tmp_path), num_clients=3)
 
 
@@ -300,7 +300,7 @@ def test_the_bound_on_classes_does_not_grow_with_the_table(rows):
 def test_what_labels_were_taken_for_is_said(tmp_path, capsys):
     text = LINES.replace("yes", "1").replace("no", "0")
     for options, said in (
-        ({}, ["2 classes, as whole numbers (--data.dataset.task regression"]),
+        ({}, ["2 classes, as whole numbers (set --data.dataset.task regression"]),
         ({"task": "classification"}, []),
     ):
         data_of(table(tmp_path, text, **options), test_fraction=0)
