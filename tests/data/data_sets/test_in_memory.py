@@ -105,7 +105,7 @@ def test_what_labels_were_taken_for_is_said(capsys):
     for y, said in (
         (
             np.arange(60) % 3,
-            "labels are taken for 3 classes, as whole numbers (set --data.dataset.labels regression oth",
+            "labels are taken for 3 classes, as whole numbers (set --data.dataset.labels regression",
         ),
         (x[:, 0], "labels are taken for quantities, a regression"),
         (np.array(["a", "b"] * 30), ""),
