@@ -9,7 +9,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan, most_steps, num_steps
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
-from lit_fed.system import memory
+from lit_fed.system import machine as memory
 
 
 def plan_of(sizes, work, batch_size=4, client_ids=None, **name):

@@ -16,7 +16,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError
-from lit_fed.system import memory
+from lit_fed.system import machine as memory
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from lit_fed.data import Sine, Synthetic
 from lit_fed.errors import ConfigError
 from lit_fed.models import CNN2, MLP, CharLSTM, Linear, ResNet18
 from lit_fed.models.base import build_network
-from lit_fed.system import memory
+from lit_fed.system import machine as memory
 from lit_fed.system.machine import available_memory, require_memory
 
 
