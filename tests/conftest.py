@@ -12,6 +12,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--both-client-trainers", action="store_true", help="run the tests of algorithms with each client trainer"
     )
+    parser.addoption(
+        "--public-names", action="store_true", help="run as with a PyTorch that has no private names that speed uses"
+    )
     parser.addini("long_files", "files whose tests begin first, in this order", type="linelist")
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from federated_round import Federation, Scale, run_rounds
 
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer, at_once
+from lit_fed.core.networks import products
 from lit_fed.core.solvers import newton
 from lit_fed.models import Linear
 
@@ -57,6 +58,21 @@ def _prepared(shared_folder):
     gc.set_threshold(10_000, 20, 50)
     yield
     gc.unfreeze()  # or libraries complain of what is left at the end of the process
+
+
+@pytest.fixture
+def public_names(monkeypatch):
+    """A PyTorch without the private names that speed uses."""
+    monkeypatch.setattr(at_once, "_private_layer", lambda: None)
+    monkeypatch.setattr(products, "_has_private_names", lambda: False)
+    monkeypatch.setattr(products, "_prefers_onednn", lambda: False)
+    monkeypatch.delattr(torch, "_foreach_copy_")
+
+
+@pytest.fixture(autouse=True)
+def _public_names_alone(request):
+    if request.config.getoption("--public-names"):
+        request.getfixturevalue("public_names")
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ from typing import Any, NoReturn, get_args
 
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
-from jsonargparse._typehints import ActionTypeHint
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.command_line.classes import explain_class
@@ -187,8 +186,9 @@ def refuse_nulls(parser: FederatedParser, config: Namespace) -> None:
         ConfigError: naming the option.
     """
     for action in parser._actions:
-        if isinstance(action, ActionTypeHint) and action.default is not None:
-            kind = plain_type(str(action._typehint))
+        hint = getattr(action, "_typehint", None)  # private; without it the classes themselves refuse null
+        if hint is not None and action.default is not None:
+            kind = plain_type(str(hint))
             if config.get(action.dest, "absent") is None and "null" not in kind.split(" | "):
                 raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
 
