@@ -67,8 +67,12 @@ class Recorded:
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy tensors, those of one type in one launch."""
     for dtype in {leaf.dtype for leaf in targets}:
-        chosen = [position for position, leaf in enumerate(targets) if leaf.dtype == dtype]
-        torch._foreach_copy_([targets[one] for one in chosen], [sources[one] for one in chosen])
+        chosen = [pair for pair in zip(targets, sources, strict=True) if pair[0].dtype == dtype]
+        if copy := getattr(torch, "_foreach_copy_", None):  # private
+            copy(*map(list, zip(*chosen, strict=True)))
+        else:
+            for target, source in chosen:
+                target.copy_(source)
 
 
 @dataclass(frozen=True)
