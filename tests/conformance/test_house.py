@@ -21,7 +21,7 @@ from code_shape import (
 )  # fmt: skip
 
 LONELY = {
-    "clients/at_once.py", "data/batch_transforms.py", "data/populations/attackers.py", "data/populations/poisoned.py",
+    "data/batch_transforms.py", "data/populations/attackers.py", "data/populations/poisoned.py",
     "data/populations/stored_pictures.py", "deployment/authority.py", "deployment/certificates.py",
     "deployment/federation.py", "deployment/flower_client.py", "deployment/flower_server.py",
     "deployment/https_requests.py", "deployment/plausible.py", "deployment/questions.py", "metrics/round_time.py",
