@@ -105,7 +105,7 @@ def test_imports_are_followed(house):
 
 
 def test_short_files_of_one_importer_are_found(house):
-    alone = {"alone", "between", "deep", "interface", "shared"}
+    alone = {"alone", "between", "deep", "interface"}
     assert lonely_files(house) == dict.fromkeys(sorted(f"core/{name}.py" for name in alone), 1) | {
         "clients.py": 4, "tasks.py": 1,
     }  # fmt: skip
