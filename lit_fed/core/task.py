@@ -100,8 +100,8 @@ class Task(StackedNetwork):
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
         """Labels for distillation: share·y + (1 − share)·the prediction of another model.
 
-        The gradient of the cross-entropy to these equals that of share·CE(y) + (1 − share)·KL(prediction ‖ model), as the
-        entropy of the prediction is constant; likewise for squared errors.
+        The gradient of the cross-entropy to these equals that of share·CE(y) + (1 − share)·KL(prediction ‖ model): the
+        entropy of the prediction is constant. Likewise for squared errors.
 
         Args:
             outputs: of the other model, [B, K] or [B, L, K]; never differentiated.
@@ -121,7 +121,8 @@ class Task(StackedNetwork):
             outputs: [B, M, K] or [B, M, L, K].
 
         Returns:
-            Log-probabilities [B, C] or [B, L, C] (binary: C = 2, clamped at the smallest normal number), or means [B, 1].
+            Log-probabilities [B, C] or [B, L, C] (binary: C = 2, at least the smallest normal number), or means
+            [B, 1].
         """
         return self.target.mix(weights, outputs)
 
