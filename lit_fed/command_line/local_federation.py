@@ -19,8 +19,7 @@ from typing import Any
 from lit_fed.command_line.plain_parser import PlainParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.deployment.certificates import make_certificates
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.errors import ConfigError, logged, notice
 from lit_fed.system.given_paths import given_path
 

@@ -1,11 +1,11 @@
-"""The app that Flower runs on a client's machine: a new process for each message, which answers it and ends."""
+"""Flower's ClientApp: Flower runs it on a client's machine, in a new process for each message."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from lit_fed.deployment.flower_records import bytes_of, flower, reply_of
+from lit_fed.deployment.flower_transport import bytes_of, flower, reply_of
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Packet, to_bytes
 from lit_fed.errors import ConfigError, logged
@@ -18,7 +18,7 @@ def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
 
     Args:
         data: the packet.
-        settings: those of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules between commas.
+        settings: of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules separated by commas.
     """
     try:
         for name in ("data-root", "state-root"):
@@ -40,7 +40,7 @@ def _handle(message: Any, context: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """Make the app when Flower asks for it: where nobody does, there is no flwr."""
+    """Make the app when Flower asks for it, so that this module imports without flwr."""
     if name != "client_app":
         raise AttributeError(name)
     app = flower("clientapp").ClientApp()

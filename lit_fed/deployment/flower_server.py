@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from lit_fed.deployment.fleet import Missing
-from lit_fed.deployment.flower_records import flower
+from lit_fed.deployment.flower_transport import flower
 from lit_fed.deployment.flower_transport import FlowerTransport
 from lit_fed.deployment.remote_clients import RemoteClients
 from lit_fed.deployment.transport import Transport

@@ -1,4 +1,4 @@
-"""What a request of a node is answered."""
+"""Replies of the HTTPS server to requests of nodes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,17 @@ from typing import Any
 from aiohttp import web
 
 from lit_fed import __version__
-from lit_fed.deployment.https_connections import Connections
-from lit_fed.deployment.https_mailbox import Mailbox
-from lit_fed.deployment.https_member import Member, Posted, RefusedError, hang_up
-from lit_fed.deployment.https_protocol import (
-    ANSWERS,
-    MOST_BYTES,
-    NAME,
-    OVER,
-    PACKET,
-    PROCESS,
-    WORK,
-    Limits,
-    pieces,
-    version_headers,
-)
+from lit_fed.deployment import https_protocol as protocol
+from lit_fed.deployment.https_mailbox import Mailbox, Member, Posted, RefusedError, hang_up
+from lit_fed.deployment.https_protocol import ANSWERS, OVER, Limits, pieces, version_headers
+from lit_fed.deployment.https_server import Connections
 from lit_fed.deployment.transport import is_node_name
 
 __all__ = ["Requests"]
 
 LONGEST_PROCESS = 64
 SOON = 30
-"""Days before its end from when on the operator is told of a certificate's."""
+"""Days before a certificate expires from which the operator is warned."""
 
 
 class Requests:
@@ -40,8 +29,8 @@ class Requests:
 
     Args:
         mailbox: packets and answers.
-        connections: are told when a request comes and when it is answered.
-        limits: what a node may do.
+        connections: notified of the begin and the end of each request.
+        limits: of a node.
         with_tls: names come from certificates; else from a header.
     """
 
@@ -58,14 +47,14 @@ class Requests:
             if refused.status != OVER:
                 response.force_close()
             return response
-        except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stood still, or broke off
+        except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stalled or broke off
             hang_up(request.protocol)
             raise ConnectionResetError from None
         finally:
             self.connections.end(request.protocol)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        asks_for_work = request.method == "GET" and request.path_qs == WORK
+        asks_for_work = request.method == "GET" and request.path_qs == protocol.WORK
         answers = request.method in ("GET", "POST") and request.path_qs.startswith(ANSWERS)
         if not (asks_for_work or answers):
             raise RefusedError(404, "there is nothing here")
@@ -87,16 +76,16 @@ class Requests:
         return web.Response(status=204)
 
     def _sender(self, request: web.BaseRequest) -> tuple[Member, str]:
-        """Who asks, and in which process."""
+        """The node that sent a request, and its process."""
         own = version_headers()
         if any(request.headers.get(key) != value for key, value in own.items()):
             raise RefusedError(426, f"this server runs lit_fed {__version__}; install the same version at the node")
-        names, note = request.headers.getall(NAME, []), ""
+        names, note = request.headers.getall(protocol.NAME, []), ""
         if self.with_tls:
             certificate = request.transport.get_extra_info("peercert")
             names = [value for part in certificate["subject"] for key, value in part if key == "commonName"]
             note = _end_of(certificate)
-        process = request.headers.get(PROCESS, "")
+        process = request.headers.get(protocol.PROCESS, "")
         if len(names) != 1 or not is_node_name(names[0]):
             raise RefusedError(403, "there is no name of a node in the certificate, or the header in its place")
         if not process or len(process) > LONGEST_PROCESS:
@@ -105,7 +94,7 @@ class Requests:
 
     async def _send(self, request: web.BaseRequest, packet: Posted) -> web.StreamResponse:
         most = min(packet.most_bytes, self.limits.most_bytes)
-        response = web.StreamResponse(headers={PACKET: packet.key, MOST_BYTES: str(most)})
+        response = web.StreamResponse(headers={protocol.PACKET: packet.key, protocol.MOST_BYTES: str(most)})
         response.content_type, response.content_length = "application/octet-stream", len(packet.data)
         await response.prepare(request)
         for piece in pieces(packet.data):
@@ -116,7 +105,7 @@ class Requests:
     async def _read(
         self, request: web.BaseRequest, member: Member, packet: Posted, wanted: Callable[[], bool]
     ) -> bytes:
-        """The body, as long as it is wanted."""
+        """The body, read while it is still wanted."""
         most = min(packet.most_bytes, self.limits.most_bytes)
         if "Content-Encoding" in request.headers:
             raise RefusedError(415, "answers are not compressed")
@@ -137,11 +126,11 @@ class Requests:
                 raise RefusedError(OVER, "nobody waits for this answer any more")
             length += len(pieces[-1])
         if not wanted():
-            raise RefusedError(410, "nobody waits for this answer any more")
+            raise RefusedError(OVER, "nobody waits for this answer any more")
         return b"".join(pieces)
 
 
 def _end_of(certificate: dict[str, Any]) -> str:
-    """What there is to say of a certificate that ends soon."""
+    """A warning if a certificate expires soon, else ""."""
     days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
     return f"; its certificate ends in {days:.0f} days" if days < SOON else ""

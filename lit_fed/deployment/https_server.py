@@ -1,9 +1,9 @@
 """The server's end of the HTTPS transport.
 
-Nodes ask for work and wait (long poll), so only the server needs a port that others can reach. A packet stays until its
-answer has come: a node that was killed and started again asks anew and gets it again. What tells that a node is gone is
-its connection, which stays open while it works; the system asks after machines that fell silent. That is for the log
-alone: who does not answer in time is missing, whatever the reason.
+Nodes ask for work and wait (long poll), so only the server needs a reachable port. A packet stays until it is answered:
+a node that was killed and restarted asks again and gets it again. An open connection shows that a node is present, also
+while it works; keep-alive probes detect machines that fell silent. Presence is only logged: a node whose answer is late
+counts as missing, whatever the reason.
 """
 
 from __future__ import annotations
@@ -11,31 +11,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
+import ssl
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lit_fed.deployment.https_connections import Connections, close_all, listening
-from lit_fed.deployment.https_mailbox import Mailbox
-from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback
-from lit_fed.deployment.https_tls import tls_of_server
+from lit_fed.deployment.https_mailbox import Mailbox, hang_up
+from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback, keep_alive, tls_context
 from lit_fed.errors import ConfigError, logged
 from lit_fed.system.packages import optional_package
 
-__all__ = ["HttpsServer", "shared_server"]
+__all__ = ["Connections", "HttpsServer", "shared_server"]
 
 Result = TypeVar("Result")
 LISTEN, TLS = "--data.dataset.listen", "--data.dataset.tls"
+
+HANDSHAKE_SECONDS = 10.0
+SECONDS_BETWEEN_LOOKS = 0.25
+MOST_REASONS = 100
+
+SPARE = 64
+"""File descriptors that are kept for the process's own files."""
 
 SECONDS_TO_DISMISS = 2.0
 """For nodes to hear that the training is over."""
 
 _SHARED: dict[str, tuple[Any, HttpsServer]] = {}
-"""The server at each address, and with which options it was made."""
+"""The server at each address, and the options that it was made with."""
 
 SILENT = logging.Logger("lit_fed.deployment", logging.CRITICAL + 1)
-"""For aiohttp, whose lines hold parts of what strangers send."""
+"""For aiohttp, whose lines would repeat parts of what strangers send."""
 
 STARTED_BY = "lit-fed client --server {address} --data.root DIR --states DIR --tls DIR"
 
@@ -44,10 +53,10 @@ class HttpsServer:
     """A `Transport` to nodes that run `lit-fed client`, in a thread of its own.
 
     Args:
-        listen: HOST:PORT; port 0 is one that is free, which `address` tells.
+        listen: HOST:PORT; with port 0 the system chooses one, see `address`.
         tls: folder with `server.pem`, `server.key` and `ca.pem`; None: plain HTTP, for this machine alone.
-        nodes: names that are let in; None: all that have a certificate.
-        limits: what nodes and strangers may do.
+        nodes: names that are admitted; None: all that have a certificate.
+        limits: of nodes and strangers.
         say: takes a line for the operator.
 
     Attributes:
@@ -68,8 +77,8 @@ class HttpsServer:
     ) -> None:
         optional_package("aiohttp", "aiohttp>=3.13", "federation", LISTEN)
         host, port = address_of(listen, LISTEN)
-        self._tls = None if tls is None else tls_of_server(tls, TLS)
-        self._limits, self._listener = limits or Limits(), listening(host, port, LISTEN)
+        self._tls = None if tls is None else tls_context("server", tls, TLS)
+        self._limits, self._listener = limits or Limits(), _listening(host, port)
         bound, port = self._listener.getsockname()[:2]
         if self._tls is None and not is_loopback(bound):
             self._listener.close()
@@ -103,7 +112,7 @@ class HttpsServer:
 
     @property
     def is_open(self) -> bool:
-        """Whether nodes can still be asked; in a process that was forked from the server's they cannot."""
+        """Whether nodes can still be asked; False in a process that was forked from the server's."""
         return self._thread.is_alive()
 
     def close(self, *, over: bool = False) -> None:
@@ -115,7 +124,7 @@ class HttpsServer:
             self._thread.join()
 
     def _inside(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of what runs in the event loop; an interrupt ends it, too."""
+        """Run a coroutine in the event loop; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -161,18 +170,21 @@ class HttpsServer:
                 group.create_task(connections.accept(server))
                 group.create_task(connections.look_around(self._mailbox.is_at_work, self._mailbox.look_around))
         finally:
-            await close_all(server.connections)
+            for one in server.connections:
+                hang_up(one)
+            while any(one.transport is not None for one in server.connections):
+                await asyncio.sleep(0)
 
 
 def shared_server(listen: str, tls: Path | None, nodes: Collection[str] | None) -> HttpsServer:
-    """The server at an address, one for all federations of this process that have the same options.
+    """The server at an address, shared by all federations of this process that have the same options.
 
-    Nodes stay connected from one fit to the next. Where options differ, the server before is closed first.
+    Nodes stay connected from one fit to the next. If options differ, the previous server is closed first.
 
     Args:
         listen: HOST:PORT.
         tls: folder of certificates.
-        nodes: names that are let in.
+        nodes: names that are admitted.
     """
     options, (before, server) = (tls, nodes), _SHARED.get(listen, (None, None))
     if server is not None and server.is_open and not listen.endswith(":0"):
@@ -182,3 +194,129 @@ def shared_server(listen: str, tls: Path | None, nodes: Collection[str] | None) 
     made = HttpsServer(listen, tls, nodes)
     _SHARED[listen] = options, made
     return made
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        ConfigError: with the system's reason.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server((str(address[0]), port), family=family, backlog=128)
+    except OSError as error:
+        reason = str(error.strerror).partition(" (")[0]
+        raise ConfigError(f"{LISTEN} {host}:{port}: {reason}; give another HOST:PORT of this machine") from error
+    listener.setblocking(False)
+    return listener
+
+
+class Connections:
+    """Accepts connections, limits those without a request ("strangers"), and closes idle ones.
+
+    Args:
+        listener: a listening socket.
+        tls: the server's certificate and the CA of the nodes; None: plain HTTP.
+        limits: of strangers.
+        say: takes a line for the operator.
+    """
+
+    def __init__(
+        self, listener: socket.socket, tls: ssl.SSLContext | None, limits: Limits, say: Callable[[str], None]
+    ) -> None:
+        self.listener, self.tls, self.limits, self.say = listener, tls, limits, say
+        self._strangers: dict[Any, asyncio.Future[None]] = {}  # connections before their first request
+        self._silent_since: dict[Any, float] = {}  # connections between two requests
+        self._hosts: Counter[str] = Counter()  # strangers by address
+        self._tasks: set[asyncio.Task] = set()
+        self._told: set[str] = set()
+
+    async def accept(self, make: Callable[[], Any]) -> None:
+        """Accept connections until cancelled; `make` gives the protocol of each."""
+        loop, places = asyncio.get_running_loop(), asyncio.Semaphore(self.limits.handshakes)
+        while True:
+            await places.acquire()
+            try:
+                connection, address = await loop.sock_accept(self.listener)
+            except OSError:  # too many open files: some will be closed
+                places.release()
+                await asyncio.sleep(1.0)
+                continue
+            if not self._has_room(connection, address[0]):
+                connection.close()
+                places.release()
+                await asyncio.sleep(0)
+                continue
+            self._hosts[address[0]] += 1
+            task = loop.create_task(self._welcome(make(), connection, address[0]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: places.release())
+
+    async def _welcome(self, protocol: Any, connection: socket.socket, host: str) -> None:
+        """Shake hands and wait for the first request."""
+        loop = asyncio.get_running_loop()
+        asked = self._strangers[protocol] = loop.create_future()
+        limit = HANDSHAKE_SECONDS if self.tls else None
+        try:
+            keep_alive(connection)
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit)
+            await asyncio.wait([asked], timeout=self.limits.idle_seconds)
+            if not asked.done():
+                hang_up(protocol)
+        except OSError as error:  # also those of TLS
+            connection.close()
+            if isinstance(error, ssl.SSLError):
+                self._refuse(f"refused a connection from {host}: {error.reason or 'no TLS'}")
+        finally:
+            self._strangers.pop(protocol, None)
+            self._hosts[host] -= 1
+            self._hosts += Counter()  # drops addresses with a count of 0
+
+    def _has_room(self, connection: socket.socket, host: str) -> bool:
+        """Whether a connection may stay. A new descriptor has the lowest free number, so it tells how many are open."""
+        most = os.sysconf("SC_OPEN_MAX") if hasattr(os, "sysconf") else -1
+        if 0 < most - SPARE <= connection.fileno():
+            self._refuse(f"refused connections: {most} files may be open (ulimit -n), of which {SPARE} are kept free")
+            return False
+        if self._hosts[host] >= self.limits.per_address:
+            self._refuse(f"refused connections from {host}: {self.limits.per_address} are open without a request")
+            return False
+        return True
+
+    def _refuse(self, line: str) -> None:
+        """Report a refusal, each reason once."""
+        if line not in self._told and len(self._told) < MOST_REASONS:
+            self._told.add(line)
+            self.say(line)
+
+    def begin(self, protocol: Any) -> None:
+        """A request has come."""
+        asked = self._strangers.get(protocol)
+        if asked is not None and not asked.done():
+            asked.set_result(None)
+        self._silent_since.pop(protocol, None)
+
+    def end(self, protocol: Any) -> None:
+        """A request is answered."""
+        self._silent_since[protocol] = asyncio.get_running_loop().time()
+
+    async def look_around(self, may_be_silent: Callable[[Any], bool], also: Callable[[float], None]) -> None:
+        """Close idle connections until cancelled.
+
+        Args:
+            may_be_silent: whether a connection may stay without a request.
+            also: called each time with the seconds since the last call.
+        """
+        while True:
+            await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+            now = asyncio.get_running_loop().time()
+            for protocol, since in list(self._silent_since.items()):
+                late = now - since > self.limits.idle_seconds and not may_be_silent(protocol)
+                if late:
+                    hang_up(protocol)
+                if late or protocol.transport is None:
+                    del self._silent_since[protocol]
+            also(SECONDS_BETWEEN_LOOKS)

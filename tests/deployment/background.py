@@ -3,8 +3,7 @@
 import threading
 import time
 
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.https_protocol import WORK, Limits
 from lit_fed.errors import ConfigError
 

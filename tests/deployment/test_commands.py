@@ -19,7 +19,7 @@ import lit_fed.cli
 from lit_fed.command_line import client
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment import node
-from lit_fed.deployment.https_link import AwayError
+from lit_fed.deployment.https_node import AwayError
 from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
 

@@ -12,7 +12,7 @@ from background import PATIENCE, QUICK, InBackground, ServingThread, until
 
 from lit_fed.deployment import https_protocol
 from lit_fed.deployment.certificates import make_certificates
-from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_node import Link
 from lit_fed.deployment.https_protocol import ANSWERS, NAME, PROCESS, WORK, address_of, is_loopback, version_headers
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.errors import ConfigError

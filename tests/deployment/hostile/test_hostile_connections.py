@@ -13,9 +13,8 @@ import pytest
 from attacked import descriptors, resident
 from background import PATIENCE, InBackground, ServingThread, until
 
-from lit_fed.deployment import https_connections, https_link, https_member
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment import https_mailbox, https_node, https_server
+from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.https_protocol import ANSWERS, NAME, PACKET, PROCESS, WORK, Limits, address_of, version_headers
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.errors import ConfigError
@@ -198,7 +197,7 @@ def test_outsiders_have_no_request(servers, tls):
     """Without a certificate nothing is read, whatever comes."""
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", TO_SERVERS["garbage: TLS in TLS"], bytes(100_000)):
         with connected(servers[0]["tls"]) as stranger:
-            stranger.settimeout(https_connections.HANDSHAKE_SECONDS + 5)
+            stranger.settimeout(https_server.HANDSHAKE_SECONDS + 5)
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(data)
                 stranger.shutdown(socket.SHUT_WR)
@@ -236,7 +235,7 @@ def test_one_node_cannot_take_all_connections(server, tls, monkeypatch):
     ServingThread(lambda question: question[::-1], server.address, tls / "anna")
     assert server.call({"anna": b"abc"}, most_bytes={"anna": 9}, seconds=PATIENCE) == {"anna": b"cba"}
     replies = [sent_and_read(one, b"") for one in held]
-    assert sum(b"503" in one for one in replies) >= 40 - https_member.MOST_CHANGES
+    assert sum(b"503" in one for one in replies) >= 40 - https_mailbox.MOST_CHANGES
     assert any("ben was started twice" in line for line in server.said)
     assert len(server.said) < 10, "the log is not filled, either"
     for one in held:
@@ -247,8 +246,8 @@ def test_one_node_cannot_take_all_connections(server, tls, monkeypatch):
 
 
 def test_a_node_that_was_started_too_often_comes_later(server, tls, monkeypatch):
-    monkeypatch.setattr(https_member, "MOST_CHANGES", 3)
-    monkeypatch.setattr(https_member, "CHANGES_SECONDS", 0.5)
+    monkeypatch.setattr(https_mailbox, "MOST_CHANGES", 3)
+    monkeypatch.setattr(https_mailbox, "CHANGES_SECONDS", 0.5)
     for number in range(3):
         with contextlib.closing(node_of(server, tls)) as link:
             if not number:
@@ -306,7 +305,7 @@ def test_descriptors_are_kept_for_the_process(start_server, monkeypatch):
     server.wait_for(1, PATIENCE)
     free = os.dup(0)
     os.close(free)
-    monkeypatch.setattr("os.sysconf", lambda name: free + https_connections.SPARE)
+    monkeypatch.setattr("os.sysconf", lambda name: free + https_server.SPARE)
     strangers = [connected(server) for _ in range(20)]
     assert [sent_and_read(one, b"") for one in strangers] == [b""] * 20
     assert server.call({"anna": b"abc"}, most_bytes={"anna": 9}, seconds=PATIENCE) == {"anna": b"cba"}
@@ -373,7 +372,7 @@ class LyingServer:
 
 @pytest.mark.parametrize("parts", [pytest.param(parts, id=name) for name, parts in TO_NODES.items()])
 def test_a_node_reads_what_it_asked_for_and_no_more(parts, monkeypatch):
-    monkeypatch.setattr(https_link, "SECONDS", 0.5)
+    monkeypatch.setattr(https_node, "SECONDS", 0.5)
     said, before = [], resident()
     server = LyingServer(*parts)
     with contextlib.closing(server), pytest.raises(ConfigError) as error:
