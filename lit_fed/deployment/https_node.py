@@ -122,7 +122,8 @@ class Link:
         return reply
 
     def _once(self, method: str, path: str, body: bytes | None) -> Reply:
-        if self._connection.sock is None:
+        is_closed = self._connection.sock is None
+        if is_closed:
             self._connection.connect()
             protocol.keep_alive(self._connection.sock)
         length = {"Content-Length": str(len(body))} if body else {}

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.remote_clients import RemoteClients
 
 CLIENTS = {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]}
 """Clients of each node; b9 takes no part in training."""
@@ -46,16 +46,14 @@ class InProcessFederation(RemoteClients):
     """A federation whose nodes are objects of this process."""
 
     transport: Any = None
-    missing: str = "stop"
-    seconds: float = 10.0
-    patience: float = 10.0
+    missing: str = field(default="stop", kw_only=True)
+    seconds: float = field(default=10.0, kw_only=True)
+    patience: float = field(default=10.0, kw_only=True)
     known: dict = field(default_factory=dict)
 
     def connect(self):
+        object.__setattr__(self, "num_nodes", len(self.transport.nodes))
         return self.transport
-
-    def expected(self):
-        return len(self.transport.nodes)
 
 
 def write_clients(root: Path, clients: dict[str, Any], unseen=frozenset()) -> None:

@@ -20,9 +20,8 @@ from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import infer_target
 from lit_fed.deployment.kept import KeptTraining
-from lit_fed.deployment.remote import RemoteTrainer
-from lit_fed.deployment.session_facts import facts_to_json
-from lit_fed.deployment.states import VersionStore
+from lit_fed.deployment.messages import facts_to_json
+from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 
@@ -87,7 +86,7 @@ def sides(folders, states, settings, **changed) -> Sides:
         split.first_id = train.num_clients
     remote.store = VersionStore(train.num_clients)
     session = {"model": None, "facts": facts_to_json(facts), "val_fraction": 0.0, "data_seed": 0}
-    remote.client_trainer = RemoteTrainer(federation.fleet, remote, (remote_seen, remote_unseen), session)
+    remote.client_trainer = RemoteTrainer(federation.pool, remote, (remote_seen, remote_unseen), session)
     return Sides(simulated, remote, (seen, unseen), (remote_seen, remote_unseen), transport)
 
 

@@ -16,7 +16,7 @@ from lit_fed.algorithms import SCAFFOLD, UCFL, Ditto, FedEM, FedFOMO, MixtureADM
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.models import MLP
 from lit_fed.wrappers.compression.codecs import QSGD, TopK

@@ -20,8 +20,8 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.federation import Federation
-from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError, NotFiniteError
 from lit_fed.wrappers.compression.codecs import QSGD
@@ -333,7 +333,7 @@ def test_a_second_fit_takes_the_port_of_the_first(folders, tmp_path):
     found = pickle.loads(pickle.dumps(modules[1]))
     assert torch.equal(found.store.versions, modules[1].store.versions)
     assert found.store.next_version() != modules[1].store.next_version()
-    federation.fleet.end()
+    federation.pool.end()
     assert running.join() == IN_ORDER
 
 

@@ -11,7 +11,7 @@ from test_conformance import sides
 from lit_fed import FedEM, FederatedModule
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, to_bytes
 from lit_fed.errors import ClientError
 from lit_fed.wrappers.faults.wrapper import Faults
@@ -178,8 +178,8 @@ class Federation:
         module = FederatedModule(FedEM(), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings)
         self.settings, self.both = module.settings, sides(folders, states, module.settings)
         self.rounds, self.train = self.both.remote, self.both.remote_populations[0].train
-        self.fleet = self.rounds.client_trainer.questions.fleet
-        self.transport = self.fleet.transport = WithLiar(self.both.transport.nodes)
+        self.pool = self.rounds.client_trainer.pool
+        self.transport = self.pool.transport = WithLiar(self.both.transport.nodes)
         self.rounds.round(self.train)
         self.start = self.rounds.shared, self.rounds.server.rounds_done, copy.deepcopy(self.rounds.store.versions)
 
@@ -188,8 +188,8 @@ class Federation:
         self.rounds.discard()
         self.rounds.server.shared, self.rounds.server.rounds_done = shared, done
         self.rounds.store.versions.copy_(versions)
-        self.transport.lie, self.transport.lies, self.fleet.missing = lie, 0, missing
-        self.fleet.patience = 0.2
+        self.transport.lie, self.transport.lies, self.pool.missing = lie, 0, missing
+        self.pool.patience = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +211,9 @@ def lenient(folders, tmp_path_factory):
 def without_carl(lenient):
     """The shared state after a round that carl missed."""
     lenient.begin(None, "drop")
-    lenient.transport.is_silent, lenient.fleet.seconds = True, 0.01
+    lenient.transport.is_silent, lenient.pool.seconds = True, 0.01
     lenient.rounds.round(lenient.train)
-    lenient.transport.is_silent, lenient.fleet.seconds = False, 10.0
+    lenient.transport.is_silent, lenient.pool.seconds = False, 10.0
     return tree.leaves(lenient.rounds.shared)
 
 
@@ -255,11 +255,11 @@ def test_an_update_that_nobody_computes_is_a_failed_client(strict, lenient, with
 
 def test_an_update_is_as_long_as_the_operator_allows(lenient, without_carl):
     lenient.begin(None, "drop")
-    lenient.fleet.max_update_norm = 1e3
+    lenient.pool.max_update_norm = 1e3
     assert not lenient.rounds.round(lenient.train).faults.errors
     lenient.begin(("train", entry(0, 1e4)), "drop")
     record = lenient.rounds.round(lenient.train)
-    lenient.fleet.max_update_norm = None
+    lenient.pool.max_update_norm = None
     assert "--data.dataset.max_update_norm is 1000" in record.faults.reasons[0]
     assert same(tree.leaves(lenient.rounds.shared), without_carl)
 
@@ -300,23 +300,23 @@ def test_a_false_promise_to_keep_is_none(strict, lie):
 
 def test_garbage_is_asked_again_until_an_answer_comes(strict, monkeypatch):
     """Where the server waits: one liar does not end a run that its honest successor can go on with."""
-    monkeypatch.setattr("lit_fed.deployment.fleet.PAUSES", (0.01, 0.02))
+    monkeypatch.setattr("lit_fed.deployment.node_pool.PAUSES", (0.01, 0.02))
     honest = strict.transport
     strict.begin(("train", lambda answer: answer if honest.lies > 3 else b"garbage"), "wait")
-    strict.fleet.patience = 30.0
+    strict.pool.patience = 30.0
     strict.rounds.round(strict.train)
     assert honest.lies == 4
 
 
 def test_a_second_process_without_the_states_does_not_end_the_run(strict, folders, tmp_path, monkeypatch, capsys):
     """It has the node's certificate and an empty folder of states; the first process, started again, goes on."""
-    monkeypatch.setattr("lit_fed.deployment.fleet.PAUSES", (0.01, 0.02))
+    monkeypatch.setattr("lit_fed.deployment.node_pool.PAUSES", (0.01, 0.02))
     strict.begin(None, "wait")
-    strict.fleet.patience = 30.0
+    strict.pool.patience = 30.0
     strict.rounds.round(strict.train)
     wanted = tree.leaves(strict.rounds.shared)
     strict.begin(None, "wait")
-    strict.fleet.patience = 30.0
+    strict.pool.patience = 30.0
     nodes, settings = strict.transport.nodes, strict.settings
     (second,) = make_nodes({"carl": folders["carl"]}, tmp_path / "elsewhere", settings=settings).values()
     first, asked = nodes["carl"], []
@@ -344,7 +344,7 @@ def test_settings_that_all_nodes_refuse_end_the_run_at_once(strict):
 
     for nodes, patience in ((dict.fromkeys(honest, Refusing()), 30.0), (honest | {"carl": Refusing()}, 0.3)):
         strict.begin(None, "wait")
-        strict.fleet.patience = patience
+        strict.pool.patience = patience
         strict.transport.nodes.update(nodes)
         begun = time.monotonic()
         with pytest.raises(LostNodesError, match="carl says: the models that clients start from are others here"):

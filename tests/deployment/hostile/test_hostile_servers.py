@@ -10,9 +10,8 @@ from test_hostile_nodes import ESCAPES, GARBAGE, cases
 from test_runs import fit, module_of
 from test_settings import written
 
+from lit_fed.deployment.messages import REFUSALS, session_name
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.refusal import REFUSALS
-from lit_fed.deployment.session_facts import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 
 UP = "../../../evil"

@@ -5,7 +5,7 @@ from attacked import WithLiar, facts, inside
 from in_process import InProcessFederation, make_nodes, node_folders
 from test_hostile_nodes import BELIEVED, ESCAPES, GARBAGE, KEPT, MEASURED, TRAINED, UNBELIEVABLE, cases, told
 
-from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.errors import ConfigError
 
 TOLD = {  # what a node says of its clients at the start
@@ -88,7 +88,7 @@ def test_a_node_that_claims_the_clients_of_others_is_left_out(starting, capsys):
 
 
 def test_a_node_that_claims_the_clients_of_others_may_be_corrected(starting, monkeypatch):
-    monkeypatch.setattr("lit_fed.deployment.remote_clients.PAUSES", (0.01, 0.02))
+    monkeypatch.setattr("lit_fed.deployment.node_pool.PAUSES", (0.01, 0.02))
     federation = starting(claiming("a1", "b1"), "wait")
     honest, times = federation.transport.lie[1], []
     federation.transport.lie = (

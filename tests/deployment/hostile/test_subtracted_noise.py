@@ -9,7 +9,7 @@ from test_runs import fit, module_of
 from test_settings import written
 
 from lit_fed.core.noise import Secret, protecting_normals
-from lit_fed.deployment.session_facts import session_name
+from lit_fed.deployment.messages import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.training.building import without_noise_seed
