@@ -15,7 +15,7 @@ from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.trusted_classes import classes_in
 from lit_fed.core.demands import check_deployment
-from lit_fed.deployment.flower_server import FlowerFederation
+from lit_fed.deployment.flower_apps import FlowerFederation
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
@@ -45,8 +45,8 @@ dependencies = []
 publisher = "lit-fed"
 
 [tool.flwr.app.components]
-serverapp = "lit_fed.deployment.flower_server:server_app"
-clientapp = "lit_fed.deployment.flower_client:client_app"
+serverapp = "lit_fed.deployment.flower_apps:server_app"
+clientapp = "lit_fed.deployment.flower_apps:client_app"
 
 [tool.flwr.app.config]
 ckpt-path = ""

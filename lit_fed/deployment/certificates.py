@@ -118,15 +118,7 @@ def _address(host: str) -> Any:
 
 
 class _Authority:
-    """The CA in a folder, `ca.pem` and `ca.key`; created if there is none.
-
-    Args:
-        folder: of the CA.
-        days: validity of what it signs.
-
-    Raises:
-        ConfigError: if its files are damaged, or do not belong together.
-    """
+    """The CA in a folder, `ca.pem` and `ca.key`; created if there is none, refused if damaged."""
 
     def __init__(self, folder: Path, days: int) -> None:
         self.days, certificate = days, folder / "ca.pem"
@@ -148,13 +140,7 @@ class _Authority:
             raise ConfigError(f"{folder}: ca.pem and ca.key are damaged, or of two CAs; {fix}") from error
 
     def issue(self, path: Path, name: str, hosts: Sequence[str] = ()) -> None:
-        """Write a pair.
-
-        Args:
-            path: of both files, without their suffixes `.pem` and `.key`.
-            name: the common name.
-            hosts: of a server; none: the certificate is a client's.
-        """
+        """Write a pair, `path`.pem and `path`.key, for the hosts of a server, or without hosts for a client."""
         purpose = x509.ExtendedKeyUsageOID.SERVER_AUTH if hosts else x509.ExtendedKeyUsageOID.CLIENT_AUTH
         key = ec.generate_private_key(ec.SECP256R1())
         own = [x509.BasicConstraints(ca=False, path_length=None), _uses(signs_others=False)]

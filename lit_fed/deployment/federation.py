@@ -95,13 +95,13 @@ class RemoteClients(ClientDataSet):
 
     def __post_init__(self) -> None:
         """Refuse settings outside their range."""
-        for name in ("num_nodes", "seconds", "patience"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"--data.dataset.{name} is {getattr(self, name)}; give a number > 0")
-        if self.max_update_norm is not None and not self.max_update_norm > 0:
-            raise ConfigError(f"--data.dataset.max_update_norm is {self.max_update_norm}; give a number > 0, or null")
-        if self.missing not in ("wait", "stop", "drop"):
-            raise ConfigError(f"--data.dataset.missing is {self.missing!r}; give wait, stop or drop")
+        most, above = self.max_update_norm, "a number > 0"
+        checks = {name: (getattr(self, name) > 0, above) for name in ("num_nodes", "seconds", "patience")}
+        checks["max_update_norm"] = (most is None or most > 0, f"{above}, or null")
+        checks["missing"] = (self.missing in ("wait", "stop", "drop"), "wait, stop or drop")
+        for name, (holds, wanted) in checks.items():  # `check_settings` would refuse infinite seconds
+            if not holds:
+                raise ConfigError(f"--data.dataset.{name} is {getattr(self, name)}; give {wanted}")
 
     @abstractmethod
     def connect(self) -> Transport:

@@ -29,12 +29,7 @@ SECONDS_UNTIL_GONE = 1.0
 
 
 class RefusedError(Exception):
-    """A request is refused.
-
-    Attributes:
-        status: HTTP status of the reply.
-        text: line for the operator of the node.
-    """
+    """A request is refused, with this HTTP status and a line for the operator of the node."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(status, text)
@@ -43,7 +38,7 @@ class RefusedError(Exception):
 
 def hang_up(link: Any) -> None:
     """Close a connection at once; unsent data is dropped."""
-    if link.transport is not None:
+    if link is not None and link.transport is not None:
         link.transport.abort()
 
 
@@ -60,34 +55,20 @@ class Posted:
 
 @dataclass(eq=False)
 class Member:
-    """A node, as the server knows it.
-
-    Attributes:
-        name: of the node.
-        process: the process that speaks for it.
-        link: that process's connection; its `transport` is None once it is closed.
-        leaving: connection of the previous process, which is sent the reason and then closed.
-        changes: times of the latest changes of the process.
-        is_new: whether the connection has not asked for work yet.
-        packet: what the node has to answer, if anything.
-        news: set whenever `process` or `packet` changes.
-        missed: seconds without a connection; None: the node has not come yet, or was reported as gone.
-        complained: time of the last message to the operator about a misbehaviour.
-        awaited: time of the last message to the operator that the node is waited for.
-    """
+    """A node, as the server knows it."""
 
     name: str
-    process: str = ""
-    link: Any = None
-    leaving: Any = None
-    changes: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))
-    is_new: bool = True
-    packet: Posted | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    process: str = ""  # the process that speaks for it
+    link: Any = None  # that process's connection; its `transport` is None once it is closed
+    leaving: Any = None  # connection of the previous process, which is sent the reason and then closed
+    changes: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_CHANGES))  # times of the latest processes
+    is_new: bool = True  # whether the connection has not asked for work yet
+    packet: Posted | None = None  # what the node has to answer
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever `process` or `packet` changes
     former: deque[str] = field(default_factory=lambda: deque(maxlen=FORMER_PROCESSES))
-    missed: float | None = None
-    complained: float = -math.inf
-    awaited: float = -math.inf
+    missed: float | None = None  # seconds without a connection; None: not come yet, or reported as gone
+    complained: float = -math.inf  # time of the latest report of a misbehaviour
+    awaited: float = -math.inf  # time of the latest report that it is waited for
 
     @property
     def is_here(self) -> bool:
@@ -115,19 +96,15 @@ class Member:
         self.news.set()  # wakes the previous process's request, which is then refused
 
     def replace_link(self, link: Any, *, is_told: bool) -> Any:
-        """Take a new connection; at most one old one stays open. Returns the old one if it is to be closed soon.
+        """Take a new connection; `is_told`: the old one is of another process, which is still sent the reason.
 
-        Args:
-            link: the new connection.
-            is_told: the old one belongs to another process, which is still sent the reason.
+        At most one old connection stays open; it is returned if it is to be closed soon.
         """
         before, self.link, self.is_new = self.link, link, True
-        if before is None or not is_told:
-            if before is not None:
-                hang_up(before)
+        if not is_told:
+            hang_up(before)
             return None
-        if self.leaving is not None:
-            hang_up(self.leaving)
+        hang_up(self.leaving)
         self.leaving = before
         return before
 
@@ -147,12 +124,6 @@ class Mailbox:
 
     def admit(self, name: str, process: str, link: Any, note: str = "") -> Member:
         """The node of a request. The latest process of a node replaces the others, and so does its latest connection.
-
-        Args:
-            name: of the node.
-            process: that speaks for it.
-            link: its connection.
-            note: appended to the line that reports its arrival.
 
         Raises:
             RefusedError: if the name is not on the list, or the process was replaced.

@@ -15,17 +15,40 @@ import os
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from lit_fed.deployment.https_mailbox import Mailbox, hang_up
-from lit_fed.deployment.https_protocol import Limits, address_of, is_loopback, keep_alive, tls_context
+from lit_fed import __version__
+from lit_fed.deployment.https_mailbox import Mailbox, Member, Posted, RefusedError, hang_up
+from lit_fed.deployment.https_protocol import (
+    ANSWERS,
+    MOST_BYTES,
+    NAME,
+    OVER,
+    PACKET,
+    PROCESS,
+    WORK,
+    Limits,
+    address_of,
+    is_loopback,
+    keep_alive,
+    pieces,
+    tls_context,
+    version_headers,
+)  # fmt: skip
+from lit_fed.deployment.transport import is_node_name
 from lit_fed.errors import ConfigError, logged
-from lit_fed.system.packages import optional_package
+from lit_fed.system.packages import imported_later, optional_package
 
-__all__ = ["Connections", "HttpsServer", "shared_server"]
+__all__ = ["HttpsServer", "shared_server"]
+
+if TYPE_CHECKING:
+    from aiohttp import web
+else:
+    web = imported_later("aiohttp.web")  # of the extra `federation`
 
 Result = TypeVar("Result")
 LISTEN, TLS = "--data.dataset.listen", "--data.dataset.tls"
@@ -33,6 +56,10 @@ LISTEN, TLS = "--data.dataset.listen", "--data.dataset.tls"
 HANDSHAKE_SECONDS = 10.0
 SECONDS_BETWEEN_LOOKS = 0.25
 MOST_REASONS = 100
+
+LONGEST_PROCESS = 64
+SOON = 30
+"""Days before a certificate expires from which the operator is warned."""
 
 SPARE = 64
 """File descriptors that are kept for the process's own files."""
@@ -153,10 +180,6 @@ class HttpsServer:
             started.set()
 
     async def _serve(self, started: threading.Event) -> None:
-        from aiohttp import web
-
-        from lit_fed.deployment.https_requests import Requests
-
         self._loop, self._serving = asyncio.get_running_loop(), asyncio.current_task()
         connections = Connections(self._listener, self._tls, self._limits, self._mailbox.say)
         requests = Requests(self._mailbox, connections, self._limits, with_tls=self._tls is not None)
@@ -179,12 +202,8 @@ class HttpsServer:
 def shared_server(listen: str, tls: Path | None, nodes: Collection[str] | None) -> HttpsServer:
     """The server at an address, shared by all federations of this process that have the same options.
 
-    Nodes stay connected from one fit to the next. If options differ, the previous server is closed first.
-
-    Args:
-        listen: HOST:PORT.
-        tls: folder of certificates.
-        nodes: names that are admitted.
+    Nodes stay connected from one fit to the next. If options differ, the previous server is closed first. Arguments as
+    of `HttpsServer`.
     """
     options, (before, server) = (tls, nodes), _SHARED.get(listen, (None, None))
     if server is not None and server.is_open and not listen.endswith(":0"):
@@ -213,14 +232,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class Connections:
-    """Accepts connections, limits those without a request ("strangers"), and closes idle ones.
-
-    Args:
-        listener: a listening socket.
-        tls: the server's certificate and the CA of the nodes; None: plain HTTP.
-        limits: of strangers.
-        say: takes a line for the operator.
-    """
+    """Accepts connections, limits those without a request ("strangers"), and closes idle ones."""
 
     def __init__(
         self, listener: socket.socket, tls: ssl.SSLContext | None, limits: Limits, say: Callable[[str], None]
@@ -304,12 +316,7 @@ class Connections:
         self._silent_since[protocol] = asyncio.get_running_loop().time()
 
     async def look_around(self, may_be_silent: Callable[[Any], bool], also: Callable[[float], None]) -> None:
-        """Close idle connections until cancelled.
-
-        Args:
-            may_be_silent: whether a connection may stay without a request.
-            also: called each time with the seconds since the last call.
-        """
+        """Close idle connections until cancelled, and call `also` with the seconds since its last call."""
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             now = asyncio.get_running_loop().time()
@@ -320,3 +327,108 @@ class Connections:
                 if late or protocol.transport is None:
                     del self._silent_since[protocol]
             also(SECONDS_BETWEEN_LOOKS)
+
+
+class Requests:
+    """Answers requests; none of their contents gets into an error or a log."""
+
+    def __init__(self, mailbox: Mailbox, connections: Connections, limits: Limits, *, with_tls: bool) -> None:
+        self.mailbox, self.connections, self.limits, self.with_tls = mailbox, connections, limits, with_tls
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer a request."""
+        self.connections.begin(request.protocol)
+        try:
+            return await self._answer(request)
+        except RefusedError as refused:
+            response = web.Response(status=refused.status, text=refused.text, headers=version_headers())
+            if refused.status != OVER:
+                response.force_close()
+            return response
+        except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stalled or broke off
+            hang_up(request.protocol)
+            raise ConnectionResetError from None
+        finally:
+            self.connections.end(request.protocol)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        asks_for_work = request.method == "GET" and request.path_qs == WORK
+        answers = request.method in ("GET", "POST") and request.path_qs.startswith(ANSWERS)
+        if not (asks_for_work or answers):
+            raise RefusedError(404, "there is nothing here")
+        member, process = self._sender(request)
+        if request.method == "GET" and request.can_read_body:
+            raise RefusedError(400, "a question has no body")
+        if asks_for_work:
+            packet = await self.mailbox.next_packet(member, process, self.limits.poll_seconds)
+            return web.Response(status=204) if packet is None else await self._send(request, packet)
+        packet = member.packet
+        if packet is None or packet.key != request.path_qs.removeprefix(ANSWERS):
+            raise RefusedError(OVER, "nobody waits for this answer any more")
+        if request.method == "POST":
+            body = await self._read(
+                request, member, packet, lambda: member.process == process and member.packet is packet
+            )
+            member.packet = None
+            packet.answer.set_result(body)
+        return web.Response(status=204)
+
+    def _sender(self, request: web.BaseRequest) -> tuple[Member, str]:
+        """The node that sent a request, and its process."""
+        own = version_headers()
+        if any(request.headers.get(key) != value for key, value in own.items()):
+            raise RefusedError(426, f"this server runs lit_fed {__version__}; install the same version at the node")
+        names, note = request.headers.getall(NAME, []), ""
+        if self.with_tls:
+            certificate = request.transport.get_extra_info("peercert")
+            names = [value for part in certificate["subject"] for key, value in part if key == "commonName"]
+            note = _end_of(certificate)
+        process = request.headers.get(PROCESS, "")
+        if len(names) != 1 or not is_node_name(names[0]):
+            raise RefusedError(403, "there is no name of a node in the certificate, or the header in its place")
+        if not process or len(process) > LONGEST_PROCESS:
+            raise RefusedError(400, "the process has no name")
+        return self.mailbox.admit(names[0], process, request.protocol, note), process
+
+    async def _send(self, request: web.BaseRequest, packet: Posted) -> web.StreamResponse:
+        most = min(packet.most_bytes, self.limits.most_bytes)
+        response = web.StreamResponse(headers={PACKET: packet.key, MOST_BYTES: str(most)})
+        response.content_type, response.content_length = "application/octet-stream", len(packet.data)
+        await response.prepare(request)
+        for piece in pieces(packet.data):
+            async with asyncio.timeout(self.limits.stall_seconds):
+                await response.write(piece)
+        return response
+
+    async def _read(
+        self, request: web.BaseRequest, member: Member, packet: Posted, wanted: Callable[[], bool]
+    ) -> bytes:
+        """The body, read while it is still wanted."""
+        most = min(packet.most_bytes, self.limits.most_bytes)
+        if "Content-Encoding" in request.headers:
+            raise RefusedError(415, "answers are not compressed")
+        if request.content_length is None or "Transfer-Encoding" in request.headers:
+            raise RefusedError(411, "the length of the answer is missing")
+        if request.content_length > most:
+            line = f"refused an answer of {member.name}: {request.content_length} bytes, where {most} are the most"
+            self.mailbox.complain(member, line)
+            raise RefusedError(413, f"the answer has {request.content_length} bytes; {most} are the most")
+        pieces, length, now = [], 0, asyncio.get_running_loop().time
+        end = now() + self.limits.stall_seconds + request.content_length / self.limits.least_speed
+        while length < request.content_length:
+            async with asyncio.timeout_at(min(now() + self.limits.stall_seconds, end)):
+                pieces.append(await request.content.readany())
+            if not pieces[-1]:
+                raise ConnectionResetError
+            if not wanted():
+                raise RefusedError(OVER, "nobody waits for this answer any more")
+            length += len(pieces[-1])
+        if not wanted():
+            raise RefusedError(OVER, "nobody waits for this answer any more")
+        return b"".join(pieces)
+
+
+def _end_of(certificate: dict[str, Any]) -> str:
+    """A warning if a certificate expires soon, else ""."""
+    days = (ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) / 86_400
+    return f"; its certificate ends in {days:.0f} days" if days < SOON else ""

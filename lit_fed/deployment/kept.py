@@ -34,14 +34,7 @@ KEPT_FILE = "serving.pt"
 
 
 def keep_training(training: NodeTraining, packet: Packet) -> Packet:
-    """Write what serving this node's clients needs after the training.
-
-    Args:
-        training: the training.
-        packet: the shared state as the clients receive it, and the versions of their states.
-
-    Returns:
-        The answer that confirms it.
+    """Write what serving this node's clients needs after the training; returns the answer that confirms it.
 
     Raises:
         WireError: if it does not have the form of this training, or lacks a client of this node.
@@ -177,7 +170,7 @@ class KeptTraining:
         return torch.cat(parts)
 
     def predict(self, clients: Sequence[int], split: str) -> Iterator[serving.BlockPredictions]:
-        """Serve clients and predict their samples; arguments as of `measure`."""
+        """Serve clients and predict their samples; arguments as for `measure`."""
         for kind, some in self._blocks(clients):
             for block in self.training.blocks(some, self._sent, kind, split):
                 yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")

@@ -196,13 +196,7 @@ def session_name(sent: dict[str, Any]) -> str:
 
 
 def marks_of_start(algorithm: Any, terms: Context, shared: Tree) -> list[float]:
-    """Mean absolute value of each part of what clients start from, frozen layers included, for JSON.
-
-    Args:
-        algorithm: the algorithm.
-        terms: the context of all clients.
-        shared: the initial shared state.
-    """
+    """Mean absolute value of each part of what clients start from, frozen layers included, for JSON."""
     start = [*tree.leaves(algorithm.sent(terms, shared, terms.num_clients)), *terms.task.frozen.values()]
     return [float(leaf.double().abs().mean()) for leaf in start if leaf.numel()]
 
@@ -299,11 +293,7 @@ def refusal_of(packet: Packet) -> str | None:
 
 
 def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
-    """What a node says of its clients.
-
-    Args:
-        packet: the answer.
-        version: of lit_fed on the server.
+    """What a node says of its clients; `version` is the server's.
 
     Raises:
         WireError: if it is of another version, or malformed.
@@ -319,12 +309,7 @@ def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
 
 
 def worked_of_answer(packet: Packet, ids: Collection[int], form: Tree) -> Worked:
-    """Results of some clients of a node in a phase.
-
-    Args:
-        packet: the answer.
-        ids: the clients that were asked.
-        form: of the result of each of them.
+    """Results of the clients `ids` of a node in a phase.
 
     Raises:
         WireError: unless each of them has failed, or sent a result of this form.
@@ -338,12 +323,7 @@ def worked_of_answer(packet: Packet, ids: Collection[int], form: Tree) -> Worked
 
 
 def rows_of_answer(packet: Packet, ids: Collection[int], width: int) -> Tensor:
-    """Sums that a node measured, [C, K] float64.
-
-    Args:
-        packet: the answer.
-        ids: the C clients that were asked, in their order.
-        width: K.
+    """Sums that a node measured for the C clients `ids`, [C, K = width] float64.
 
     Raises:
         WireError: if it has another form.

@@ -104,11 +104,7 @@ class NodePool:
 
     Args:
         transport: carries bytes to nodes and back.
-        missing: treatment of a question that a node has not answered after `seconds`: ask again until `patience` is
-            over (`wait`), end the run (`stop`), or go on without the node's clients (`drop`).
-        seconds: timeout of an answer.
-        patience: seconds to wait for a node altogether.
-        max_update_norm: bound on the Euclidean norm of a client's update; None: that of float32.
+        missing, seconds, patience, max_update_norm: see `RemoteClients`.
 
     Attributes:
         directory: the clients of all nodes; set by `meet`.

@@ -125,12 +125,7 @@ class NodeData:
         return left_out
 
     def numbered(self, ids: dict[str, int], val_fraction: float, seed: int) -> dict[str, dict[str, Split]]:
-        """The splits of this node's clients by population, with the server's numbers of the clients.
-
-        Args:
-            ids: the number of each client by name.
-            val_fraction: part of each client's training samples for validation.
-            seed: of the splits.
+        """The splits of this node's clients by population, with the server's number of each client.
 
         Raises:
             ConfigError: if a client has no number, or numbers are not in the order of names.
@@ -231,7 +226,7 @@ class NodeTraining:
         sent: the session as the server sends it.
         settings: of the training.
         data: the clients of this node.
-        folder: for their states; the folder above it holds the node's key.
+        folder: of their states; the folder above it holds the node's key.
 
     Raises:
         ConfigError: if data and settings do not match, or models start elsewhere than the server's.

@@ -268,17 +268,8 @@ class RemoteTrainer:
         """The answers of the nodes of some clients.
 
         Each question is complete, so any process of a node can answer it; only the settings are sent once.
-
-        Args:
-            ctx: the context of all clients in the phase.
-            shared: the shared state.
-            ids: the clients.
-            common: facts for all of them.
-            each: lists of facts in the order of the clients.
-            form: of a client's part of the answer.
-            read: reads a node's answer about these of its clients, or raises `WireError`.
-            may_drop: whether the caller can go on without an answer.
-            seconds: timeout of an answer; None: that of the pool.
+        `each` holds lists of facts in the order of `ids`, `form` is that of a client's part of the answer, and `read`
+        reads a node's answer about these of its clients, or raises `WireError`. See also `NodePool.ask`.
         """
         rounds, directory, needed = self.rounds, self.pool.directory, self._store.needed(ids)
         common = common | {
@@ -338,13 +329,7 @@ def _most_of(form: Tree, number: int) -> Most:
 
 
 def _answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> Tree:
-    """The form of a client's message and metrics: those of a client with one sample and no local step.
-
-    Args:
-        job: the clients; their split has type and shape of a sample.
-        initial_shared: the shared state from which the states of clients are initialised.
-        device: of the server.
-    """
+    """The form of a client's message and metrics: those of a client with one sample and no local step."""
     few, ids = job.block.data, torch.tensor([0], device=device)
     x, y = (like.new_zeros(1, *like.shape[1:]) for like in (few.x, few.y))
     split = Split(x, y, torch.tensor([0, 1]))
@@ -370,14 +355,8 @@ def implausible_message(
 ) -> str:
     """The reason why a client's message and metrics are impossible; "" if there is none.
 
-    Args:
-        algorithm: the algorithm.
-        ctx: the context of all clients in the phase.
-        shared: the shared state.
-        client_id: the client.
-        sent: its message and metrics, without an axis of clients.
-        count: its training samples, as its node reported them at the start.
-        most_norm: bound on the norm of its update; None: that of float32.
+    `sent` is its message and metrics, without an axis of clients, `count` its training samples, as its node reported
+    them at the start, and `most_norm` a bound on the norm of its update; None: that of float32.
     """
     message, metrics = Message(*sent[0]), sent[1]
     weight, most = float(message.weight), max(count, 1) if ctx.weighting == "samples" else 1

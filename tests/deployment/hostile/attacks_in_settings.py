@@ -16,7 +16,7 @@ OUTSIDE = [
     "torch.utils.tensorboard.SummaryWriter", "torch.utils.cpp_extension.load", "torch.utils.bottleneck.K",
     "torch.distributed.run.main", "torch.distributed.launch.main", "torch.package.PackageImporter",
     "torchvision.io.video_reader.K", "torchmetrics.text.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
-    "lit_fed.__main__.main", "lit_fed.cli.main", "lit_fed.deployment.flower_client.client_app",
+    "lit_fed.__main__.main", "lit_fed.cli.main", "lit_fed.deployment.flower_apps.client_app",
 ]  # fmt: skip
 """Paths of modules that are not loaded yet, and that nothing here may import."""
 

@@ -1,8 +1,13 @@
-"""Flower's ServerApp: the command line's `fit`, whose clients are behind Flower's Grid."""
+"""Flower's two apps.
+
+The ServerApp is the command line's `fit`, whose clients are behind Flower's Grid. The ClientApp is a node, which Flower
+runs in a new process for each message.
+"""
 
 import json
 import runpy
 import sys
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +15,13 @@ from typing import Any
 import yaml
 
 from lit_fed.deployment.federation import RemoteClients
-from lit_fed.deployment.flower_transport import FlowerTransport, flower
+from lit_fed.deployment.flower_transport import FlowerTransport, bytes_of, flower, reply_of
+from lit_fed.deployment.node import Node
 from lit_fed.deployment.transport import Transport
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.deployment.wire import Packet, to_bytes
+from lit_fed.errors import ConfigError, check_settings, logged
 
-__all__ = ["FlowerFederation", "run_fit", "server_app"]  # noqa: F822 - below
+__all__ = ["FlowerFederation", "answer_of", "client_app", "run_fit", "server_app"]  # noqa: F822 - below
 
 GRID: ContextVar[Any] = ContextVar("grid")
 """The Grid of the running app; a data set is built from plain settings, which cannot hold it."""
@@ -80,10 +87,40 @@ def run_fit(grid: Any, context: Any) -> None:
         GRID.reset(token)
 
 
+def answer_of(data: bytes, settings: Mapping[str, Any]) -> bytes:
+    """The node's answer to a packet.
+
+    Args:
+        data: the packet.
+        settings: of the SuperNode: `data-root`, `state-root`, and `trust`, names of modules separated by commas.
+    """
+    try:
+        for name in ("data-root", "state-root"):
+            if not settings.get(name):
+                raise ConfigError(
+                    f"the SuperNode was started without {name}; give it --node-config "
+                    '\'data-root="FOLDER" state-root="FOLDER"\''
+                )
+        trusted = [one.strip() for one in str(settings.get("trust", "")).split(",") if one.strip()]
+        node = Node(str(settings["data-root"]), str(settings["state-root"]), trusted)
+    except ConfigError as error:
+        logged(str(error))
+        return to_bytes(Packet({"refused": "folders"}))
+    return node.handle(data)
+
+
+def _handle(message: Any, context: Any) -> Any:
+    return reply_of(answer_of(bytes_of(message) or b"", context.node_config), message)
+
+
 def __getattr__(name: str) -> Any:
-    """Make the app when Flower asks for it, so that this module imports without flwr."""
-    if name != "server_app":
+    """Make an app when Flower asks for it, so that this module imports without flwr."""
+    if name == "server_app":
+        app = flower("serverapp").ServerApp()
+        app.main()(run_fit)
+    elif name == "client_app":
+        app = flower("clientapp").ClientApp()
+        app.query()(_handle)
+    else:
         raise AttributeError(name)
-    app = flower("serverapp").ServerApp()
-    app.main()(run_fit)
     return app
