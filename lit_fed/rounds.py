@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.clients import ClientTrainer, TrainJob, choose_trainer
 from lit_fed.clients.arrivals import Arrivals, PhaseUnderWay, RoundUnderWay, faults_in, heard_in
-from lit_fed.clients.base import Failed
-from lit_fed.clients.first_states import fresh_optimizer, start_alike
+from lit_fed.clients.base import ClientTrainer, Failed, TrainJob
+from lit_fed.clients.choose import choose_trainer
+from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
@@ -31,16 +31,23 @@ from lit_fed.core.demands import check_cohort
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import without_steps
 from lit_fed.core.reduce import as_shared
-from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Population, RoundRecord, Split, Tree
+from lit_fed.core.types import (
+    ClientBlock,
+    ClientData,
+    LocalWork,
+    Phase,
+    PhaseTraffic,
+    Population,
+    RoundRecord,
+    Split,
+    Tree,
+)
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, innermost, wrapper_of
+from lit_fed.wrappers.base import Around, innermost
 from lit_fed.wrappers.faults.wrapper import drawn_weight, faults_of
-from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy.settings import privacy_of
 
-__all__ = ["FederatedRounds", "RoundRecord", "start"]
+__all__ = ["FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "fresh_optimizer", "start", "start_alike"]
 
 
 class FederatedRounds:
@@ -172,7 +179,7 @@ class FederatedRounds:
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local = wrapper_of(self.algorithm, LocalNorm) is not None
+        local = getattr(self.algorithm, "adapts_statistics", False)
         if local or self.algorithm.adapt_work(self.context("adapt"), False) is not None:
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
@@ -286,7 +293,7 @@ def start(
         "total_samples": train.num_samples,
         "most_samples": int(train.sizes.max()),
         "sizes": train.sizes,
-        "secret": None if (privacy := privacy_of(algorithm)) is None else privacy.secret(),
+        "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
     fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
@@ -296,3 +303,85 @@ def start(
     federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
     federation.store = federation.new_store(train).to(device)
     return federation
+
+
+class Server(Protocol):
+    """Keeps the shared state, in memory or as parameters of a module, and counts the rounds."""
+
+    @property
+    def task(self) -> Task:
+        """The task, with what is frozen."""
+
+    @property
+    def initial_shared(self) -> Tree:
+        """The shared state before the first round, from which states of clients begin."""
+
+    @property
+    def shared(self) -> Tree:
+        """The shared state after the last complete round."""
+
+    @property
+    def rounds_done(self) -> int:
+        """Complete rounds."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of it lies."""
+
+    def commit(self, shared: Tree) -> None:
+        """Write the shared state of one round more."""
+
+
+class InMemoryServer:
+    """A server whose state is an attribute.
+
+    Args:
+        task: the task.
+        shared: the initial shared state.
+        device: where both lie.
+    """
+
+    def __init__(self, task: Task, shared: Tree, device: torch.device) -> None:
+        self.task, self.initial_shared, self.shared, self.device = task, shared, shared, device
+        self.rounds_done = 0
+
+    def commit(self, shared: Tree) -> None:
+        """Keep the shared state of one round more."""
+        self.shared, self.rounds_done = shared, self.rounds_done + 1
+
+
+class _Untold:
+    """A client of whom nothing is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
+    """Whether all clients start alike: nothing of a client is asked for its state.
+
+    Args:
+        algorithm: the algorithm.
+        ctx: what every client knows.
+        shared: the initial shared state.
+    """
+    try:
+        algorithm.state_init(ctx, shared, _Untold())  # type: ignore[arg-type]
+    except Exception:  # whatever asking brings: the clients are asked one by one
+        return False
+    return True
+
+
+def fresh_optimizer(algorithm: Algorithm, ctx: Context, shared: Tree, state: Tree, data: ClientData) -> Tree:
+    """The state of an optimizer that has taken no step, in the shape that is the algorithm's affair; None without one.
+
+    Args:
+        algorithm: the algorithm.
+        ctx: what every client knows.
+        shared: the initial shared state.
+        state: the first state of some client.
+        data: its samples.
+    """
+    losses = SequentialTrainer().losses(ctx, shared, algorithm, data)
+    there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
+    return getattr(algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None)

@@ -41,7 +41,7 @@ from lit_fed.core.mixtures.clusters import (
 )
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["ClusteredFL", "Clusters", "DivisionRule", "SplitMemory", "bipartition", "divide"]
 

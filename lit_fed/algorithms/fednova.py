@@ -42,8 +42,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import LocalSolver, OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 

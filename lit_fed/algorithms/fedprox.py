@@ -31,9 +31,8 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
-from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase
 from lit_fed.errors import ConfigError, check_settings

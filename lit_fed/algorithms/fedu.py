@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.gossip import initial_peers, traffic
+from lit_fed.core.graphs.mixing import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState

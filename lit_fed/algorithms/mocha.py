@@ -41,8 +41,15 @@ from lit_fed.core.algorithm import NOT_SENT, Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
-from lit_fed.core.solvers.margin_losses import MarginLoss, best_dual, margin_loss
+from lit_fed.core.solvers.linear_models import (
+    MarginLoss,
+    best_dual,
+    check_linear_task,
+    from_columns,
+    margin_loss,
+    to_columns,
+    with_constant,
+)
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings

@@ -32,7 +32,7 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
-from lit_fed.core.networks.precision import full_precision
+from lit_fed.core.networks.products import full_precision
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Tree
 from lit_fed.errors import ConfigError, check_settings
 

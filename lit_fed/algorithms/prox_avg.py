@@ -29,8 +29,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, OwnModel
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase
 from lit_fed.errors import check_settings

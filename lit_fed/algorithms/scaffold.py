@@ -33,9 +33,8 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
-from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import check_settings

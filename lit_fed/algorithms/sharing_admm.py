@@ -33,9 +33,15 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.networks.precision import full_precision
-from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, with_constant
-from lit_fed.core.solvers.margin_losses import MarginLoss, margin_loss, margin_prox
+from lit_fed.core.networks.products import full_precision
+from lit_fed.core.solvers.linear_models import (
+    MarginLoss,
+    check_linear_task,
+    from_columns,
+    margin_loss,
+    margin_prox,
+    with_constant,
+)
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 

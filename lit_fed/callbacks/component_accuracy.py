@@ -9,10 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.clients import client_scores
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics.gathered import ClientTable
-from lit_fed.serving import predict_job
+from lit_fed.serving import client_scores, predict_job
 from lit_fed.training.hooks import data_of, federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table

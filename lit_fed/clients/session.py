@@ -20,9 +20,9 @@ from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.demands import check_aggregation, check_augmented_steps, check_init_seeds, check_loss
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.losses import Criterion, Loss
-from lit_fed.core.networks.frozen import HEAD, choose_trained
+from lit_fed.core.networks.layers import HEAD, choose_trained
 from lit_fed.core.networks.start import NetworkCopies, start_of
+from lit_fed.core.targets import Criterion, Loss
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
-from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.targets import Loss
 from lit_fed.data.data_sets.base import DataSet
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.poison import Poison

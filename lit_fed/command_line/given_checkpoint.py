@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_fed.clients.store_index import LAST, PREVIOUS
+from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import DamagedCheckpointError
 from lit_fed.training.round_logger import newest_version

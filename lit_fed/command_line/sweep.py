@@ -18,7 +18,7 @@ from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.shipped_configs import shipped
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
-from lit_fed.system.processors import cores, require_cores
+from lit_fed.system.machine import cores, require_cores
 from lit_fed.training.stopping import CutShort
 
 if TYPE_CHECKING:

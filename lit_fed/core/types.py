@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.system.addresses import from_boundary
+from lit_fed.system.machine import from_boundary
 
 __all__ = [
     "Absences",
     "Batch",
+    "Chosen",
     "ClientBlock",
     "ClientData",
     "ClientResult",
@@ -172,6 +173,13 @@ class Message(NamedTuple):
     weight: Tensor  # [] float64, a whole number wherever possible
     bits_up: Tensor | None = None  # [] float64; None: the size of `value`
     bits_down: Tensor | None = None  # [] float64; None: the size of the shared models
+
+
+class Chosen(NamedTuple):
+    """Message value of a client that trained some of the M models; zeros in place of the others."""
+
+    models: ModelState  # leaves [M, ...]
+    taken: Tensor  # [M] float64, 1 for a model that it sends
 
 
 class Reduced(NamedTuple):

@@ -1,6 +1,6 @@
 """Serving a node's clients after a training, without the server.
 
-When a training ends, one sealed file beside the clients' states keeps the settings, the facts of the training, and the
+When a training ends, one file beside the clients' states keeps the settings, the facts of the training, and the
 shared state as the clients received it. Nothing in it is executed when it is read.
 """
 
@@ -23,9 +23,9 @@ from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError
 from lit_fed.errors import ConfigError
+from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import whole_file
 from lit_fed.system.given_paths import reason
-from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
 
@@ -50,7 +50,7 @@ def keep_training(training: NodeTraining, packet: Packet) -> Packet:
     trees = {name: list(leaves) for name, leaves in packet.trees.items()}
     training.states.folder.mkdir(parents=True, exist_ok=True)
     with whole_file(training.states.folder / KEPT_FILE, private=True) as file:
-        save_sealed({"facts": json.dumps([training.sent, facts]), "trees": trees}, file)
+        torch.save({"facts": json.dumps([training.sent, facts]), "trees": trees}, file)
     training.states.kept = dict(training.states.versions)
     return Packet({"kept": clients})
 
@@ -71,7 +71,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Packet]:
         DamagedFileError: if the file is not what was written.
         OSError: if it cannot be opened.
     """
-    content = load_sealed(path)
+    content = load_checked(path)
     try:
         sent, facts = json.loads(content["facts"])
         return sent, Packet(facts | {"needed": None}, content["trees"])

@@ -25,8 +25,7 @@ from lit_fed.clients.base import Failed
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
-from lit_fed.core.noise import Secret
-from lit_fed.core.server import InMemoryServer
+from lit_fed.core.seeds import Secret
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Tree
 from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
 from lit_fed.data.facts import TrainingFacts
@@ -36,7 +35,7 @@ from lit_fed.deployment.messages import POPULATIONS, SPLITS, ClientFacts, NodeFa
 from lit_fed.deployment.wire import TYPES, Packet, WireError, checked_tree, digest_of_question
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.selection import choose_metrics
-from lit_fed.rounds import FederatedRounds
+from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.system.files import whole_file
 
 __all__ = ["NodeData", "NodeStates", "NodeTraining", "node_key"]

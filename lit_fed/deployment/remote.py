@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob
 from lit_fed.clients.base import Failed, Trained, check_finite, not_finite
 from lit_fed.clients.store import ClientStore
-from lit_fed.clients.store_index import CheckpointIndex
+from lit_fed.clients.store_files import CheckpointIndex
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import ClientResult, Message, Population, ServingBlock, Split, Tree

@@ -17,8 +17,8 @@ from torch import nn
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.graphs.topology import Topology
-from lit_fed.core.losses import Loss
 from lit_fed.core.mixtures.surrogate import Surrogate
+from lit_fed.core.targets import Loss
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import with_classes
 from lit_fed.system.whitelist import LONGEST_SHOWN, METRICS, PLAIN, Whitelist, lies_below

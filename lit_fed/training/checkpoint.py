@@ -9,16 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint
 
-from lit_fed.clients.store_files import folder_beside
-from lit_fed.clients.store_index import LAST, PREVIOUS
+from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
 from lit_fed.errors import ConfigError
+from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import whole_file
 from lit_fed.system.given_paths import reason
-from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = [
     "CHECKPOINT_KEY",
@@ -89,7 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         keep = target.with_name(PREVIOUS) if target.name == LAST and target in self._good else None
         with whole_file(target, private=True, keep=keep) as file:
-            save_sealed(checkpoint, file)
+            torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
         self._good.add(target)
@@ -165,7 +165,7 @@ def load_checkpoint(
     """
     fix = "give a file from the folder checkpoints of a run"
     try:
-        content = load_sealed(path, values=values)
+        content = load_checked(path, values=values)
     except DamagedFileError as error:
         raise DamagedCheckpointError(path, option, str(error), fix) from error
     except OSError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lit_fed.core.networks.frozen import digest_of
+from lit_fed.core.networks.layers import digest_of
 from lit_fed.errors import ConfigError
 
 __all__ = ["FrozenPart", "source_of"]

@@ -14,7 +14,7 @@ from lit_fed.clients import MemoryFormat
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.losses import Loss
+from lit_fed.core.targets import Loss
 from lit_fed.core.types import ClientBlock, Population, RoundRecord
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ModelState, Tree
+from lit_fed.core.types import Chosen, ModelState, Tree
 
 __all__ = ["known", "names_of_parameters", "news", "parameter_trees", "tell", "with_parameter_trees"]
 

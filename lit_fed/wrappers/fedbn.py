@@ -22,8 +22,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced, Tree
+from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Around
 
@@ -59,6 +58,8 @@ class LocalNorm(Around):
     Args:
         inner: the algorithm.
     """
+
+    adapts_statistics = True  # unseen clients need samples for their running statistics
 
     def __post_init__(self) -> None:
         """Refuse an algorithm that cannot do without the normalisation of its clients."""

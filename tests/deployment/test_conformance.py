@@ -14,7 +14,6 @@ from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.demands import check_deployment
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.server import InMemoryServer
 from lit_fed.core.types import ServingBlock
 from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
@@ -23,7 +22,7 @@ from lit_fed.deployment.kept import KeptTraining
 from lit_fed.deployment.messages import facts_to_json
 from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError
-from lit_fed.rounds import FederatedRounds
+from lit_fed.rounds import FederatedRounds, InMemoryServer
 
 NUM_ROUNDS = 2
 

@@ -24,7 +24,7 @@ from lit_fed.command_line.sweeping.search import Search
 from lit_fed.command_line.sweeping.sweep_file import read_sweep
 from lit_fed.command_line.sweeping.validation import check_arguments
 from lit_fed.errors import ConfigError
-from lit_fed.system.processors import cores
+from lit_fed.system.machine import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs/sweep").glob("*.yaml"))

@@ -13,7 +13,7 @@ from lit_fed.command_line.sweeping.results import Result, result_of, say, short_
 from lit_fed.command_line.sweeping.search import Search
 from lit_fed.command_line.sweeping.sweep_file import Point, Sweep
 from lit_fed.command_line.sweeping.workers import Worker, next_done
-from lit_fed.system.processors import cores
+from lit_fed.system.machine import cores
 
 __all__ = ["Execution", "run_all"]
 

@@ -26,8 +26,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import ClientData, Message, Reduced, Tree
+from lit_fed.core.types import Chosen, ClientData, Message, Reduced, Tree
 from lit_fed.wrappers.base import Around
 from lit_fed.wrappers.compression.codecs.base import Chances, Codec, Encoded
 from lit_fed.wrappers.compression.codecs.feedback import ef14, ef21

@@ -19,7 +19,8 @@ from typing import NamedTuple, NoReturn
 from torch import Tensor
 
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.noise import Secret, protecting_normals
+from lit_fed.core.noise import protecting_normals
+from lit_fed.core.seeds import Secret
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.noise import Secret
+from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, Guarded, WrapperSettings, wrapper_of

@@ -24,9 +24,8 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Reduced, Tree
+from lit_fed.core.types import Chosen, Reduced, Tree
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.base import Around, Guarded
 from lit_fed.wrappers.deltas import known, names_of_parameters, parameter_trees, with_parameter_trees

@@ -28,9 +28,8 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, Carried, own_work
 from lit_fed.wrappers.compression.codecs.vectors import vectors_of

@@ -11,9 +11,8 @@ from lit_fed import FederatedModule
 from lit_fed.algorithms import AFL, SCAFFOLD, UCFL, FedAvg, FedEM, FedPer, FedSGD, Local, MixtureADMM
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.types import Message, ModelState, Reduced
+from lit_fed.core.types import Chosen, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 from lit_fed.wrappers.base import Guarded

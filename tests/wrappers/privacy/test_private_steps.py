@@ -6,9 +6,8 @@ from federated_round import MULTICLASS, POSITIONS, Tagger, make_clients, make_ta
 from torch import nn
 
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.noise import Secret
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
+from lit_fed.core.seeds import Secret
 from lit_fed.core.targets import Regression
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
