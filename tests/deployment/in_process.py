@@ -1,10 +1,12 @@
 """Nodes of a federation in the process of the test: nothing but bytes goes between the two sides."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from lit_fed.deployment.federation import RemoteClients
@@ -92,3 +94,27 @@ def make_nodes(folders, states: Path, **options) -> dict[str, Node]:
 def same(one, other) -> bool:
     """Whether two lists of tensors are equal bit for bit."""
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def equal_runs(simulated: Path, real: Path) -> None:
+    """Check that two run folders hold the same numbers: summaries, tables but for times and mixture weights, models."""
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (simulated, real)]
+    for one in summaries:
+        for name in ("seconds", "client_trainer", "git_commit"):
+            one.pop(name, None)
+    assert summaries[0] == summaries[1]
+    for name in ("metrics.csv", "clients.csv"):
+        tables = [
+            pd.read_csv(path / name, dtype=str).filter(regex="^(?!seconds|pi_|time)") for path in (simulated, real)
+        ]
+        pd.testing.assert_frame_equal(*tables)
+        assert len(tables[0]) > 1
+    one, other = (_shared_state(path / "checkpoints" / "last.ckpt") for path in (simulated, real))
+    assert one
+    assert one.keys() == other.keys()
+    assert same(one.values(), other.values())
+
+
+def _shared_state(checkpoint):
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return {name: leaf for name, leaf in state.items() if not name.startswith("store.")}  # states stay on nodes

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 import torch
 from fit_all import OPTIONS
-from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from in_process import InProcess, InProcessFederation, make_nodes, same
 
 from lit_fed import FederatedModule, algorithms, serving
 from lit_fed.clients.session import Session
@@ -55,11 +55,6 @@ def deployable() -> list[str]:
     return found
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
-
-
 def sides(folders, states, settings, **changed) -> Sides:
     """Both sides of a training with these settings, before the first round; `changed` are other facts of it."""
     seen, unseen = ClientFolder(str(folders["all"])).load()
@@ -89,6 +84,19 @@ def sides(folders, states, settings, **changed) -> Sides:
     return Sides(simulated, remote, (seen, unseen), (remote_seen, remote_unseen), transport)
 
 
+def equal_sides(both, cohorts, per_block=2):
+    """Check that both sides have the same shared state, metrics, bits and measurements after some rounds."""
+    for cohort in cohorts:
+        records = [
+            getattr(both, which).round(population[0].train, cohort, per_block=per_block)
+            for which, population in (("simulated", both.populations), ("remote", both.remote_populations))
+        ]
+        assert same(tree.leaves(both.simulated.shared), tree.leaves(both.remote.shared))
+        assert records[0]._replace(seconds=0, client_ids=0) == records[1]._replace(seconds=0, client_ids=0)
+    for seen in (True, False):
+        assert torch.equal(both.measured("simulated", seen), both.measured("remote", seen))
+
+
 @pytest.mark.parametrize("name", deployable())
 def test_nodes_equal_the_simulation(name, folders, tmp_path):
     """Shared state, metrics, bits and what is measured, after rounds with kept optimizers and a partial cohort."""
@@ -97,17 +105,9 @@ def test_nodes_equal_the_simulation(name, folders, tmp_path):
     solver = LocalSolver(lr=0.1, momentum=0.9, persist_optimizer=keeps)
     settings = FederatedModule(algorithm, solver, client_trainer="sequential").settings
     both = sides(folders, tmp_path, settings)
-    everyone = range(both.simulated.terms.num_clients)
+    everyone = list(range(both.simulated.terms.num_clients))
     cohorts = [everyone] * NUM_ROUNDS if algorithm.needs_all_clients else [[0, 2, 3], everyone]
-    for cohort in cohorts:
-        records = [
-            getattr(both, which).round(population[0].train, list(cohort), per_block=2)
-            for which, population in (("simulated", both.populations), ("remote", both.remote_populations))
-        ]
-        assert same(tree.leaves(both.simulated.shared), tree.leaves(both.remote.shared))
-        assert records[0]._replace(seconds=0, client_ids=0) == records[1]._replace(seconds=0, client_ids=0)
-    for seen in (True, False):
-        assert torch.equal(both.measured("simulated", seen), both.measured("remote", seen))
+    equal_sides(both, cohorts)
     nodes_serve_alone(both, folders, tmp_path, settings)
 
 

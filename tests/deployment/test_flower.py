@@ -1,12 +1,9 @@
 """Real federations over Flower: a SuperLink and two SuperNodes with TLS and keys, equal to the simulation."""
 
-import json
 import time
 
-import pandas as pd
 import pytest
-import torch
-from in_process import CLIENTS, node_folders
+from in_process import CLIENTS, equal_runs, node_folders
 
 from lit_fed.cli import main
 
@@ -54,38 +51,13 @@ def app_of(out, *arguments):
     return out / "app", out / "flower" / "run" / "version_0"
 
 
-def numbers(folder):
-    """All that two runs have to share, and no machine's speed."""
-    summary = json.loads((folder / "summary.json").read_text())
-    tables = [pd.read_csv(folder / name) for name in ("metrics.csv", "clients.csv")]
-    kept = [table.drop(columns=["seconds"], errors="ignore").filter(regex="^(?!pi_|time)") for table in tables]
-    return {name: one for name, one in summary.items() if name not in ("seconds", "client_trainer")}, *kept
-
-
-def shared_of(folder):
-    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    return {name: leaf for name, leaf in state.items() if not name.startswith("store.")}
-
-
-def check_equal(one, other):
-    for here, there in zip(numbers(one), numbers(other), strict=True):
-        if isinstance(here, dict):
-            assert here == there
-        else:
-            pd.testing.assert_frame_equal(here, there, check_exact=True)
-    here, there = shared_of(one), shared_of(other)
-    assert here.keys() == there.keys()
-    assert here
-    assert all(torch.equal(here[name], there[name]) for name in here)
-
-
 def test_fedem_equals_the_simulation(site, folders, tmp_path):
     app, folder = app_of(tmp_path, "--model.algorithm", "FedEM")
     run = site.begin(app)
     wanted = simulated(folders, tmp_path, "--model.algorithm", "FedEM")
     ended = site.end(run)
     assert ended["status"] == "finished:completed", site.command("log", run, "site", "--show")
-    check_equal(wanted, folder)
+    equal_runs(wanted, folder)
 
 
 def test_a_node_killed_in_a_round_changes_nothing(site, folders, tmp_path):
@@ -98,7 +70,7 @@ def test_a_node_killed_in_a_round_changes_nothing(site, folders, tmp_path):
     site.restart("ben", folders["ben"])
     ended = site.end(run)
     assert ended["status"] == "finished:completed", site.command("log", run, "site", "--show")
-    check_equal(wanted, folder)
+    equal_runs(wanted, folder)
 
 
 def test_a_server_killed_in_a_run_goes_on_from_its_checkpoint(site, folders, tmp_path):
@@ -112,4 +84,4 @@ def test_a_server_killed_in_a_run_goes_on_from_its_checkpoint(site, folders, tmp
     run = site.begin(app, ckpt_path="last")
     ended = site.end(run)
     assert ended["status"] == "finished:completed", site.command("log", run, "site", "--show")
-    check_equal(wanted, folder)
+    equal_runs(wanted, folder)

@@ -5,7 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from in_process import InProcess, make_nodes, node_folders
+from in_process import InProcess, make_nodes
 
 from lit_fed.deployment import flower_apps
 from lit_fed.deployment.flower_apps import GRID, FlowerFederation, answer_of, run_fit
@@ -13,11 +13,6 @@ from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
 
 FACTS = to_bytes(Packet({"kind": "facts", "version": "any"}))
-
-
-@pytest.fixture
-def folders(tmp_path):
-    return node_folders(tmp_path / "data")
 
 
 def test_a_node_answers_from_the_folders_of_its_supernode(folders, tmp_path):
@@ -44,10 +39,7 @@ def app_of(tmp_path, **settings):
         "model": {"algorithm": "FedAvg", "solver": {"lr": 0.1}},
         "data": {
             "batch_size": 4,
-            "dataset": {
-                "class_path": "lit_fed.deployment.flower_apps.FlowerFederation",
-                "init_args": {"num_nodes": 3},
-            },
+            "dataset": {"class_path": "lit_fed.deployment.flower_apps.FlowerFederation", "init_args": {"num_nodes": 3}},
         },
         "trainer": {"max_epochs": 1, "default_root_dir": str(tmp_path / "runs"), "enable_progress_bar": False},
         "name": "flower",

@@ -18,7 +18,7 @@ from lit_fed.command_line.deployed import main
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment import kept
 from lit_fed.deployment.kept import KeptTraining
-from lit_fed.deployment.wire import from_bytes, to_bytes
+from lit_fed.deployment.wire import from_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.system.checked_archive import load_checked
 
@@ -201,14 +201,3 @@ def test_nothing_in_the_file_is_executed(folders, copied, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="something else than tensors and plain types, which is never loaded"):
         kept_of(copied, folders)
     assert not (tmp_path / "evil").exists()
-
-
-def test_a_server_cannot_choose_where_a_node_writes(folders, trained, tmp_path):
-    """Versions are whole numbers, whatever the server sends."""
-    asked = [from_bytes(question) for node, question, _ in trained.transport.log if node == "ben"]
-    packet = next(one for one in asked if "settings" in one.facts)
-    (node,) = make_nodes({"ben": folders["ben"]}, tmp_path / "states", settings=trained.settings).values()
-    evil = packet._replace(facts=packet.facts | {"version": "/../../../evil"})
-    assert "refused" in from_bytes(node.handle(to_bytes(evil))).facts
-    assert not list(tmp_path.rglob("evil*"))
-    assert "refused" not in from_bytes(node.handle(to_bytes(packet))).facts

@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from in_process import make_nodes, node_folders, same
+from in_process import make_nodes, node_folders
 from normalised import NormalisedMLP
-from test_conformance import nodes_serve_alone, sides
+from test_conformance import equal_sides, nodes_serve_alone, sides
 from torch import nn
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import SCAFFOLD, UCFL, Ditto, FedEM, FedFOMO, MixtureADMM
-from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment.node_pool import LostNodesError
@@ -96,20 +95,13 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_nodes_equal_the_simulation_whatever_goes_around(name, folders, tmp_path):
     check(CASES[name], folders, tmp_path)
 
 
 @pytest.mark.parametrize(
-    "case",
-    [Case(FedEM(2), {"network": partial(MLP, hidden_sizes=(11,))}), Case(Ditto())],
-    ids=["samples", "states"],
+    "case", [Case(FedEM(2), {"network": partial(MLP, hidden_sizes=(11,))}), Case(Ditto())], ids=["samples", "states"]
 )
 def test_numbers_may_begin_at_any_address(case, tmp_path):
     """Rows of 20 bytes lie elsewhere among those of all clients than among those of a node."""
@@ -129,15 +121,7 @@ def check(case, folders, states):
     given = {"client_trainer": "sequential", "weighting": "uniform"} | case.settings
     settings = FederatedModule(case.algorithm, solver, **given).settings
     both = sides(folders, states, settings, **case.facts)
-    for cohort in case.cohorts:
-        records = [
-            getattr(both, which).round(population[0].train, cohort, per_block=case.per_block)
-            for which, population in (("simulated", both.populations), ("remote", both.remote_populations))
-        ]
-        assert same(tree.leaves(both.simulated.shared), tree.leaves(both.remote.shared))
-        assert records[0]._replace(seconds=0, client_ids=0) == records[1]._replace(seconds=0, client_ids=0)
-    for seen in (True, False):
-        assert torch.equal(both.measured("simulated", seen), both.measured("remote", seen))
+    equal_sides(both, case.cohorts, case.per_block)
     nodes_serve_alone(both, folders, states, settings)
 
 

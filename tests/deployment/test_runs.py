@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from attacked import WithLiar
 from background import IN_ORDER, PATIENCE, ServingThread
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same, write_clients
 from lightning.pytorch import seed_everything
@@ -30,11 +31,6 @@ from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 
 FILES = ["metrics.csv", "clients.csv"]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
 def module_of(algorithm=None, **settings):
@@ -267,30 +263,13 @@ class Failing:
         return answer
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        lambda data: b"",
-        lambda data: b"litfed1\n" + b"\xff" * 64,
-        lambda data: data[:-1],
-        lambda data: data + b"\0",
-        lambda data: to_bytes(Packet({"clients": []}, {"0": [torch.zeros(3)]})),
-        lambda data: to_bytes(Packet({"clients": 7, "failed": 3})),
-        lambda data: to_bytes(Packet({"refused": "x" * 10_000})),
-    ],
-    ids=["empty", "header", "short", "long", "shapes", "types", "refused"],
-)
-def test_garbage_names_the_node_and_changes_nothing(folders, tmp_path, garbage):
+def test_garbage_names_the_node_and_changes_nothing(folders, tmp_path):
+    """Through a whole fit; `hostile/test_hostile_nodes.py` has the table of what may come."""
     module = module_of(FedAvg())
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
-
-    class Malicious:
-        def handle(self, data):
-            answer = nodes["carl"].handle(data)
-            return garbage(answer) if from_bytes(data).facts["kind"] == "train" else answer
-
-    transport = InProcess(nodes | {"carl": Malicious()})
-    with pytest.raises(Exception, match="carl") as caught:
+    transport = WithLiar(nodes)
+    transport.lie = ("train", lambda answer: answer[:-1])
+    with pytest.raises(LostNodesError, match="carl") as caught:
         fit(tmp_path / "run", InProcessFederation(transport, seconds=0.01), module)
     assert len(str(caught.value)) < 4000
     assert module.num_rounds_done == 0

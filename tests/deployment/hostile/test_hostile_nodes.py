@@ -4,8 +4,9 @@ import copy
 import time
 
 import pytest
+import torch
 from attacked import WithLiar, all_finite, cell, cut, entry, every, facts, garbage, header, leaf, raw, trees
-from in_process import make_nodes, node_folders, same
+from in_process import make_nodes, same
 from test_conformance import sides
 
 from lit_fed import FedEM, FederatedModule
@@ -30,6 +31,7 @@ GARBAGE = {  # no packets at all, whatever was asked
     "bytes: random": garbage(bytes(range(256)) * 40),
     "bytes: an HTTP reply": garbage(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
     "length: cut in the middle": lambda honest: honest[: len(honest) // 2],
+    "length: one byte less": cut(stop=-1),
     "length: one byte more": cut(more=b"\0"),
     "length: header beyond the end": garbage(b"litfed1\n" + b"\xff" * 8 + b"x" * 100),
     "length: header of none": garbage(b"litfed1\n" + b"\0" * 100),
@@ -101,6 +103,8 @@ TRAINED = {  # packets in the place of what a client made of a phase
     "failures: escape sequences": facts(failed={"4": ["error", "client_step", ESCAPES]}),
     "failures: a path": facts(failed={"4": ["error", "../../x", "ValueError"]}),
     "failures: no whole number": facts(failed={"٤": FAILED}),
+    "trees: of another's client alone": garbage(to_bytes(Packet({"clients": []}, {"0": [torch.zeros(3)]}))),
+    "types: numbers": garbage(to_bytes(Packet({"clients": 7, "failed": 3}))),
     "trees: of nobody": header(trees={}),
     "trees: of another's client": trees(lambda found: found.update({"0": found.pop("4")})),
     "trees: of a client more": trees(lambda found: found.update({"0": found["4"]})),
@@ -190,11 +194,6 @@ class Federation:
         self.rounds.store.versions.copy_(versions)
         self.transport.lie, self.transport.lies, self.pool.missing = lie, 0, missing
         self.pool.patience = 0.2
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
 @pytest.fixture(scope="module")

@@ -78,6 +78,7 @@ ASKED = {  # in the place of any question about a round
 
 TRAIN = {
     "version: a path": facts(version=UP),
+    "version: a path from the root": facts(version=f"/{UP}"),
     "version: a number in a text": facts(version="5"),
     "version: negative": facts(version=-5),
     "version: none": facts(version=...),

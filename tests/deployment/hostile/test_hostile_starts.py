@@ -2,7 +2,7 @@
 
 import pytest
 from attacked import WithLiar, facts, inside
-from in_process import InProcessFederation, make_nodes, node_folders
+from in_process import InProcessFederation, make_nodes
 from test_hostile_nodes import BELIEVED, ESCAPES, GARBAGE, KEPT, MEASURED, TRAINED, UNBELIEVABLE, cases, told
 
 from lit_fed.deployment.node_pool import LostNodesError
@@ -44,11 +44,6 @@ TOLD = {  # what a node says of its clients at the start
     "digest: a path": inside("facts", "digest", to="../../x"),
     "digest: long": inside("facts", "digest", to="a" * 129),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
 @pytest.fixture

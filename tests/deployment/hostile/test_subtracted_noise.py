@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from in_process import InProcess, InProcessFederation, make_nodes, same
 from test_runs import fit, module_of
 from test_settings import written
 
@@ -20,15 +20,7 @@ from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-3}
-KINDS = {
-    "messages": LocalPrivacy(**BUDGET),
-    "steps": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=2.0),
-}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
+KINDS = {"messages": LocalPrivacy(**BUDGET), "steps": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=2.0)}
 
 
 def trained(folders, tmp_path, privacy, arguments=None, **options):
