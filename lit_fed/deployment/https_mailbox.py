@@ -110,12 +110,7 @@ class Member:
 
 
 class Mailbox:
-    """Packets for nodes and their answers; used inside the server's event loop only.
-
-    Args:
-        allowed: names of the nodes that are admitted; None: all.
-        say: takes a line for the operator.
-    """
+    """Packets for nodes and their answers; used inside the server's event loop only."""
 
     def __init__(self, allowed: Collection[str] | None, say: Callable[[str], None]) -> None:
         self.allowed, self.say = allowed, say

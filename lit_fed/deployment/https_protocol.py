@@ -131,17 +131,12 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def tls_context(name: str, folder: Path, option: str) -> ssl.SSLContext:
-    """TLS 1.3 for the `server` or a `node`; the CA in the folder is the only one that is trusted.
+    """TLS 1.3 for `name`, `server` or `node`, whose pair is in the folder; its `ca.pem` is the only CA that is trusted.
 
     Both sides need a certificate of that CA. A node also checks that the server's certificate names its host.
 
-    Args:
-        name: `server` or `node`: the pair is `{name}.pem` and `{name}.key`.
-        folder: with the pair and `ca.pem`.
-        option: that gave the folder, for the message.
-
     Raises:
-        ConfigError: naming the folder and the problem.
+        ConfigError: naming `option`, which gave the folder, and the problem.
     """
     files = [folder / f"{name}.pem", folder / f"{name}.key", folder / "ca.pem"]
     missing = [file.name for file in files if not file.is_file()]

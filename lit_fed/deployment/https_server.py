@@ -80,9 +80,7 @@ class HttpsServer:
     """A `Transport` to nodes that run `lit-fed client`, in a thread of its own.
 
     Args:
-        listen: HOST:PORT; with port 0 the system chooses one, see `address`.
-        tls: folder with `server.pem`, `server.key` and `ca.pem`; None: plain HTTP, for this machine alone.
-        nodes: names that are admitted; None: all that have a certificate.
+        listen, tls, nodes: see `Federation`; with port 0 the system chooses one, see `address`.
         limits: of nodes and strangers.
         say: takes a line for the operator.
 

@@ -83,11 +83,8 @@ class KeptTraining:
     """A finished training, from which a node serves its clients without the server.
 
     Args:
-        root: folder with `seen/*.npz` and `unseen/*.npz`.
-        states: the node's folder of states during the training.
-        run: name of the run's folder there; "": the training that finished last.
-        trusted: modules whose classes the settings may name, in addition to those of lit_fed.
-        settings: of the training, if a program gave them to server and node; None: those in the file.
+        root, states, trusted, settings: those of the `Node` in the training; None: the settings in the file.
+        run: name of the run's folder of states; "": the training that finished last.
 
     Attributes:
         run: name of the run's folder.

@@ -48,15 +48,7 @@ SAME_START = 1e-3
 
 
 class NodeData:
-    """The samples of a node's clients.
-
-    Args:
-        root: folder with `seen/*.npz`, and `unseen/*.npz` of clients that are served but never train.
-        states: folder with the key of this node's digests.
-
-    Raises:
-        ConfigError: naming the problem with the files.
-    """
+    """The samples of a node's clients; folders as of `Node`."""
 
     def __init__(self, root: Path, states: Path) -> None:
         self._states = states
@@ -127,13 +119,10 @@ class NodeData:
         """The splits of this node's clients by population, with the server's number of each client.
 
         Raises:
-            ConfigError: if a client has no number, or numbers are not in the order of names.
+            ConfigError: if numbers are not in the order of names.
         """
         found: dict[str, dict[str, Split]] = {}
         for kind, population in self.populations.items():
-            missing = [name for name in population.names if name not in ids]
-            if missing:
-                raise ConfigError(f"the server has no number for client {missing[0]!r}; start its command again")
             numbers = torch.tensor([ids[name] for name in population.names])
             if bool((numbers.diff() <= 0).any()):
                 raise ConfigError("the server's numbers of clients are not in the order of their names")
@@ -218,14 +207,9 @@ def node_key(folder: Path) -> bytes:
 
 
 class NodeTraining:
-    """The clients' side of a training on this node.
+    """The clients' side of a training on this node, from the session as the server sends it, under its name.
 
-    Args:
-        name: of its session.
-        sent: the session as the server sends it.
-        settings: of the training.
-        data: the clients of this node.
-        folder: of their states; the folder above it holds the node's key.
+    `folder` is for the clients' states; the folder above it holds the node's key.
 
     Raises:
         ConfigError: if data and settings do not match, or models start elsewhere than the server's.
@@ -244,9 +228,9 @@ class NodeTraining:
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         self.splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
-        own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
-        train = {one: self.splits[kind]["train"] for kind, names in own.items() for one in names}
-        self.names = {one: name for names in own.values() for one, name in names.items()}
+        self._own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
+        train = {one: self.splits[kind]["train"] for kind, names in self._own.items() for one in names}
+        self.names = {one: name for names in self._own.values() for one, name in names.items()}
         self.states = NodeStates(folder, lambda one: self.rounds.initial_state(train[one], one), self.names)
         self.rounds.store = self.states  # type: ignore[assignment] # the part of it that serving needs
 
@@ -283,14 +267,11 @@ class NodeTraining:
             WireError: if they are not.
         """
         total, population = self.rounds.terms.num_clients, facts.get("population", "seen")
-        mine = self.names.keys() if facts["kind"] == "keep" else set(self._numbers(population))
-        if not mine >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
+        mine = self.names if facts["kind"] == "keep" else self._own.get(population, {})
+        if not mine.keys() >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
             raise WireError("the question is of clients that are not on this node")
         if any(one >= total for one in facts.get("present", ())) or len(facts.get("draws") or [0] * total) != total:
             raise WireError("the question is of more or fewer clients than the training has")
-
-    def _numbers(self, population: str) -> list[int]:
-        return self.splits[population]["train"].ids.tolist() if population in self.splits else []  # type: ignore[union-attr]
 
     def train(self, packet: Packet) -> Packet:
         """Run the clients' work of a phase: messages are returned, states are written here."""

@@ -52,16 +52,10 @@ class VersionStore(ClientStore):
     """The version of each client's state, −1 for a client that has never trained.
 
     Versions never repeat, also after kills and restarts: each process of the server counts from a random number.
-
-    Args:
-        num_clients: T.
-
-    Attributes:
-        run: by which the nodes name the run's folder of states, [] int64.
     """
 
-    run: Tensor
-    versions: Tensor
+    run: Tensor  # [] int64, by which the nodes name the run's folder of states
+    versions: Tensor  # [T] int64
     holds_states = False
 
     def __init__(self, num_clients: int) -> None:

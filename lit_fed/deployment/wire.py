@@ -83,11 +83,7 @@ def to_bytes(packet: Packet) -> bytes:
 
 
 def from_bytes(data: bytes, most_header: int = MOST_HEADER) -> Packet:
-    """The inverse of `to_bytes`.
-
-    Args:
-        data: the bytes.
-        most_header: maximum bytes of the unpacked header.
+    """The inverse of `to_bytes`, with at most so many bytes of the unpacked header.
 
     Raises:
         WireError: for anything else than its result.
@@ -205,12 +201,9 @@ def _no_packet(what: str) -> NoReturn:
 
 # ---------------------------------------------------------------------- trees
 def checked_tree(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
-    """The tree of these leaves, which have the number, types and shapes of those of `form`.
+    """The tree of these leaves, in the order of `tree.items`, which have number, types and shapes of those of `form`.
 
-    Args:
-        leaves: in the order of `tree.items`.
-        form: a tree of the same structure.
-        shapes: whether shapes have to be equal; else all axes but the first.
+    Without `shapes` all axes but the first have to be equal.
 
     Raises:
         WireError: naming the first that differs.
@@ -308,12 +301,7 @@ def keyed(key: Reader, inner: Reader, most: int) -> Reader:
 
 
 def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = ()) -> Reader:
-    """Read an object with exactly these names.
-
-    Args:
-        fields: the reader of each.
-        may_miss: names that may be absent; they are then absent from the result.
-    """
+    """Read an object with exactly these names, of which some may be absent, also from the result."""
 
     def read(value: Any, place: str) -> dict[str, Any]:
         if not isinstance(value, dict):
