@@ -11,6 +11,7 @@ import torch
 
 from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.wire import from_bytes
 
 CLIENTS = {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]}
 """Clients of each node; b9 takes no part in training."""
@@ -23,19 +24,21 @@ class InProcess:
 
     Args:
         nodes: by name.
+        lost: says of a node and the facts of its packet whether it does not answer.
 
     Attributes:
         log: everything that was sent, `(node, question, answer)`.
     """
 
-    def __init__(self, nodes: dict[str, Any]) -> None:
-        self.nodes, self.log = nodes, []
+    def __init__(self, nodes: dict[str, Any], lost=lambda node, facts: False) -> None:
+        self.nodes, self.lost, self.log = nodes, lost, []
 
     def wait_for(self, num_nodes, seconds):
         return sorted(self.nodes)
 
     def call(self, packets, *, most_bytes, seconds):
-        answers = {node: self.nodes[node].handle(data) for node, data in packets.items()}
+        there = {node: data for node, data in packets.items() if not self.lost(node, from_bytes(data).facts)}
+        answers = {node: self.nodes[node].handle(data) for node, data in there.items()}
         self.log += [(node, packets[node], answer) for node, answer in answers.items()]
         return {node: answer for node, answer in answers.items() if len(answer) <= most_bytes[node]}
 

@@ -9,8 +9,10 @@ import time
 import pytest
 from background import until
 from in_process import CLIENTS, equal_runs, node_folders
-from running import run, start
+from running import start
 
+from lit_fed.cli import main
+from lit_fed.command_line.client import run_client
 from lit_fed.deployment.certificates import make_certificates
 
 FIT = [
@@ -53,9 +55,7 @@ def stands_still(read, seconds=0.4):
 def test_a_killed_node_changes_nothing(folder):
     """Metrics, per-client accuracies and shared state equal those of the simulation, bit for bit."""
     fit = [*FIT, "--trainer.default_root_dir", str(folder / "runs")]
-    simulated = run([*fit, "--name", "simulated", "--data.dataset", "ClientFolder", "--data.dataset.root",
-                     str(folder / "all")])  # fmt: skip
-    assert simulated.returncode == 0, simulated.stderr
+    main([*fit, "--name", "simulated", "--data.dataset", "ClientFolder", "--data.dataset.root", str(folder / "all")])
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     server = start([
@@ -98,8 +98,7 @@ def nodes_give_the_numbers(folder, run_folder):
     for name, clients in CLIENTS.items():
         own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
         for command in ("measure", "predict"):
-            done = run(["client", command, *own, "--output", str(folder / f"{name}-{command}.csv")])
-            assert done.returncode == 0, done.stderr
+            run_client([command, *own, "--output", str(folder / f"{name}-{command}.csv")])
         with (folder / f"{name}-measure.csv").open() as file:
             rows = {row["client"]: row for row in csv.DictReader(file)}
         with (folder / f"{name}-predict.csv").open() as file:

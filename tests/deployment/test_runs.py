@@ -167,23 +167,6 @@ def test_no_sample_label_mixture_or_state_is_on_the_wire(folders, tmp_path):
     assert secret[0] in planted  # the search finds what is there
 
 
-class Lossy(InProcess):
-    """A transport on which some nodes do not answer.
-
-    Args:
-        nodes: by name.
-        lost: says of a node and the facts of its packet whether its answer gets lost.
-    """
-
-    def __init__(self, nodes, lost):
-        super().__init__(nodes)
-        self.lost = lost
-
-    def call(self, packets, *, most_bytes, seconds):
-        there = {node: data for node, data in packets.items() if not self.lost(node, from_bytes(data).facts)}
-        return super().call(there, most_bytes=most_bytes, seconds=seconds)
-
-
 def gone(node, facts):
     return node == "carl" and facts["kind"] == "train" and facts["round"] == 1
 
@@ -191,7 +174,7 @@ def gone(node, facts):
 @pytest.mark.parametrize("missing", ["stop", "wait"])
 def test_a_missing_node_ends_the_run_by_name_and_it_goes_on(folders, tmp_path, missing):
     module = module_of()
-    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
     federation = InProcessFederation(transport, missing=missing, seconds=0.01, patience=0.05)
     with pytest.raises(LostNodesError, match=r"no answer from carl within .* s; see to their machines and logs"):
         fit(tmp_path / "run", federation, module)
@@ -207,7 +190,7 @@ def test_a_node_that_comes_later_is_waited_for(folders, tmp_path):
 
     _, _, simulated, _, _ = both(folders, tmp_path, module_of)
     module = module_of()
-    transport = Lossy(make_nodes(folders, tmp_path / "other", settings=module.settings), late)
+    transport = InProcess(make_nodes(folders, tmp_path / "other", settings=module.settings), late)
     fit(tmp_path / "run", InProcessFederation(transport, missing="wait", seconds=0.01), module)
     assert same(tree.leaves(simulated.federation.shared), tree.leaves(module.federation.shared))
 
@@ -215,7 +198,7 @@ def test_a_node_that_comes_later_is_waited_for(folders, tmp_path):
 def test_dropped_clients_are_those_that_faults_leave_out(folders, tmp_path):
     """A round without a node is that of the clients that came, bit for bit."""
     module = module_of(faults=Faults(on_bad_client="drop"))
-    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
     fit(tmp_path / "run", InProcessFederation(transport, missing="drop", seconds=0.01), module, rounds=2)
     without = node_folders(tmp_path / "without", {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]})
     other = module_of(faults=Faults(on_bad_client="drop"))
@@ -229,7 +212,7 @@ def test_dropped_clients_are_those_that_faults_leave_out(folders, tmp_path):
 
 def test_a_deadline_of_faults_is_one_in_seconds(folders, tmp_path):
     module = module_of(faults=Faults(on_bad_client="drop", deadline=7.0))
-    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), lambda node, facts: False)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     asked = []
     call = transport.call
     transport.call = lambda packets, *, most_bytes, seconds: (

@@ -8,9 +8,10 @@ import struct
 
 import pytest
 import torch
-from attacked import descriptors, header_of, raw, resident, watched
+from attacked import descriptors, header_of, raw, resident
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_runs import fit, module_of
+from watched import watched
 
 import lit_fed
 from lit_fed.deployment.messages import (

@@ -210,9 +210,9 @@ def lenient(folders, tmp_path_factory):
 def without_carl(lenient):
     """The shared state after a round that carl missed."""
     lenient.begin(None, "drop")
-    lenient.transport.is_silent, lenient.pool.seconds = True, 0.01
+    lenient.transport.lost, lenient.pool.seconds = lambda node, _: node == "carl", 0.01
     lenient.rounds.round(lenient.train)
-    lenient.transport.is_silent, lenient.pool.seconds = False, 10.0
+    lenient.transport.lost, lenient.pool.seconds = lambda node, _: False, 10.0
     return tree.leaves(lenient.rounds.shared)
 
 

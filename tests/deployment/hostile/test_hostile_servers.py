@@ -4,11 +4,12 @@ import json
 import shutil
 
 import pytest
-from attacked import all_finite, every, facts, header_of, inside, leaf, raw, trees, watched
+from attacked import all_finite, every, facts, header_of, inside, leaf, raw, trees
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_hostile_nodes import ESCAPES, GARBAGE, cases
 from test_runs import fit, module_of
 from test_settings import written
+from watched import watched
 
 from lit_fed.deployment.messages import REFUSALS, session_name
 from lit_fed.deployment.node import Node
