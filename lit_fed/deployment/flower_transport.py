@@ -10,7 +10,7 @@ A message holds bytes as one array in one record, which Flower splits into piece
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,18 +85,10 @@ class FlowerTransport:
     Args:
         grid: the Grid.
         pause: seconds between two looks for replies.
-        make: makes a message, as `message_of`.
-        read: reads a reply, as `bytes_of`.
     """
 
-    def __init__(
-        self,
-        grid: Any,
-        pause: float = 0.5,
-        make: Callable[[bytes, int, float], Any] = message_of,
-        read: Callable[[Any], bytes | None] = bytes_of,
-    ) -> None:
-        self.grid, self.pause, self._make, self._read = grid, pause, make, read
+    def __init__(self, grid: Any, pause: float = 0.5) -> None:
+        self.grid, self.pause = grid, pause
         self._ids: dict[str, int] = {}
         self._asked: dict[str, _Asked] = {}
         self._complaints: set[tuple[str, str]] = set()
@@ -157,7 +149,7 @@ class FlowerTransport:
             if asked.messages and asked.came == came:
                 continue
             # a late reply may still be used by the next call with the same packet
-            message = self._make(asked.data, self._ids[node], 2 * seconds + 60)
+            message = message_of(asked.data, self._ids[node], 2 * seconds + 60)
             taken = [one for one in self.grid.push_messages([message]) if one is not None]
             asked.messages.update(taken)
             asked.came = came
@@ -171,7 +163,7 @@ class FlowerTransport:
             for number in list(asked.messages):  # one by one: a node may write any number into its reply
                 for reply in self.grid.pull_messages([number]):
                     asked.messages.discard(number)
-                    data = None if reply.has_error() else self._read(reply)
+                    data = None if reply.has_error() else bytes_of(reply)
                     if reply.has_error():
                         self._complain(node, asked, f"Flower's error {reply.error.code}, sent again")
                     elif data is None:

@@ -3,22 +3,25 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from background import until
 from code_shape import PACKAGE
-from in_process import equal_runs
+from in_process import CLIENTS, equal_runs, node_folders
 from running import run, start
 
 import lit_fed.cli
 from lit_fed.command_line import client
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment import node
+from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import AwayError
 from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
@@ -268,3 +271,92 @@ def processes_of(session):
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(place.parent.name))
     return found
+
+
+# ---------------------------------------------------------------------- a server and three nodes
+def start_node(folder, name, address):
+    """A node's process, with what has been made for it."""
+    return start([
+        "client", "--server", address, "--data.root", str(folder / name), "--states", str(folder / f"states-{name}"),
+        "--tls", str(folder / "tls" / name),
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Clients of all nodes, and of each one, and certificates."""
+    node_folders(tmp_path)
+    make_certificates(["127.0.0.1"], list(CLIENTS), tmp_path / "tls")
+    return tmp_path
+
+
+def stands_still(read, seconds=0.4):
+    """A question whether what is read has been the same for some time."""
+    seen, since = None, time.monotonic()
+
+    def answer():
+        nonlocal seen, since
+        now, before = read(), seen
+        seen = now
+        since = since if now == before else time.monotonic()
+        return time.monotonic() - since > seconds
+
+    return answer
+
+
+def test_a_killed_node_changes_nothing(folder):
+    """Metrics, per-client accuracies and shared state equal those of the simulation, bit for bit."""
+    fit = [
+        "fit", *FIT, "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true", "--data.batch_size", "4",
+        "--trainer.max_epochs", "20", "--trainer.default_root_dir", str(folder / "runs"),
+    ]  # fmt: skip
+    lit_fed.cli.main([*fit, "--name", "simulated", "--data.dataset.root", str(folder / "all")])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    server = start([
+        *fit, "--name", "real", "--data.dataset", "Federation", "--data.dataset.listen", address, "--data.dataset.tls",
+        str(folder / "tls"), "--data.dataset.num_nodes", "3", "--data.dataset.nodes", '["anna", "ben", "carl"]',
+    ])  # fmt: skip
+    nodes = {name: start_node(folder, name, address) for name in CLIENTS}
+    try:
+        until(lambda: list(folder.glob("states-carl/*/*.pt")) or server.process.exitcode is not None, 120)
+        nodes["carl"].send_signal(signal.SIGSTOP)  # as one that takes long
+        until(stands_still(lambda: len(list(folder.glob("states-*/*/*.pt")))), 60)
+        nodes["carl"].kill()
+        nodes["carl"].communicate(10)
+        until(lambda: "carl disconnected before it answered" in server._files[1].read_text(), 60)
+        nodes["carl"] = start_node(folder, "carl", address)
+        _, err = server.communicate(120)
+        assert server.returncode == 0, err
+        ends = {name: node.communicate(20)[1] for name, node in nodes.items()}
+        assert [node.returncode for node in nodes.values()] == [0, 0, 0], ends
+    finally:
+        for one in (server, *nodes.values()):
+            one.kill()
+            one.communicate(10)
+    assert err.count("carl is here") == 2
+    assert f"waiting at {address} for 3 of 3 nodes (anna, ben, carl)" in err.split("anna is here")[0]
+    assert all(
+        re.fullmatch(r"lit_fed: [-\d]+T[:\d]+Z .*", line) for said in ends.values() for line in said.splitlines()
+    )
+    assert all("Z the training is over; `lit-fed client measure" in said.splitlines()[-1] for said in ends.values())
+    folders = [folder / "runs" / name / "version_0" for name in ("simulated", "real")]
+    equal_runs(*folders)
+    assert len((folders[1] / "metrics.csv").read_text().splitlines()) > 20
+    nodes_give_the_numbers(folder, folders[1])
+
+
+def nodes_give_the_numbers(folder, run_folder):
+    """After the training each node measures its clients by itself, as the run's table has them."""
+    wanted = pd.read_csv(run_folder / "clients.csv", dtype=str).set_index("client")
+    for name, clients in CLIENTS.items():
+        own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
+        for what in ("measure", "predict"):
+            client.run_client([what, *own, "--output", str(folder / f"{name}-{what}.csv")])
+        rows = pd.read_csv(folder / f"{name}-measure.csv", dtype=str).set_index("client")
+        said = pd.read_csv(folder / f"{name}-predict.csv")
+        assert set(rows.index) == set(clients)
+        assert rows[["accuracy", "loss"]].equals(wanted.loc[rows.index, ["accuracy", "loss"]])
+        assert rows[["pi_0", "pi_1", "pi_2"]].astype(float).sum(axis=1).to_list() == pytest.approx([1] * len(rows))
+        hits = (said["label"] == said["prediction"]).groupby(said["client"]).mean()
+        assert hits.to_dict() == rows["accuracy"].astype(float).to_dict()
