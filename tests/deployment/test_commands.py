@@ -307,8 +307,8 @@ def stands_still(read, seconds=0.4):
 def test_a_killed_node_changes_nothing(folder):
     """Metrics, per-client accuracies and shared state equal those of the simulation, bit for bit."""
     fit = [
-        "fit", *FIT, "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true", "--data.batch_size", "4",
-        "--trainer.max_epochs", "20", "--trainer.default_root_dir", str(folder / "runs"),
+        "fit", *FIT, "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true",
+        "--data.batch_size", "4", "--trainer.max_epochs", "20", "--trainer.default_root_dir", str(folder / "runs"),
     ]  # fmt: skip
     lit_fed.cli.main([*fit, "--name", "simulated", "--data.dataset.root", str(folder / "all")])
     with socket.create_server(("127.0.0.1", 0)) as probe:
