@@ -142,8 +142,7 @@ class RemoteTrainer:
             "draws": None if job.ctx.draws is None else job.ctx.draws.tolist(), "drawn_weight": job.ctx.drawn_weight,
         }  # fmt: skip
         each = {"versions": job.states["versions"].tolist(), "multiplicity": job.block.multiplicity.tolist()}
-        faults = self.rounds.faults
-        deadline = None if faults is None or not job.drops_failures else faults.deadline
+        deadline = phase.absences.deadline if phase.absences is not None and job.drops_failures else None
         answers = self._ask(
             job.ctx, job.shared, ids, common, each, form, lambda answer, mine: worked_of_answer(answer, mine, form),
             may_drop=job.drops_failures, seconds=deadline,

@@ -34,13 +34,13 @@ from lit_fed.training.module_server import Assign
 from lit_fed.training.planner import FederationPlanner
 from lit_fed.training.serving_steps import ServingSteps
 from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.compression.codecs.vectors import Scope
-from lit_fed.wrappers.compression.uplink import Feedback
+from lit_fed.wrappers.compression.codecs.base import Scope
+from lit_fed.wrappers.compression.wrapper import Feedback
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
 __all__ = ["FederatedModule"]
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from lit_fed.core.types import ClientBlock, Split
 from lit_fed.rounds import FederatedRounds
+from lit_fed.wrappers.faults.wrapper import faults_of
 from lit_fed.wrappers.privacy.client_level import clips_messages
 
 __all__ = ["FederationPlanner"]
@@ -27,7 +28,7 @@ class FederationPlanner:
     def next_draw(self) -> dict[str, Any]:
         """Training seed and index of the coming round; where clients fail, who can be reached and how many to draw."""
         federation = self._federation
-        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, federation.faults
+        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, faults_of(federation.algorithm)
         hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
         # amplification by sampling holds only if the cohort is a secret
         draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}

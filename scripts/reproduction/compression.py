@@ -209,8 +209,5 @@ REDUCED = (
     "test accuracy of seed 1 without a codec and stand for every codec; each codec has one setting."
 )
 TABLES = [
-    Table(
-        "compression", "Accuracy against bytes", "A check of our own", "CIFAR-10; synthetic", runs, body, picture,
-        {"reduced": "10 CPU min", "paper": "as reduced"}, REDUCED,
-    ),
-]  # fmt: skip
+    Table("compression", runs, body, picture),
+]

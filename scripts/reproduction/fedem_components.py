@@ -213,20 +213,6 @@ def _reached(setting: Setting, found: Mapping[str, list[Record]]) -> list[str]:
 
 # ---------------------------------------------------------------------- pages
 TABLES = [
-    Table(
-        "fedem-figure1", "Client sampling and the number of components", "FedEM paper, Figure 1",
-        "synthetic; CIFAR-10 at full scale", figure1_runs, figure1_body, figure1_picture,
-        {"reduced": "20 CPU min", "paper": "two GPU days"},
-        "The synthetic data take CIFAR-10's place; they are the paper's in full, with its 200 rounds.",
-    ),
-    Table(
-        "fedem-resnet", "One larger network in place of three", "FedEM paper, Appendix J.5", "CIFAR-10", larger_runs,
-        larger_body, None, {"reduced": "20 CPU min", "paper": "a GPU day"},
-        "LeNet5 takes MobileNetV2's place, a quarter of CIFAR-10 over 20 clients and 40 rounds. LeafCNN with 32 hidden "
-        "units has 185,130 parameters, as many as FedEM's three LeNet5 have together (186,018), as ResNet-18 has about "
-        "as many as three MobileNetV2; with 128 units it has 579,402, three times more, as ResNet-34 has. It is no "
-        "residual network, nothing starts from trained weights, and it computes eight times more per image than three "
-        "LeNet5: what stands here is whether a larger single network reaches FedEM, not the paper's numbers. One seed.",
-        (1,),
-    ),
-]  # fmt: skip
+    Table("fedem-figure1", figure1_runs, figure1_body, figure1_picture),
+    Table("fedem-resnet", larger_runs, larger_body),
+]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from reproduction.fedem import TABLE2
-from reproduction.fedem_more import AS_TABLE2, settings_of
+from reproduction.fedem_more import settings_of
 from reproduction.pictures import DASHES, MARKERS, panels, save
 from reproduction.runs import Kept, Record, Run
 from reproduction.settings import LABELS
@@ -109,9 +109,5 @@ def _draw(axis: Any, rounds: Sequence[int], values: np.ndarray, position: int) -
 
 
 TABLES = [
-    Table(
-        "fedem-convergence", "Loss and accuracy over the rounds", "FedEM paper, Figures 3 to 8",
-        "synthetic; MNIST, CIFAR-10, Shakespeare", convergence_runs, convergence_body, convergence_picture,
-        {"reduced": "none beside fedem-table2", "paper": "none beside fedem-table2"}, AS_TABLE2,
-    ),
-]  # fmt: skip
+    Table("fedem-convergence", convergence_runs, convergence_body, convergence_picture),
+]

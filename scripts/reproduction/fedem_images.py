@@ -313,12 +313,5 @@ def images_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -
 
 
 TABLES = [
-    Table(
-        "fedem-images", "Real images at the paper's size", "FedEM paper, Table 2", "CIFAR-10, MNIST",
-        images_runs, images_body, images_picture, {"reduced": "20 min of an H100, 12 CPU h", "paper": "as reduced"},
-        "The network of CIFAR-10, MNIST in the place of EMNIST, and one seed. Runs with FedEM's CNN are a GPU's: "
-        "convolutions and products in TF32, local steps replayed from CUDA graphs (`--model.client_trainer graphed`); "
-        "those of FedAvg+, and of Local on the writers, are a CPU's, in float32.",
-        (1,),
-    ),
-]  # fmt: skip
+    Table("fedem-images", images_runs, images_body, images_picture),
+]

@@ -172,20 +172,7 @@ def _all_in_place(rows: Sequence[Sequence[str]]) -> list[str]:
 
 # ---------------------------------------------------------------------- pages
 TABLES = [
-    Table(
-        "fedem-figure2", "How many samples a new client needs", "FedEM paper, Figure 2",
-        "synthetic; CIFAR-10 at full scale", figure2_runs, figure2_body, figure2_picture,
-        {"reduced": "none beside fedem-table3", "paper": "none beside fedem-table3"},
-        "The synthetic data take the place of the paper's; our copy of it does not say on which these are.",
-    ),
-    Table(
-        "fedem-entropy", "Entropy of the mixture weights of old and new clients", "FedEM paper, Appendix J.3",
-        "synthetic; all of Table 3 at full scale", entropy_runs, entropy_body, None,
-        {"reduced": "none beside fedem-table3", "paper": "none beside fedem-table3"},
-        "The synthetic data alone, at the paper's size.",
-    ),
-    Table(
-        "fedem-clusters", "Recovery of clusters", "FedEM paper, Appendix J.4", "synthetic", clusters_runs,
-        clusters_body, None, {"reduced": "4 CPU min", "paper": "as reduced"}, "",
-    ),
-]  # fmt: skip
+    Table("fedem-figure2", figure2_runs, figure2_body, figure2_picture),
+    Table("fedem-entropy", entropy_runs, entropy_body),
+    Table("fedem-clusters", clusters_runs, clusters_body),
+]

@@ -184,21 +184,6 @@ def _over_clients(records: Sequence[Record]) -> str:
 
 
 TABLES = [
-    Table(
-        "federico-table1", "Accuracy by number of groups of clients", "FedeRiCo paper, Table 1",
-        "CIFAR-10; paper: and CIFAR-100, Office-Home", table1_runs, table1_body, table1_picture,
-        {"reduced": "2.5 CPU h", "paper": "some GPU days"},
-        "CIFAR-10 alone, a tenth as in the paper, with LeNet5, 60 rounds and Adam at 0.001; FedAvg+, Clustered FL and "
-        "FedFOMO with 4 groups only. Three seeds, each with a split of its own; the paper has 5 splits with 3 training "
-        "seeds each for CIFAR-10, 3 splits for the others.",
-    ),
-    Table(
-        "federico-table2", "Clients with mixtures of label groups", "FedeRiCo paper, Table 2 (Appendix C)",
-        "Digits; paper: Office-Home", table2_runs, table2_body, None,
-        {"reduced": "1 CPU min", "paper": "a GPU hour"},
-        "scikit-learn's digits stand in for Office-Home, whose features take a download: 10 clients, half of their "
-        "samples for training, one hidden layer of 64 units, Adam at 0.003, 60 rounds. No published figure is of "
-        "them; the paper's figures stand there to show what it found.",
-        (1,),
-    ),
-]  # fmt: skip
+    Table("federico-table1", table1_runs, table1_body, table1_picture),
+    Table("federico-table2", table2_runs, table2_body),
+]

@@ -203,14 +203,6 @@ REPLACED = (
     "each, one hidden layer of 32 units, Adam at 0.003, 60 rounds."
 )
 TABLES = [
-    Table(
-        "federico-figure6", "Hyper-parameters of FedeRiCo", "FedeRiCo paper, Figure 6",
-        "Digits; paper: Office-Home, CIFAR-100", figure6_runs, figure6_body, figure6_picture,
-        {"reduced": "2 CPU min", "paper": "a GPU day"}, REPLACED,
-    ),
-    Table(
-        "federico-figure7", "Client weights of FedeRiCo with different β", "FedeRiCo paper, Figure 7",
-        "Digits; paper: Office-Home", figure7_runs, figure7_body, figure7_picture,
-        {"reduced": "1 CPU min", "paper": "some GPU hours"}, REPLACED,
-    ),
-]  # fmt: skip
+    Table("federico-figure6", figure6_runs, figure6_body, figure6_picture),
+    Table("federico-figure7", figure7_runs, figure7_body, figure7_picture),
+]

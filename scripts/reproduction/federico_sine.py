@@ -106,8 +106,5 @@ def _draw_lines(axis: Any, records: dict[str, Record]) -> None:
 
 
 TABLES = [
-    Table(
-        "federico-figure1", "Lines on a sine curve", "FedeRiCo paper, Figure 1", "none: generated", runs, body, picture,
-        {"reduced": "1 CPU min", "paper": "as reduced"}, "", (0,),
-    )
-]  # fmt: skip
+    Table("federico-figure1", runs, body, picture),
+]

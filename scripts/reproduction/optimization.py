@@ -183,9 +183,5 @@ def convex_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -
 
 
 TABLES = [
-    Table(
-        "optimization-convex", "Rates of convergence on one convex problem",
-        "Slides on optimisation in federated learning (Wen, 2023), which name the algorithms and no experiment", "none",
-        convex_runs, convex_body, convex_picture, {"reduced": "4 CPU min", "paper": "the same"}, "", (1,),
-    ),
-]  # fmt: skip
+    Table("optimization-convex", convex_runs, convex_body, convex_picture),
+]

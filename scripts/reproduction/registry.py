@@ -19,6 +19,7 @@ from reproduction import (
     precision,
     privacy,
     robust,
+    trainer,
     ucfl,
     when_mixtures_help,
 )
@@ -29,5 +30,6 @@ MODULES = (
     fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence, fedem_images,
     precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
     optimization, privacy, compression, robust, when_mixtures_help,
+    trainer,
 )  # fmt: skip
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}

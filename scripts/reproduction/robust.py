@@ -398,14 +398,6 @@ MIXED_REDUCED = (
     "CenteredClipping was chosen once, near the norm of an honest client's change, and is the same everywhere."
 )
 TABLES = [
-    Table(
-        "robust-mnist", "Robust rules under attack: the published MNIST table",
-        "Karimireddy, He, Jaggi. Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing. ICLR 2022, and "
-        "their logs", "MNIST", mnist_runs, mnist_body, None,
-        {"reduced": "16 CPU h", "paper": "40 CPU h"}, MNIST_REDUCED, seeds=(1,),
-    ),
-    Table(
-        "robust-mixtures", "Attackers among the clients of a mixture", "A check of our own", "synthetic",
-        mixed_runs, mixed_body, mixed_picture, {"reduced": "30 CPU min", "paper": "as reduced"}, MIXED_REDUCED,
-    ),
-]  # fmt: skip
+    Table("robust-mnist", mnist_runs, mnist_body),
+    Table("robust-mixtures", mixed_runs, mixed_body, mixed_picture),
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
@@ -12,11 +13,11 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, redirect_stdout, suppress
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["ROOT", "Kept", "Record", "Run", "command_line", "make_missing"]
+__all__ = ["ROOT", "Kept", "Record", "Run", "command_line", "make_missing", "read_records", "write_record"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CURVE = ("accuracy", "accuracy_decile", "loss", "loss@served")
@@ -33,7 +34,7 @@ Record = dict[str, Any]
 class Run(NamedTuple):
     """One run of `fit`, or of its data alone."""
 
-    name: str  # of the kept file: setting/method-seed
+    name: str  # setting/method-seed
     config: str  # of configs/experiment
     arguments: tuple[str, ...] = ()
     measures: tuple[str, ...] = ()  # functions of measures.py, called when the run is done
@@ -41,51 +42,72 @@ class Run(NamedTuple):
 
 
 class Kept:
-    """The records of runs in a folder; one whose run has other settings by now does not count.
+    """Records of runs: a JSON Lines file for each experiment, sorted by the names of its runs.
+
+    A record counts only for a run with the same arguments.
 
     Args:
-        folder: holds `<name>.json` for each run.
+        folder: holds `EXPERIMENT.jsonl` for the runs of `configs/experiment/EXPERIMENT.yaml`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def path(self, run: Run) -> Path:
-        """Where a run's record lies."""
-        return self.folder / f"{run.name}.json"
-
     def find(self, run: Run) -> Record | None:
-        """The record of a run that came to its end, if there is one."""
+        """The record of a finished run, if there is one."""
         record = self._of_these_settings(run)
         done = record is not None and "diverged" not in record and set(run.measures) <= record.keys()
         return record if done else None
 
     def diverged(self, run: Run) -> int | None:
-        """In which round, from 0, a run ended with NaN or infinity; None: it did not, or was not made."""
+        """The round, from 0, in which a run ended with NaN or infinity; None if it did not, or was not made."""
         record = self._of_these_settings(run)
         return None if record is None else record.get("diverged")
 
     def _of_these_settings(self, run: Run) -> Record | None:
-        if not self.path(run).is_file():
-            return None
-        record: Record = json.loads(self.path(run).read_text())
-        same = record["config"] == run.config and record["arguments"] == list(run.arguments)
-        return record if same else None
+        record = read_records(self._path(run)).get(run.name)
+        return record if record is not None and record["arguments"] == list(run.arguments) else None
 
     def all(self, runs: Iterable[Run]) -> list[Record]:
-        """The records of those runs that came to their end."""
+        """The records of the finished runs."""
         return [record for record in map(self.find, runs) if record is not None]
 
     def missing(self, runs: Iterable[Run]) -> list[Run]:
-        """Those runs that neither came to their end nor diverged, each once."""
+        """The runs that neither finished nor diverged, each once."""
         return [run for run in dict.fromkeys(runs) if self.find(run) is None and self.diverged(run) is None]
 
     def write(self, run: Run, record: Record) -> None:
-        """Keep a record: written beside its place and moved there."""
-        from lit_fed.system.files import write_atomically
+        """Keep a record."""
+        write_record(self._path(run), run.name, record)
 
-        self.path(run).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path(run), json.dumps(record, sort_keys=True, separators=(",", ":")) + "\n")
+    def _path(self, run: Run) -> Path:
+        return self.folder / f"{run.config}.jsonl"
+
+
+def read_records(path: Path) -> dict[str, Record]:
+    """The records of a JSON Lines file by the names of their runs; empty without a file."""
+    state = path.stat() if path.is_file() else None
+    return {} if state is None else _parsed(path, state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=256)
+def _parsed(path: Path, modified: int, size: int) -> dict[str, Record]:
+    return {record["run"]: record for record in map(json.loads, path.read_text().splitlines())}
+
+
+def write_record(path: Path, name: str, record: Record) -> None:
+    """Add a record to a JSON Lines file or replace it there; other processes may do the same."""
+    from lit_fed.system.files import write_atomically
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        records = read_records(path) | {name: {"run": name, **record}}
+        lines = [json.dumps(records[one], sort_keys=True, separators=(",", ":")) for one in sorted(records)]
+        write_atomically(path, "\n".join(lines) + "\n")
+    finally:
+        os.close(folder)
 
 
 def command_line(run: Run) -> str:
@@ -177,7 +199,7 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
         given = ["fit", "--config", config, *run.arguments, *extra, *QUIET, "--trainer.default_root_dir", str(out)]
         if any(out.rglob("checkpoints/last.ckpt")):
             given += ["--ckpt_path", "last"]
-        record: Record = {"config": run.config, "arguments": list(run.arguments)}
+        record: Record = {"arguments": list(run.arguments)}
         try:
             cli = FederatedCLI(given) if run.fit else DataCLI(given)
         except NotFiniteError as error:

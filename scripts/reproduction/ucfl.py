@@ -263,18 +263,7 @@ SMALLER = (
     "paper's 0.1."
 )
 TABLES = [
-    Table(
-        "ucfl-table1", "Worst users in three scenarios", "User-centric paper, Table I", "MNIST, CIFAR-10",
-        table1_runs, table1_body, table1_picture, {"reduced": "2 CPU h", "paper": "a GPU day"}, SMALLER,
-    ),
-    Table(
-        "ucfl-figure2", "Average accuracy over rounds", "User-centric paper, Figure 2", "MNIST, CIFAR-10",
-        figure2_runs, figure2_body, figure2_picture,
-        {"reduced": "20 CPU min beside ucfl-table1", "paper": "half a GPU day beside ucfl-table1"}, SMALLER, (1,),
-    ),
-    Table(
-        "ucfl-figure3", "Accuracy against simulated time", "User-centric paper, Figure 3", "MNIST",
-        figure3_runs, figure3_body, figure3_picture,
-        {"reduced": "none beside ucfl-figure2", "paper": "none beside ucfl-figure2"}, SMALLER, (1,),
-    ),
-]  # fmt: skip
+    Table("ucfl-table1", table1_runs, table1_body, table1_picture),
+    Table("ucfl-figure2", figure2_runs, figure2_body, figure2_picture),
+    Table("ucfl-figure3", figure3_runs, figure3_body, figure3_picture),
+]

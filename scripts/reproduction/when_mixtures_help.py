@@ -138,10 +138,5 @@ def when_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
 
 
 TABLES = [
-    Table(
-        "when-mixtures-help", "When does a mixture help?", "A study of our own", "CIFAR-10; synthetic",
-        when_runs, when_body, grid_picture,
-        {"reduced": "5 minutes of an H100, 40 CPU min", "paper": "as reduced"},
-        "The runs of this page's own on images are three tenths of CIFAR-10 for 100 rounds. One seed.", (1,),
-    ),
-]  # fmt: skip
+    Table("when-mixtures-help", when_runs, when_body, grid_picture),
+]

@@ -4,10 +4,11 @@ import json
 
 import pytest
 import reproduce
+import synthetic_results
 from lightning.pytorch import Callback
 from reproduction import runs
 from reproduction.registry import TABLES
-from reproduction.runs import Kept, Run, make, make_missing
+from reproduction.runs import Kept, Run, make, make_missing, read_records
 from reproduction.settings import LABELS, REDUCED
 from reproduction.tables import Table, mean, order, page
 from running import fork_what_is_spawned
@@ -74,7 +75,7 @@ def one_run_of_each_setting(monkeypatch):
             MADE[setting(run)] = make(talks if alone else run, extra, unfinished)
         if alone or not first:
             Instantiated(["fit", "--config", str(runs.ROOT / f"configs/experiment/{run.config}.yaml"), *run.arguments])
-        return MADE[setting(run)] | {"config": run.config, "arguments": list(run.arguments)}
+        return MADE[setting(run)] | {"arguments": list(run.arguments)}
 
     monkeypatch.setattr(runs, "make", copied)
 
@@ -125,8 +126,29 @@ def test_recipe_names_what_it_reaches(setting):
 def test_every_record_is_of_a_run():
     kept = reproduce.kept_of("reduced", RESULTS)
     runs = [run for table in TABLES.values() for run in table.runs("reduced", table.seeds)]
-    current = {kept.path(run) for run in set(runs) - set(kept.missing(runs))}
-    assert set(kept.folder.rglob("*.json")) == current
+    current = {run.name for run in set(runs) - set(kept.missing(runs))}
+    names = [name for path in kept.folder.iterdir() for name in read_records(path)]
+    assert sorted(names) == sorted(current)
+
+
+def test_records_are_sorted_lines(tmp_path):
+    """Another record of a run takes the place of the first; a file lists its runs in order, each on a line."""
+    kept, runs = Kept(tmp_path), [Run(*one) for one in ("ya", "xb", "xa", "ya")]
+    for number, run in enumerate(runs):
+        kept.write(run, {"arguments": [], "number": number})
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["a.jsonl", "b.jsonl"]
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert [(one["run"], one["number"]) for one in lines] == [("x", 2), ("y", 3)]
+
+
+def test_commands_of_a_page_are_printed(capsys):
+    reproduce.main(["fedem-mocha", "synthetic", "--commands"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 27 + len(synthetic_results.ENTRIES)
+    assert {line.split()[5] for line in lines} == {"configs/experiment/synthetic_fedavg.yaml"}
+        "python -m lit_fed fit --config configs/experiment/synthetic_fedavg"
+    }
+    assert lines[0] in " ".join((RESULTS / "fedem-mocha.md").read_text().replace("\\\n", " ").split())
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -138,7 +160,7 @@ def test_runs_of_one_name_are_one_run(name):
 
 def test_a_record_with_other_settings_does_not_count(tmp_path):
     kept, run = Kept(tmp_path), Run("a/b-1", "quickstart", ("--x", "1"))
-    kept.write(run, {"config": "quickstart", "arguments": ["--x", "1"], "summary": {}, "curve": {}})
+    kept.write(run, {"arguments": ["--x", "1"], "summary": {}, "curve": {}})
     assert kept.find(run) is not None
     assert kept.find(run._replace(arguments=("--x", "2"))) is None
     assert kept.find(run._replace(config="other")) is None
@@ -182,10 +204,10 @@ def test_runs_that_fail_leave_the_others_alone(tmp_path, capsys):
 def test_a_run_that_diverged_is_told_and_not_made_again(tmp_path, monkeypatch):
     run = Run("digits/diverges-1", "quickstart", ("--model.solver.lr", "1e30"))
     kept = Kept(tmp_path)
-    kept.write(run, {"config": run.config, "arguments": list(run.arguments), "diverged": 36, "reason": "client 3"})
+    kept.write(run, {"arguments": list(run.arguments), "diverged": 36, "reason": "client 3"})
     monkeypatch.setattr(runs, "make", None)
     make_missing([run], kept, lambda run: (), 1, print)
-    table = Table("digits", "Digits", "A source", "none", lambda *given: [run], lambda *given: ["a body"], None, {}, "")
+    table = Table("precision", lambda *given: [run], lambda *given: ["a body"])
     text = " ".join(page(table, kept, "paper", (1,)).split())
     assert "0 of 1 runs were made. `digits/diverges-1` ended with NaN in round 36." in text
     assert "## Not run" not in text
@@ -214,7 +236,7 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path):
     for one in (whole, found):
         for machine in ("seconds", "round_seconds"):
             one["summary"].pop(machine, None)
-    assert found == json.loads(json.dumps(whole))
+    assert found == {"run": run.name} | json.loads(json.dumps(whole))
     assert len(found["mixture_curve"]) == 4
     assert not list((tmp_path / "runs").rglob("*.*"))
 

@@ -11,19 +11,14 @@ import pytest
 import reproduce
 import synthetic_entries
 import synthetic_results
-import trainer_results
 from reproduction.precision import PRECISIONS
 from reproduction.registry import TABLES
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.cli import FederatedCLI
-from lit_fed.core.demands import check_init_seeds
+from lit_fed.clients.session import check_init_seeds
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
-
-
-def kept(name):
-    return json.loads((trainer_results.KEPT / f"{name}.json").read_text())
 
 
 def speed():
@@ -31,7 +26,6 @@ def speed():
 
 
 def test_the_pages_are_what_the_kept_files_give():
-    assert (RESULTS / "trainer.md").read_text() == trainer_results.page()
     assert (RESULTS / "synthetic.md").read_text() == synthetic_results.page()
     assert (RESULTS / "speed.md").read_text() == bench.page(speed())
 
@@ -47,15 +41,14 @@ def test_the_pages_are_what_the_kept_files_give():
     ],
 )
 def test_fidelity(name, accuracy, decile):
-    summary = kept(name)
+    summary = recorded(TABLES["trainer"], f"trainer/{name}-1234")
     assert summary["rounds"] == 200
     assert accuracy[0] <= 100 * summary["test/seen/accuracy"] <= accuracy[1]
     assert decile[0] <= 100 * summary["test/seen/accuracy_decile"] <= decile[1]
 
 
 def test_other_initial_values():
-    others = [kept(run.name) for run in trainer_results.runs() if run.name.startswith("fedem_init_")]
-    assert len(others) == 10
+    others = [recorded(TABLES["trainer"], f"trainer/fedem_init_{number}-1234") for number in range(10)]
     assert 74.3 <= statistics.mean(100 * one["test/seen/accuracy"] for one in others) <= 75.9
 
 
