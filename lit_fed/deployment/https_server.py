@@ -22,23 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from lit_fed import __version__
+from lit_fed.deployment import https_protocol as http
 from lit_fed.deployment.https_mailbox import Mailbox, Member, Posted, RefusedError, hang_up
-from lit_fed.deployment.https_protocol import (
-    ANSWERS,
-    MOST_BYTES,
-    NAME,
-    OVER,
-    PACKET,
-    PROCESS,
-    WORK,
-    Limits,
-    address_of,
-    is_loopback,
-    keep_alive,
-    pieces,
-    tls_context,
-    version_headers,
-)  # fmt: skip
 from lit_fed.deployment.transport import is_node_name
 from lit_fed.errors import ConfigError, logged
 from lit_fed.system.packages import imported_later, optional_package
@@ -97,15 +82,15 @@ class HttpsServer:
         listen: str,
         tls: Path | None,
         nodes: Collection[str] | None = None,
-        limits: Limits | None = None,
+        limits: http.Limits | None = None,
         say: Callable[[str], None] = logged,
     ) -> None:
         optional_package("aiohttp", "aiohttp>=3.13", "federation", LISTEN)
-        host, port = address_of(listen, LISTEN)
-        self._tls = None if tls is None else tls_context("server", tls, TLS)
-        self._limits, self._listener = limits or Limits(), _listening(host, port)
+        host, port = http.address_of(listen, LISTEN)
+        self._tls = None if tls is None else http.tls_context("server", tls, TLS)
+        self._limits, self._listener = limits or http.Limits(), _listening(host, port)
         bound, port = self._listener.getsockname()[:2]
-        if self._tls is None and not is_loopback(bound):
+        if self._tls is None and not http.is_loopback(bound):
             self._listener.close()
             raise ConfigError(
                 f"{LISTEN} {listen}: other machines could reach it, and there are no certificates; give {TLS} DIR, "
@@ -233,7 +218,7 @@ class Connections:
     """Accepts connections, limits those without a request ("strangers"), and closes idle ones."""
 
     def __init__(
-        self, listener: socket.socket, tls: ssl.SSLContext | None, limits: Limits, say: Callable[[str], None]
+        self, listener: socket.socket, tls: ssl.SSLContext | None, limits: http.Limits, say: Callable[[str], None]
     ) -> None:
         self.listener, self.tls, self.limits, self.say = listener, tls, limits, say
         self._strangers: dict[Any, asyncio.Future[None]] = {}  # connections before their first request
@@ -270,7 +255,7 @@ class Connections:
         asked = self._strangers[protocol] = loop.create_future()
         limit = HANDSHAKE_SECONDS if self.tls else None
         try:
-            keep_alive(connection)
+            http.keep_alive(connection)
             connection.setblocking(False)
             await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit)
             await asyncio.wait([asked], timeout=self.limits.idle_seconds)
@@ -330,7 +315,7 @@ class Connections:
 class Requests:
     """Answers requests; none of their contents gets into an error or a log."""
 
-    def __init__(self, mailbox: Mailbox, connections: Connections, limits: Limits, *, with_tls: bool) -> None:
+    def __init__(self, mailbox: Mailbox, connections: Connections, limits: http.Limits, *, with_tls: bool) -> None:
         self.mailbox, self.connections, self.limits, self.with_tls = mailbox, connections, limits, with_tls
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -339,8 +324,8 @@ class Requests:
         try:
             return await self._answer(request)
         except RefusedError as refused:
-            response = web.Response(status=refused.status, text=refused.text, headers=version_headers())
-            if refused.status != OVER:
+            response = web.Response(status=refused.status, text=refused.text, headers=http.version_headers())
+            if refused.status != http.OVER:
                 response.force_close()
             return response
         except (TimeoutError, ConnectionError, web.RequestPayloadError):  # it stalled or broke off
@@ -350,8 +335,8 @@ class Requests:
             self.connections.end(request.protocol)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
-        asks_for_work = request.method == "GET" and request.path_qs == WORK
-        answers = request.method in ("GET", "POST") and request.path_qs.startswith(ANSWERS)
+        asks_for_work = request.method == "GET" and request.path_qs == http.WORK
+        answers = request.method in ("GET", "POST") and request.path_qs.startswith(http.ANSWERS)
         if not (asks_for_work or answers):
             raise RefusedError(404, "there is nothing here")
         member, process = self._sender(request)
@@ -361,8 +346,8 @@ class Requests:
             packet = await self.mailbox.next_packet(member, process, self.limits.poll_seconds)
             return web.Response(status=204) if packet is None else await self._send(request, packet)
         packet = member.packet
-        if packet is None or packet.key != request.path_qs.removeprefix(ANSWERS):
-            raise RefusedError(OVER, "nobody waits for this answer any more")
+        if packet is None or packet.key != request.path_qs.removeprefix(http.ANSWERS):
+            raise RefusedError(http.OVER, "nobody waits for this answer any more")
         if request.method == "POST":
             body = await self._read(
                 request, member, packet, lambda: member.process == process and member.packet is packet
@@ -373,15 +358,15 @@ class Requests:
 
     def _sender(self, request: web.BaseRequest) -> tuple[Member, str]:
         """The node that sent a request, and its process."""
-        own = version_headers()
+        own = http.version_headers()
         if any(request.headers.get(key) != value for key, value in own.items()):
             raise RefusedError(426, f"this server runs lit_fed {__version__}; install the same version at the node")
-        names, note = request.headers.getall(NAME, []), ""
+        names, note = request.headers.getall(http.NAME, []), ""
         if self.with_tls:
             certificate = request.transport.get_extra_info("peercert")
             names = [value for part in certificate["subject"] for key, value in part if key == "commonName"]
             note = _end_of(certificate)
-        process = request.headers.get(PROCESS, "")
+        process = request.headers.get(http.PROCESS, "")
         if len(names) != 1 or not is_node_name(names[0]):
             raise RefusedError(403, "there is no name of a node in the certificate, or the header in its place")
         if not process or len(process) > LONGEST_PROCESS:
@@ -390,10 +375,10 @@ class Requests:
 
     async def _send(self, request: web.BaseRequest, packet: Posted) -> web.StreamResponse:
         most = min(packet.most_bytes, self.limits.most_bytes)
-        response = web.StreamResponse(headers={PACKET: packet.key, MOST_BYTES: str(most)})
+        response = web.StreamResponse(headers={http.PACKET: packet.key, http.MOST_BYTES: str(most)})
         response.content_type, response.content_length = "application/octet-stream", len(packet.data)
         await response.prepare(request)
-        for piece in pieces(packet.data):
+        for piece in http.pieces(packet.data):
             async with asyncio.timeout(self.limits.stall_seconds):
                 await response.write(piece)
         return response
@@ -411,19 +396,19 @@ class Requests:
             line = f"refused an answer of {member.name}: {request.content_length} bytes, where {most} are the most"
             self.mailbox.complain(member, line)
             raise RefusedError(413, f"the answer has {request.content_length} bytes; {most} are the most")
-        pieces, length, now = [], 0, asyncio.get_running_loop().time
+        parts, length, now = [], 0, asyncio.get_running_loop().time
         end = now() + self.limits.stall_seconds + request.content_length / self.limits.least_speed
         while length < request.content_length:
             async with asyncio.timeout_at(min(now() + self.limits.stall_seconds, end)):
-                pieces.append(await request.content.readany())
-            if not pieces[-1]:
+                parts.append(await request.content.readany())
+            if not parts[-1]:
                 raise ConnectionResetError
             if not wanted():
-                raise RefusedError(OVER, "nobody waits for this answer any more")
-            length += len(pieces[-1])
+                raise RefusedError(http.OVER, "nobody waits for this answer any more")
+            length += len(parts[-1])
         if not wanted():
-            raise RefusedError(OVER, "nobody waits for this answer any more")
-        return b"".join(pieces)
+            raise RefusedError(http.OVER, "nobody waits for this answer any more")
+        return b"".join(parts)
 
 
 def _end_of(certificate: dict[str, Any]) -> str:

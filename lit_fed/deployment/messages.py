@@ -32,7 +32,7 @@ from lit_fed.deployment.wire import (
     text,
     tuple_of,
     whole,
-)  # fmt: skip
+)
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -120,8 +120,7 @@ def _sample(value: Any, place: str) -> tuple[str, list[int]]:
     return kind, shape
 
 
-SIZE = whole(0, 2**31)
-CLIENT_FACTS = tuple_of(POPULATION, tuple_of(SIZE, SIZE, SIZE), optional(whole(0, MOST_CLASSES - 1)))
+CLIENT_FACTS = tuple_of(POPULATION, tuple_of(LARGE, LARGE, LARGE), optional(whole(0, MOST_CLASSES - 1)))
 NODE_FACTS = record(
     {
         "clients": keyed(NAME, lambda one, place: ClientFacts(*CLIENT_FACTS(one, place)), MOST_CLIENTS),

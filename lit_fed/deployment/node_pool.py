@@ -20,7 +20,7 @@ from lit_fed.deployment.messages import (
     NodeFacts,
     facts_of_answer,
     refusal_of,
-)  # fmt: skip
+)
 from lit_fed.deployment.transport import Transport
 from lit_fed.deployment.wire import MOST_HEADER, Packet, WireError, from_bytes, to_bytes
 from lit_fed.errors import ConfigError, logged

@@ -30,7 +30,7 @@ from lit_fed.deployment.messages import (
     rows_of_answer,
     session_name,
     worked_of_answer,
-)  # fmt: skip
+)
 from lit_fed.deployment.node_pool import Most, NodePool
 from lit_fed.deployment.wire import MOST_FLOAT, Packet
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
