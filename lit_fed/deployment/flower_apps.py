@@ -48,11 +48,7 @@ class FlowerFederation(RemoteClients):
         check_settings(self, {one: (getattr(self, one) > 0, "a number > 0") for one in names}, "--data.dataset")
 
     def connect(self) -> Transport:
-        """A transport over the Grid of the running app.
-
-        Raises:
-            ConfigError: if no app is running.
-        """
+        """A transport over the Grid of the running app; `ConfigError` if no app is running."""
         grid = GRID.get(None)
         if grid is None:
             raise ConfigError(

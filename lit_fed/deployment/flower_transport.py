@@ -33,11 +33,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 
 
 def flower(module: str) -> Any:
-    """A module of the package flwr.
-
-    Raises:
-        ConfigError: if it is missing, naming what to install.
-    """
+    """A module of the package flwr; `ConfigError` if it is missing, naming what to install."""
     return optional_package(f"flwr.{module}", FLOWER, "flower", "a federation over Flower")
 
 

@@ -83,11 +83,7 @@ class Member:
             )
 
     def change_process(self, process: str, now: float) -> None:
-        """Let another process speak for the node.
-
-        Raises:
-            RefusedError: if there were too many changes recently.
-        """
+        """Let another process speak for the node; `RefusedError` if there were too many changes recently."""
         if len(self.changes) == MOST_CHANGES and now - self.changes[0] < CHANGES_SECONDS:
             raise RefusedError(503, f"too many processes came for {self.name}; wait {CHANGES_SECONDS:g} s")
         self.changes.append(now)

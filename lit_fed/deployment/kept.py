@@ -195,11 +195,7 @@ class KeptTraining:
 
 
 def _kept_file(states: Path, run: str) -> Path:
-    """The file of a run, or of the training that finished last.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """The file of a run, or of the training that finished last; `ConfigError` if there is none."""
     found = sorted(states.glob(f"*/{KEPT_FILE}"), key=lambda path: path.stat().st_mtime_ns)
     if run:
         found = [path for path in found if path.parent.name == run]

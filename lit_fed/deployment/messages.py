@@ -159,11 +159,7 @@ def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
 
 
 def facts_from_json(plain: Any) -> TrainingFacts:
-    """The inverse of `facts_to_json`.
-
-    Raises:
-        WireError: naming the wrong fact.
-    """
+    """The inverse of `facts_to_json`; a `WireError` names the wrong fact."""
     read = FACTS(plain, "facts")
     read = {name: tuple(one) if isinstance(one, list) else one for name, one in read.items()}
     if read["normalisation"] is not None:
@@ -232,11 +228,7 @@ QUESTIONS = {"facts": record({"kind": one_of("facts"), "version": RELEASE})} | {
 
 
 def read_question(packet: Packet) -> dict[str, Any]:
-    """The facts of a question to a node.
-
-    Raises:
-        WireError: naming the fact that is missing or wrong.
-    """
+    """The facts of a question to a node; a `WireError` names the fact that is missing or wrong."""
     kind = packet.facts.get("kind")
     if not isinstance(kind, str) or kind not in QUESTIONS:
         raise WireError("the kind of the question is not one of this version")
@@ -335,11 +327,7 @@ def rows_of_answer(packet: Packet, ids: Collection[int], width: int) -> Tensor:
 
 
 def kept_of_answer(packet: Packet, ids: Collection[int]) -> None:
-    """Check that a node has kept what serving these clients needs.
-
-    Raises:
-        WireError: if it says something else.
-    """
+    """Check that a node has kept what serving these clients needs; `WireError` if it says something else."""
     _answer(_bare(packet), {"kept": CLIENTS}, "kept", ids)
 
 

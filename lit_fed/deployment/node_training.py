@@ -99,11 +99,7 @@ class NodeData:
                 raise ConfigError(f"--data.root: samples of {which} are {here}, those of the training were {there}")
 
     def keep_only(self, names: Collection[str]) -> list[str]:
-        """Leave out all clients but these; returns the names of the others.
-
-        Raises:
-            ConfigError: if none is left.
-        """
+        """Leave out all clients but these; returns the names of the others; `ConfigError` if none is left."""
         left_out = []
         for kind, population in list(self.populations.items()):
             positions = [place for place, name in enumerate(population.names) if name in names]
@@ -159,11 +155,7 @@ class NodeStates:
         self.kept: Mapping[int, int] = {}
 
     def gather(self, client_ids: Tensor) -> dict[str, Tree]:
-        """States [C, ...] of some clients.
-
-        Raises:
-            ClientError: naming the file that is missing or damaged.
-        """
+        """States [C, ...] of some clients; a `ClientError` names the file that is missing or damaged."""
         return tree.stack([self.read(one) for one in client_ids.tolist()])  # type: ignore[no-any-return]
 
     def read(self, client_id: int) -> dict[str, Tree]:
@@ -261,11 +253,7 @@ class NodeTraining:
         return clients, sent
 
     def check(self, facts: dict[str, Any]) -> None:
-        """Check that the clients of a question are those of this training.
-
-        Raises:
-            WireError: if they are not.
-        """
+        """Check that the clients of a question are those of this training; `WireError` if they are not."""
         total, population = self.rounds.terms.num_clients, facts.get("population", "seen")
         mine = self.names if facts["kind"] == "keep" else self._own.get(population, {})
         if not mine.keys() >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
