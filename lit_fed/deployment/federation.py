@@ -21,7 +21,7 @@ from lit_fed.deployment.transport import Transport
 from lit_fed.errors import ConfigError
 from lit_fed.system.given_paths import given_path
 
-__all__ = ["Federation", "RemoteClients", "RemoteSplit"]
+__all__ = ["Federation", "RemoteClients"]
 
 
 class RemoteSplit(DrawnSplit):
