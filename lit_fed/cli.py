@@ -19,6 +19,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
+from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.wandb import continue_run
 from lit_fed.clients.store_files import LAST, PREVIOUS
 from lit_fed.command_line.arguments import default_name, giving_way, prepared, with_values
@@ -42,7 +43,6 @@ from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
 from lit_fed.training.round_logger import RoundLogger, newest_version, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jsonargparse import Namespace
 
+from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.progress import time_left
 from lit_fed.command_line.arguments import shipped
 from lit_fed.command_line.parser import FederatedParser
@@ -30,7 +31,6 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
 from lit_fed.system.machine import cores, require_cores
-from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_writable
 from lit_fed.training.stopping import CutShort
 

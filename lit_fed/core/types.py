@@ -326,6 +326,11 @@ class Population(NamedTuple):
         return self.train.num_clients if self.measured is None else len(self.measured)
 
     @property
+    def positions(self) -> Tensor:
+        """Positions of the clients that evaluation measures, [E] int64."""
+        return torch.arange(self.train.num_clients) if self.measured is None else self.measured
+
+    @property
     def honest(self) -> Tensor | None:
         """Which of the clients that evaluation measures do not attack, [E] bool; None: nobody was asked to attack."""
         if self.attackers is None:

@@ -15,8 +15,7 @@ from lit_fed.deployment.messages import facts_to_json
 from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
-from lit_fed.training.frozen_part import source_of
-from lit_fed.training.module_server import ModuleServer
+from lit_fed.training.module_server import ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["build_federation", "facts_of", "remote_trainer", "rounds_of_fit", "without_noise_seed"]

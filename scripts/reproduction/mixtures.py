@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lit_fed.callbacks.client_metrics import measure_population
+from lit_fed.callbacks.evaluation import measure_population
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.synthetic import synthetic_parameters

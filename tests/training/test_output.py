@@ -1,25 +1,9 @@
-"""What a checkpoint tells of its training, and folders of results."""
+"""Folders and files of results."""
 
 import pytest
-import torch
 
-from lit_fed.core.targets import Sequences
-from lit_fed.data import Normalisation
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, check_table_file, new_folder
-
-
-@pytest.mark.parametrize("normalisation", [None, Normalisation((0.1, 0.2), (0.3, 0.4))])
-def test_facts_survive_a_checkpoint(tmp_path, normalisation):
-    facts = TrainingFacts(
-        (2, 3), "float32", (5,), Sequences(4), 7, 90, 33, torch.arange(7), 16, 8,
-        "uniform", 3, 20, normalisation,
-    )  # fmt: skip
-    torch.save(facts.plain(), tmp_path / "facts.pt")
-    found = TrainingFacts.from_plain(torch.load(tmp_path / "facts.pt", weights_only=True))
-    assert torch.equal(found.groups, facts.groups)
-    assert found._replace(groups=None) == facts._replace(groups=None)
 
 
 def test_a_folder_of_results_appears_whole_or_not_at_all(tmp_path):

@@ -1,10 +1,11 @@
-"""What a module says of itself where it is printed."""
+"""The module's description, and the optimizer that writes the server's state."""
 
 from functools import partial
 
 import torch
 
 from lit_fed import MLP, FedAvg, FedEM, FederatedDataModule, FederatedModule, FederatedTrainer, LocalSolver
+from lit_fed.training.module_server import Assign
 
 
 def test_settings_before_there_are_data():
@@ -38,3 +39,22 @@ class FrozenMLP(MLP):
         super().__init__(input_shape, num_outputs, hidden_sizes=(8,))
         first = next(one for one in self.modules() if isinstance(one, torch.nn.Linear))
         first.requires_grad_(False)
+
+
+def test_all_leaves_are_copied_exactly():
+    leaves = [torch.zeros(3, requires_grad=True), torch.zeros(2, dtype=torch.int64)]
+    assign = Assign(leaves)
+    assign.staged = [torch.tensor([0.1, 0.2, 0.3]), torch.tensor([4, 5])]
+    assign.step()
+    assert torch.equal(leaves[0], torch.tensor([0.1, 0.2, 0.3]))
+    assert leaves[1].tolist() == [4, 5]
+    assert assign.staged == []
+
+
+def test_a_leaf_that_is_a_view_of_another_is_what_that_was_before():
+    """A server step may put a row of one leaf, as it was, into the place of another, and exchange two leaves."""
+    table, row, other = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2), torch.tensor([5.0, 6.0])
+    assign = Assign([table, row, other])
+    assign.staged = [table.T, table[1], row]
+    assign.step()
+    assert [table.tolist(), row.tolist(), other.tolist()] == [[[1, 3], [2, 4]], [3, 4], [0, 0]]

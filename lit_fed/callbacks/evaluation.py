@@ -1,25 +1,26 @@
-"""From the per-client table to the numbers that papers report."""
+"""Evaluation of seen and unseen clients: from the per-client table to the reported statistics."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core.types import RoundRecord
-from lit_fed.errors import notice
+from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.outliers import outlier
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.strategy import same_on_every_rank
 
-__all__ = ["ClientMetrics", "log_results", "measure_population", "report_population", "reported_rows"]
+__all__ = [
+    "ClientMetrics", "TrainingSplitEvaluation", "UnseenClientEvaluation", "log_results", "measure_population",
+]  # fmt: skip
 
 SMALL_LOSS = 1e-3
-"""Mean losses below this differ by any factor in a model that fits."""
+"""Lower limit of the median loss: losses of a model that fits differ by any factor below it."""
 
 
 def measure_population(
@@ -29,7 +30,7 @@ def measure_population(
     split: Literal["train", "val", "test"],
     table: ClientTable | None = None,
 ) -> None:
-    """Serve this rank's clients of a population and measure them on a split, beside Lightning's own evaluation.
+    """Serve this rank's clients of a population and measure them on a split, outside Lightning's loops.
 
     Args:
         trainer: the trainer.
@@ -44,7 +45,7 @@ def measure_population(
 
 
 def log_results(module: FederatedModule, prefix: str, results: dict[str, float]) -> None:
-    """Log statistics that are the same on every rank under `{prefix}/…`, and keep them as the run's last."""
+    """Log statistics that are equal on all ranks under `{prefix}/…`, and add them to the run's results."""
     named = {f"{prefix}/{key}": value for key, value in results.items()}
     module.results.update(named)
     for key, value in named.items():
@@ -52,10 +53,7 @@ def log_results(module: FederatedModule, prefix: str, results: dict[str, float])
 
 
 def report_population(module: FederatedModule, population: str, split: str) -> None:
-    """Log the statistics of one population's table under `{split}/{population}/…` and keep its rows.
-
-    The table is the same on every rank after `compute`, and so is what is logged.
-    """
+    """Log the statistics of one population's table under `{split}/{population}/…` and keep its rows."""
     table: Any = module.tables[population]
     rows = table.compute()
     table.reset()
@@ -68,7 +66,7 @@ def report_population(module: FederatedModule, population: str, split: str) -> N
 
 
 def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dict[str, Tensor]:
-    """Rows of the clients that are reported together: a population, and `honest` where some of it attack.
+    """Rows by reported group of clients: a population, and `honest` if some of its clients attack.
 
     Args:
         module: the module of the run.
@@ -80,12 +78,8 @@ def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dic
 
 
 def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
-    """Say once in a run which client's loss outweighs those of all others: it decides the mean, and perhaps the model.
-
-    Medians of well-trained clients are next to nothing, so those below `SMALL_LOSS` count as that.
-    """
+    """Name once a client whose loss dominates the mean over clients."""
     clients = getattr(data_of(module.trainer), population)
-    measured = torch.arange(len(rows)) if clients.measured is None else clients.measured
     held = rows[:, 0] > 0
     if module.outlier_noticed or not module.trainer.is_global_zero or not held.any():
         return
@@ -95,13 +89,13 @@ def _notice_outlier(module: FederatedModule, population: str, split: str, rows: 
     position, value, median = found
     module.outlier_noticed = True
     notice(
-        f"client {clients.names[int(measured[held][position])]!r} has a {split} loss of {value:.3g}, the median of the "
-        f"{population} clients is {median:.3g}; it decides the mean, so look at its data"
+        f"client {clients.names[int(clients.positions[held][position])]!r} has a {split} loss of {value:.3g}, the "
+        f"median of the {population} clients is {median:.3g}; it decides the mean, so look at its data"
     )
 
 
 def _notice_chosen(module: FederatedModule, population: str, split: str) -> None:
-    """Say once in a run which chosen metrics are the accuracy, are undefined for some clients, or have no worse end."""
+    """Report once which chosen metrics equal the accuracy, are undefined for some clients, or have no worst client."""
     clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
     same = [one.name for one in chosen.metrics if one.is_accuracy]
     if same and "accuracy" not in chosen.said:
@@ -110,7 +104,6 @@ def _notice_chosen(module: FederatedModule, population: str, split: str) -> None
             f"{', '.join(same)}: averaged over samples (micro), which is the accuracy again; give "
             "{F1Score: {average: macro}}, say, for a mean over classes"
         )
-    measured = torch.arange(len(clients.names)) if clients.measured is None else clients.measured
     held = module.client_rows[population][:, 0] > 0
     missing = ~module.client_metrics[population].isfinite() & held[:, None]
     for one, nobody in zip(chosen.metrics, missing.T, strict=True):
@@ -124,8 +117,8 @@ def _notice_chosen(module: FederatedModule, population: str, split: str) -> None
             why = f", since {one.reason}" if one.reason else ""
             notice(
                 f"{one.name} is undefined for {int(nobody.sum())} of {int(held.sum())} {population} clients, for "
-                f"{clients.names[int(measured[nobody][0])]!r}, say{why}; they take no part in its statistics, and "
-                f"{split}/{population}/{one.name}_undefined counts them"
+                f"{clients.names[int(clients.positions[nobody][0])]!r}, say{why}; they take no part in its statistics, "
+                f"and {split}/{population}/{one.name}_undefined counts them"
             )
 
 
@@ -140,10 +133,7 @@ class ClientMetrics(FederatedCallback):
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Log the round's numbers, so that they precede its checkpoint."""
-        named = {
-            name: name if "/" in name else f"train/seen/{name}" for name in record.metrics
-        }  # {} without local work
-        results = {named[name]: value for name, value in record.metrics.items()}
+        results = {name if "/" in name else f"train/seen/{name}": value for name, value in record.metrics.items()}
         module.results.update(results)
         module.log_dict(results, on_step=True, on_epoch=False, batch_size=1)
         log_round(trainer, module, {"time/round_seconds": record.seconds, "lr": record.lr})
@@ -155,3 +145,67 @@ class ClientMetrics(FederatedCallback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the statistics of the test."""
         report_population(federated(pl_module), "seen", "test")
+
+
+class UnseenClientEvaluation(Callback):
+    """Adapts the clients held out of training on their training split and measures them on the evaluated split.
+
+    Keys are those of `ClientMetrics` with `unseen` for `seen`. Their adapted states are discarded.
+
+    Args:
+        every_n_evaluations: take part in every n-th periodic evaluation; the test always counts.
+    """
+
+    def __init__(self, every_n_evaluations: int = 1) -> None:
+        if every_n_evaluations < 1:
+            raise ConfigError(
+                f"UnseenClientEvaluation.every_n_evaluations is {every_n_evaluations}; give a number >= 1"
+            )
+        self.every_n_evaluations = every_n_evaluations
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure in every n-th evaluation, counted in rounds so that a resumed run keeps the beat."""
+        every = self.every_n_evaluations * (trainer.check_val_every_n_epoch or 1)
+        if trainer.state.fn == "fit" and federated(pl_module).num_rounds_done % every:
+            return
+        self._measure(trainer, pl_module, data_of(trainer).evaluation_split)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure on the test split."""
+        self._measure(trainer, pl_module, "test")
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, split: Literal["val", "test"]) -> None:
+        module = federated(pl_module)
+        if data_of(trainer).unseen is None:
+            return
+        measure_population(trainer, module, "unseen", split)
+        report_population(module, "unseen", split)
+
+
+class TrainingSplitEvaluation(Callback):
+    """Measures clients on their training samples too, in every periodic evaluation and in the test.
+
+    Clients that adapt do so on the samples that they are measured on. Keys are those of `ClientMetrics` with `train`
+    for the split, and `loss@served` for `loss`, since `train/seen/loss` is the loss of the local steps. clients.csv
+    shows the test split only.
+    Table 3 (accuracies in parentheses) and Figures 3 to 8 of https://arxiv.org/abs/2108.10252 show these numbers.
+    """
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure in every periodic evaluation."""
+        self._measure(trainer, federated(pl_module), "seen")
+        if data_of(trainer).unseen is not None:
+            self._measure(trainer, federated(pl_module), "unseen")
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _measure(self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"]) -> None:
+        # a second table: the module's may hold unreported results of another split
+        own: Any = module.tables[population]
+        table = own.clone()
+        table.reset()
+        measure_population(trainer, module, population, "train", table)
+        for name, rows in reported_rows(module, population, table.compute()).items():
+            results = module.statistics(rows)
+            named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
+            log_results(module, f"train/{name}", named)
