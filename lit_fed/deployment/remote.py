@@ -36,7 +36,7 @@ from lit_fed.deployment.wire import MOST_FLOAT, Packet
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.chosen import ChosenMetrics
 from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.deltas import known, news
+from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.privacy.client_level import clips_messages
 
 __all__ = ["RemoteTrainer", "VersionStore", "implausible_message", "implausible_rows"]
@@ -367,7 +367,7 @@ def implausible_message(
     if most_norm is None or not tree.leaves(message.value):
         return ""
     received = algorithm.received(ctx, algorithm.sent(ctx, shared, client_id), client_id)
-    norm = _norm(news(message.value, known(algorithm, received, message.value)))
+    norm = _norm(delta_of(message.value, reference_of(algorithm, received, message.value)))
     too_long = f"its update has the norm {norm:g}, and --data.dataset.max_update_norm is {most_norm:g}"
     return "" if norm <= most_norm else too_long
 
