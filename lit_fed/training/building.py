@@ -10,9 +10,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.deployment.federation import RemoteClients, RemoteSplit
+from lit_fed.deployment.messages import facts_to_json
 from lit_fed.deployment.remote import RemoteTrainer
-from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
-from lit_fed.deployment.session_facts import facts_to_json
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
 from lit_fed.training.module_server import ModuleServer, source_of
@@ -113,7 +113,7 @@ def remote_trainer(
         "model": without_noise_seed(arguments.get("model")), "facts": facts_to_json(facts),
         "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
     }  # fmt: skip
-    return RemoteTrainer(dataset.fleet, rounds, (seen, unseen), session)
+    return RemoteTrainer(dataset.pool, rounds, (seen, unseen), session)
 
 
 def without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -24,9 +24,8 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBloc
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.deployment.remote import RemoteTrainer
-from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
-from lit_fed.deployment.states import VersionStore
+from lit_fed.deployment.federation import RemoteClients, RemoteSplit
+from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable

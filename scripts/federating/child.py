@@ -16,16 +16,16 @@ sys.dont_write_bytecode = True  # a kill could leave half of it
 
 def count(path: Path) -> None:
     """Write what passed between server and nodes whenever something did, by the kind of the question."""
-    from lit_fed.deployment.fleet import Fleet
+    from lit_fed.deployment.node_pool import NodePool
 
-    ask = Fleet.ask
+    ask = NodePool.ask
 
-    def counted(self: Fleet, *arguments: Any, **options: Any) -> Any:
+    def counted(self: NodePool, *arguments: Any, **options: Any) -> Any:
         answers = ask(self, *arguments, **options)
         path.write_text(json.dumps({"sent": self.sent, "received": self.received}))
         return answers
 
-    Fleet.ask = counted  # type: ignore[method-assign]
+    NodePool.ask = counted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integrat
 from running import start
 
 from lit_fed.deployment.certificates import make_certificates
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.node import Node
 from lit_fed.training.round_logger import newest_version
 
