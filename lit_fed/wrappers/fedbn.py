@@ -24,7 +24,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.base import AlgorithmWrapper
 
 __all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
 
@@ -50,7 +50,7 @@ class NormWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalNorm(Around):
+class LocalNorm(AlgorithmWrapper):
     """An algorithm whose clients neither send nor receive the parameters and statistics of BatchNorm layers.
 
     Each function is handed a shared state that holds the client's own normalisation.
@@ -163,7 +163,7 @@ def averages_statistics(algorithm: Any, ctx: Context) -> bool:
         algorithm: the algorithm, with the wrappers inside.
         ctx: what every client knows.
     """
-    while isinstance(algorithm, Around):
+    while isinstance(algorithm, AlgorithmWrapper):
         if isinstance(algorithm, LocalNorm):
             return False
         algorithm = algorithm.inner

@@ -29,7 +29,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.deltas import reference_of
 
 __all__ = [
@@ -353,7 +353,7 @@ class Faults:
             chances = chances * in_time
         return chances
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return Unreliable(algorithm, self)
 
 
@@ -366,8 +366,8 @@ class _Missed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unreliable(Around):
-    """Some clients of a round do not come, and some that work are not heard of.
+class Unreliable(AlgorithmWrapper):
+    """Some sampled clients drop out; the messages of others are lost.
 
     Args:
         inner: the algorithm.

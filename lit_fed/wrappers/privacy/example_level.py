@@ -30,7 +30,7 @@ from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.plan import num_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, WrappedShared, own_work
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, own_work
 from lit_fed.wrappers.privacy.accountant import (
     Accountant,
     epsilon_of_mixed_releases,
@@ -114,7 +114,7 @@ class ExamplePrivacy(Privacy):
         """Where batches are cut."""
         return self.max_batch is not None
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return PrivateSteps(algorithm, self)
 
     def usual_weighting(self) -> None:

@@ -29,7 +29,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
 from lit_fed.wrappers.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
 from lit_fed.wrappers.privacy.clipping import clip_factor
@@ -85,7 +85,7 @@ class LocalPrivacy(Privacy):
                               "number > 0")  # fmt: skip
         check_settings(self, {"clip_norm": (self.clip_norm > 0, "a number > 0")}, "--model.privacy")
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return NoisyClients(algorithm, self)
 
 

@@ -10,7 +10,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, WrappedShared, WrapperSettings, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, WrapperSettings, wrapper_of
 from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.privacy.accountant import accountant_name
 
@@ -34,7 +34,7 @@ OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
 """What else it says nothing of, of a run whose start was declared public and of all that start from it."""
 
 
-class Private(Around):
+class Private(AlgorithmWrapper):
     """A wrapper that knows what its releases cost, since it remembers them."""
 
     privacy: Privacy
@@ -276,7 +276,7 @@ def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
 
 def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
     """The private wrapper among those around an algorithm, with what it remembers; None: there is none."""
-    while isinstance(algorithm, Around):
+    while isinstance(algorithm, AlgorithmWrapper):
         if isinstance(algorithm, Private):
             return algorithm, shared.own
         algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
