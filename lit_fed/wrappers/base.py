@@ -29,6 +29,7 @@ __all__ = [
     "buffer_names",
     "innermost",
     "own_work",
+    "part_of",
     "wrapper_of",
 ]
 
@@ -267,6 +268,15 @@ def wrapper_of(algorithm: Any, kind: type[Wrapper]) -> Wrapper | None:
         if isinstance(algorithm, kind):
             return algorithm
         algorithm = algorithm.inner
+    return None
+
+
+def part_of(algorithm: Any, shared: Tree, kind: type[Wrapper]) -> tuple[Wrapper, Any] | None:
+    """The outermost wrapper of a kind with its memory of rounds; None: there is none."""
+    while isinstance(algorithm, AlgorithmWrapper):
+        if isinstance(algorithm, kind):
+            return algorithm, shared.own
+        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
     return None
 
 

@@ -408,11 +408,6 @@ class Compression:
     def check_models(self, algorithm: Any, ctx: Context, shared: Tree) -> None:
         """Refuse codecs that do not fit the models.
 
-        Args:
-            algorithm: the algorithm inside the wrappers that come before.
-            ctx: what every client knows.
-            shared: the shared state.
-
         Raises:
             ConfigError: naming the option, the leaf and its size.
         """

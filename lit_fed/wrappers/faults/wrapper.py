@@ -367,12 +367,7 @@ class _Missed(NamedTuple):
 
 @dataclass(frozen=True)
 class Unreliable(AlgorithmWrapper):
-    """Some sampled clients drop out; the messages of others are lost.
-
-    Args:
-        inner: the algorithm.
-        faults: the settings.
-    """
+    """Some sampled clients drop out; the messages of others are lost."""
 
     faults: Faults
 

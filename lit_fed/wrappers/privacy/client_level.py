@@ -151,12 +151,7 @@ class ClientPrivacy(Privacy):
 
 @dataclass(frozen=True)
 class PrivateAverage(Private):
-    """Clients send bounded changes, and the server adds noise to their average.
-
-    Args:
-        inner: the algorithm.
-        privacy: the settings.
-    """
+    """Clients send bounded changes, and the server adds noise to their average."""
 
     privacy: ClientPrivacy
 

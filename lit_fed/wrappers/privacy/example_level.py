@@ -141,12 +141,7 @@ class Charged(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivateSteps(Private):
-    """Clients take noisy steps; the server counts them.
-
-    Args:
-        inner: the algorithm.
-        privacy: the settings.
-    """
+    """Clients take noisy steps; the server counts them."""
 
     privacy: ExamplePrivacy
 

@@ -91,12 +91,7 @@ class LocalPrivacy(Privacy):
 
 @dataclass(frozen=True)
 class NoisyClients(Private):
-    """Clients send bounded changes with noise of their own.
-
-    Args:
-        inner: the algorithm.
-        privacy: the settings.
-    """
+    """Clients send bounded changes with noise of their own."""
 
     privacy: LocalPrivacy
 

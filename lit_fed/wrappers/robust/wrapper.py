@@ -37,7 +37,7 @@ from lit_fed.wrappers.robust.rules import Aggregate, Rule
 from lit_fed.wrappers.robust.rules.base import Started
 from lit_fed.wrappers.robust.rules.rows import Rows
 
-__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "Robustness", "judging_part"]
+__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "Robustness"]
 
 NEVER_JUDGED = -1.0
 
@@ -239,15 +239,6 @@ def _zeros(leaves: Tree) -> Tree:
 def _of_some(models: Tree, clients: Tensor, place: int) -> Tree:
     """One model of those that some clients sent, leaves [k, ...]."""
     return tree.map_leaves(lambda leaf: leaf[clients, place], models)
-
-
-def judging_part(algorithm: Any, shared: Tree) -> tuple[RobustAverage, Judged] | None:
-    """The wrapper among those around an algorithm that judges messages, with what it remembers; None: there is none."""
-    while isinstance(algorithm, AlgorithmWrapper):
-        if isinstance(algorithm, RobustAverage):
-            return algorithm, shared.own
-        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
-    return None
 
 
 class Robustness(NamedTuple):

@@ -140,10 +140,6 @@ class MaskedAverage(AlgorithmWrapper):
     """Clients send masked whole numbers, of whose sum the server makes the average that the algorithm takes.
 
     Sums of whole numbers are exact in any order, so that blocks and ranks change no bit.
-
-    Args:
-        inner: the algorithm.
-        settings: the settings.
     """
 
     settings: SecureSum
