@@ -237,7 +237,6 @@ class Faults:
     on_bad_client: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and what does not go together."""
         checks = {
             "dropout": (_all(self.dropout, lambda one: 0 <= one < 1), "numbers in [0, 1)"),
             "when": (self.when in ("before", "after"), "before or after"),

@@ -113,7 +113,6 @@ class ClientPrivacy(Privacy):
     fixes_denominator = True
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and what does not go together."""
         self.check_budget()
         here = "--model.privacy"
         if self.adaptive and self.clip_norm is not None:

@@ -87,7 +87,6 @@ class ExamplePrivacy(Privacy):
     noises_steps = True
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and what does not go together."""
         self.check_budget()
         here = "--model.privacy"
         if self.clip_norm is None:

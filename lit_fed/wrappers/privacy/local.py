@@ -78,7 +78,6 @@ class LocalPrivacy(Privacy):
     adjacency = "replace by any other"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         self.check_budget()
         if self.clip_norm is None:
             raise ConfigError("--model.privacy.clip_norm is missing, the largest norm of a client's change; give a "

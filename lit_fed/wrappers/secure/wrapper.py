@@ -93,7 +93,6 @@ class SecureSum(SecureAggregation):
     masks: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         beside, fraction = self.neighbours, self.fraction_bits
         checks = {
             "fraction_bits": (fraction is None or abs(fraction) <= 1000, "a whole number from -1000 to 1000, or null"),
