@@ -27,7 +27,6 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_cohort
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import without_steps
 from lit_fed.core.reduce import as_shared
@@ -45,9 +44,17 @@ from lit_fed.core.types import (
 )
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Around, innermost
-from lit_fed.wrappers.faults.wrapper import drawn_weight, faults_of
 
-__all__ = ["FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "fresh_optimizer", "start", "start_alike"]
+__all__ = [
+    "FederatedRounds",
+    "InMemoryServer",
+    "RoundRecord",
+    "Server",
+    "check_cohort",
+    "fresh_optimizer",
+    "start",
+    "start_alike",
+]
 
 
 class FederatedRounds:
@@ -60,7 +67,6 @@ class FederatedRounds:
         choose: the client trainer for a device.
 
     Attributes:
-        faults: how clients fail; None: not at all.
         store: the states of the seen clients; not set where only unseen clients are served.
         schedule_rounds: rounds that the learning rate's schedule is laid out for, where they are not all rounds.
     """
@@ -71,7 +77,7 @@ class FederatedRounds:
         self, algorithm: Algorithm, terms: Context, server: Server, choose: Callable[[torch.device], ClientTrainer]
     ) -> None:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
-        self.name, self.faults = type(innermost(algorithm)).__name__, faults_of(algorithm)
+        self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
         self._round: RoundUnderWay | None = None
 
@@ -207,14 +213,12 @@ class FederatedRounds:
         self._round = self._round or RoundUnderWay()
         if self._round.phase is None:
             named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
-            forgives = self.faults is not None and self.faults.forgives and not named.waits_for_all
-            arrivals = Arrivals(
-                self.algorithm.reduce, block.slices, named.absences, num_clients, device, forgives, self._round.ended
-            )
+            reduce = self.algorithm.message.reduce
+            arrivals = Arrivals(reduce, block.slices, named.absences, num_clients, device, self._round.ended)
             draws = None if named.draws is None else named.draws.to(device)
             ctx = self.context(named.name, arrivals.present)._replace(draws=draws)
             if named.absences is not None:
-                ctx = ctx._replace(drawn_weight=drawn_weight(named.absences, block.data.sizes, ctx.weighting))
+                ctx = ctx._replace(drawn_weight=named.absences.drawn_weight(block.data.sizes, ctx.weighting))
             self._round.phase = PhaseUnderWay(ctx, block, arrivals)
         return self._round.phase
 
@@ -239,7 +243,7 @@ class FederatedRounds:
         for name, (value, of_weight) in means.items():
             this.means.add(name, value, of_weight)
         weight = float(reduced.weight.sum())
-        steps, heard = weight or self.algorithm.steps_on_empty_rounds, arrivals.heard.client_ids
+        steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, arrivals.heard.client_ids
         shared = self.shared
         if isinstance(self.algorithm, Around) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
@@ -258,7 +262,7 @@ class FederatedRounds:
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
         return RoundRecord(
             ctx.round_idx, float(ctx.lr), heard_in(this.ended), this.means.means, up, down, tuple(this.traffic),
-            time.perf_counter() - this.started, None if self.faults is None else faults_in(this.ended),
+            time.perf_counter() - this.started, faults_in(this.ended),
         )  # fmt: skip
 
     def discard(self) -> None:
@@ -295,7 +299,7 @@ def start(
         "sizes": train.sizes,
         "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
-    fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
+    fixed = {"seed": 0, "weighting": algorithm.participation.weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
     task = task.with_end(train.x[:2].cpu())
@@ -303,6 +307,27 @@ def start(
     federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
     federation.store = federation.new_store(train).to(device)
     return federation
+
+
+def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients: int) -> None:
+    """Refuse a cohort that lacks a client or has one twice, where an algorithm needs all of them.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        client_ids: the cohort of a round, [C].
+        num_clients: clients in all.
+
+    Raises:
+        ConfigError: naming the algorithm and the number of clients drawn.
+    """
+    drawn, draws = len(np.unique(client_ids)), len(client_ids)
+    if algorithm.participation.needs_all_clients and not drawn == draws == num_clients:
+        repeats = f" in {draws} draws" if draws > drawn else ""
+        raise ConfigError(
+            f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn{repeats}; leave out "
+            "--data.client_fraction and --data.clients_per_round, and sample uniformly"
+        )
 
 
 class Server(Protocol):

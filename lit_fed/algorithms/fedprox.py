@@ -82,9 +82,11 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
             raise ConfigError(f"--model.algorithm.inexactness is {self.inexactness}; give null, or local_solve sgd")
 
     @property
-    def fits_without_noise(self) -> str:  # type: ignore[override]
-        """An exact solve and the stop rule look at samples beside the local steps."""
-        return "exact solves" if self.local_solve == "exact" else "" if self.inexactness is None else "the stop rule"
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """An exact solve and the stop rule read samples outside the local steps."""
+        if self.local_solve == "exact":
+            return {"noise_in_steps": "exact solves"}
+        return {} if self.inexactness is None else {"noise_in_steps": "the stop rule"}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w^0; networks that the solve or the stop rule cannot take are refused."""

@@ -75,9 +75,9 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
         check_settings(self, checks)
 
     @property
-    def fits_without_noise(self) -> str:  # type: ignore[override]
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """An exact solve fits the samples at once."""
-        return "exact solves" if self.local_solve == "exact" else ""
+        return {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else {}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial z; networks that an exact solve cannot take are refused."""

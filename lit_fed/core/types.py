@@ -116,7 +116,21 @@ class Absences(NamedTuple):
     num_late: int  # clients whose work comes too late
     wait: float | None = None  # how long the server waits for work; None: until the slowest is done
     factors: Tensor | None = None  # [T] float64 whole numbers by which weights are multiplied; None: by 1
-    shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: nobody asks
+    shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: unused
+    forgives: bool = False  # whether a client that fails is left out, and the others go on
+    deadline: float | None = None  # how long a node may take for its answer; None: no limit of the phase
+
+    def drawn_weight(self, sizes: Tensor, weighting: str) -> float | None:
+        """Total weight of the sampled clients, including those that dropped out; None if unused.
+
+        Args:
+            sizes: training samples of every client, [T].
+            weighting: weight of a client's message, its `samples`, or `uniform`.
+        """
+        if self.shares is None:
+            return None
+        shares = self.shares[self.drawn]
+        return float((shares * sizes[self.drawn]).sum() if weighting == "samples" else shares.sum())
 
 
 class Phase(NamedTuple):

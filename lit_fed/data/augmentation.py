@@ -7,7 +7,6 @@ RandomApply([ColorJitter(brightness=0.4)], p=0.8)
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.populations.checks import looked_at
 from lit_fed.errors import ConfigError
 from lit_fed.system.given_paths import shown
+from lit_fed.system.names import did_you_mean
 
 __all__ = ["Augmentation", "check_augmentation", "make_augmentation", "written_out"]
 
@@ -171,9 +171,8 @@ def _made(name: str, node: ast.expr, positional: list[Any], named: dict[str, Any
 
     known = {key: one for key, one in vars(v2).items() if isinstance(one, type) and issubclass(one, torch.nn.Module)}
     if name not in known or name in REFUSED or name == "Transform":
-        close = difflib.get_close_matches(name, known, 1, 0.6)
-        meant = [one for one in known if one.lower() == f"random{name.lower()}"] or close
-        fix = f"did you mean {meant[0]}?" if meant else f"give some of torchvision.transforms.v2, such as {EXAMPLE!r}"
+        meant = [one for one in known if one.lower() == f"random{name.lower()}"]
+        fix = did_you_mean(name, known, f"give some of torchvision.transforms.v2, such as {EXAMPLE!r}", first=meant)
         why = f"{name} {REFUSED[name]}; leave it out" if name in REFUSED else f"there is no transform {name}; {fix}"
         raise ConfigError(f"--data.augment {augment!r}: {why}")
     try:

@@ -40,14 +40,14 @@ from lit_fed.training.history import RunHistory, plain_settings, refuse_other_ru
 from lit_fed.training.module_server import Assign
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.compression.codecs.vectors import Scope
-from lit_fed.wrappers.compression.uplink import Feedback
-from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.compression.codecs.base import Scope
+from lit_fed.wrappers.compression.wrapper import Feedback
+from lit_fed.wrappers.faults.wrapper import Faults, faults_of
 from lit_fed.wrappers.privacy.client_level import clips_messages
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
 __all__ = ["FederatedModule"]
 
@@ -397,7 +397,7 @@ class _Planner:
     def next_draw(self) -> dict[str, Any]:
         """Arguments of the draw: seed and round; with faults, who is available and how many more to sample."""
         federation = self._federation
-        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, federation.faults
+        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, faults_of(federation.algorithm)
         hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
         # amplification by sampling holds only if the cohort is a secret
         draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}

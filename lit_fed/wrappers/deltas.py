@@ -19,7 +19,7 @@ def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
     """What a server knows of a message already.
 
     Args:
-        algorithm: says by `sends` whether messages hold models, or changes.
+        algorithm: says by `message.kind` whether messages hold models, or changes.
         shared: what the server sent; its first models are those that clients start from.
         value: the message's value, or the mean of several.
 
@@ -27,7 +27,7 @@ def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
         For each `ModelState` of the message the server's leaves of the same names, for all else zeros; of models of
         which a client sends some, zeros in the place of the others. A tree of the message's structure and shapes.
     """
-    if algorithm.sends != "models":
+    if algorithm.message.kind != "models":
         return tree.zeros_like(value)
     return _counterpart(value, tree.models(shared)[0])
 

@@ -68,7 +68,6 @@ class LocalNorm(Around):
             raise ConfigError(f"--model.batch_norm is local, and {type(self.inner).__name__} cannot: {reason}")
 
     def collaboration(self, ctx: Context, shared: Tree, states: NormState) -> Tensor | None:
-        """As the algorithm's."""
         return self.inner.collaboration(ctx, shared, states.inner)  # type: ignore[no-any-return]
 
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> NormState:
@@ -91,7 +90,6 @@ class LocalNorm(Around):
         return NormWork(work, state.norm, work.optimizer)
 
     def client_step(self, ctx: Context, shared: Tree, work: NormWork, batch: Batch) -> NormWork:
-        """The algorithm's."""
         inner = work.inner._replace(optimizer=work.optimizer)
         inner = self.inner.client_step(ctx, _put(shared, work.norm), inner, batch)
         return NormWork(inner, work.norm, inner.optimizer)

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import augmented_inputs
-from lit_fed.core.demands import check_augmented_steps
+from lit_fed.clients.session import check_augmented_steps
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import Secret, seed_of
 from lit_fed.core.types import LocalWork, Split

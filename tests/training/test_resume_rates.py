@@ -12,7 +12,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvg, Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
-from lit_fed.command_line.comparison.runs import read_run
+from lit_fed.command_line.compare import read_run
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule

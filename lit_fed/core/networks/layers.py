@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import did_you_mean
 
 __all__ = [
     "HEAD",
@@ -204,10 +204,9 @@ def _no_such(pattern: str, network: nn.Module, names: list[str]) -> str:
     half = MOST_NAMES // 2
     shown = names if len(names) <= MOST_NAMES else [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
     modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
-    near = get_close_matches(pattern, [*names, *modules], n=1)
-    meant = f"; did you mean {near[0]}?" if near else "; give patterns of its names, or head for the last layer."
+    meant = did_you_mean(pattern, [*names, *modules], "give patterns of its names, or head for the last layer.")
     return (
-        f"--model.trainable has {pattern!r}, which matches no parameter of {type(network).__name__}{meant} There are "
+        f"--model.trainable has {pattern!r}, which matches no parameter of {type(network).__name__}; {meant} There are "
         f"{', '.join(shown)}"
     )
 

@@ -31,8 +31,7 @@ from lit_fed.wrappers.robust.rules import (
     NormBound,
     TrimmedMean,
 )
-from lit_fed.wrappers.robust.settings import Robustness
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, judging_part
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness, judging_part
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ROUND = torch.arange(5)
