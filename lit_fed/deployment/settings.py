@@ -528,7 +528,7 @@ def trusted_arguments(stored: Any, checkpoint: Path, named: Collection[str], tru
         The arguments.
 
     Raises:
-        ConfigError: naming the class, its module, the checkpoint and what to do; or a value that is no argument of a run.
+        ConfigError: naming the class, its module, the checkpoint and what to do; or a value of no argument.
     """
     from lit_fed.data.module import FederatedDataModule  # loads Lightning, which a node does not need
 

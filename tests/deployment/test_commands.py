@@ -226,9 +226,7 @@ def test_a_configuration_gives_way_to_clients_of_a_data_set(dataset, more, left,
     assert (partition, data.num_clients, data.unseen_fraction) == left
     said = capsys.readouterr().err
     name = dataset[0]
-    assert said == (
-        f"lit_fed: {out} of the configuration left out: {name} comes with its clients\n" if out else ""
-    )
+    assert said == (f"lit_fed: {out} of the configuration left out: {name} comes with its clients\n" if out else "")
 
 
 # ---------------------------------------------------------------------- on one machine

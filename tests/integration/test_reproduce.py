@@ -146,8 +146,6 @@ def test_commands_of_a_page_are_printed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 27 + len(synthetic_results.ENTRIES)
     assert {line.split()[5] for line in lines} == {"configs/experiment/synthetic_fedavg.yaml"}
-        "python -m lit_fed fit --config configs/experiment/synthetic_fedavg"
-    }
     assert lines[0] in " ".join((RESULTS / "fedem-mocha.md").read_text().replace("\\\n", " ").split())
 
 
