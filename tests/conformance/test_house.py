@@ -23,7 +23,7 @@ from code_shape import (
 LONELY = {
     "clients/at_once.py", "data/batch_transforms.py", "data/populations/attackers.py", "data/populations/poisoned.py",
     "data/populations/stored_pictures.py", "deployment/flower_apps.py", "metrics/round_time.py", "pictures/partition.py",
-    "training/building.py", "training/loop.py",
+    "training/loop.py",
 }  # fmt: skip
 """Short files that one other imports, and that stand for themselves all the same."""
 

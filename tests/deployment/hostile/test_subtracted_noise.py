@@ -13,7 +13,7 @@ from lit_fed.core.seeds import Secret
 from lit_fed.deployment.messages import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.training.building import without_noise_seed
+from lit_fed.training.module import without_noise_seed
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy

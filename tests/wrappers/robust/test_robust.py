@@ -17,7 +17,7 @@ from lit_fed.core.types import Chosen, ModelState, Reduced
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.training.building import facts_of
+from lit_fed.training.module import facts_of
 from lit_fed.wrappers.base import WrappedShared, part_of
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.robust.attacks import Invalid, SignFlip
