@@ -182,8 +182,8 @@ def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
     assert "constants changed since" in capfd.readouterr().err
 
 
-def test_the_runner_reports_values_errors_and_dead_processes(tmp_path, monkeypatch):
-    fork_what_is_spawned(monkeypatch)
+@forking()
+def test_the_runner_reports_values_errors_and_dead_processes(tmp_path):
     log, ended = tmp_path / "logs/log.txt", {}
     calls = [partial(max, 1, 2), partial(int, "x"), partial(os._exit, 3), partial(print, "said")]
     jobs = iter([Job(number, call, log if number != 2 else None) for number, call in enumerate(calls)])
