@@ -88,7 +88,7 @@ def test_wrong_arguments_are_told_without_pytorch(tmp_path):
 
 def test_a_node_loads_no_lightning():
     """What stands at the top of the files that a node imports; to load them all would take seconds."""
-    found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client"]
+    found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client", "lit_fed.algorithms"]
     while open_names:
         name = open_names.pop()
         place = PACKAGE.parent.joinpath(*name.split("."))
@@ -150,7 +150,7 @@ def test_a_folder_of_states_is_for_one_node(clients, tmp_path, monkeypatch):
         found = refused(["client", "--server", "localhost:9", "--data.root", str(clients), "--states",
                          str(tmp_path / "states"), "--name", "anna"])  # fmt: skip
     assert "is at work in it" in found
-    assert found.endswith("give each node a folder of its own")
+    assert found.endswith("give each node its own folder")
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -256,7 +256,7 @@ def test_a_local_federation_is_the_fit(clients, tmp_path):
         (["--data.dataset.num_classes", "3"], "--data.dataset.num_classes is 3; leave it out"),
         (["--data.dataset.root", "nowhere"], "no folder `seen` with a .npz file for each client"),
         (["--data.dataset", "Digits"], "--data.dataset is Digits; give ClientFolder"),
-        (["--ckpt_path", __file__], "--ckpt_path: what the nodes of a `federation local` keep is gone"),
+        (["--ckpt_path", __file__], "--ckpt_path: the states of the nodes of a `federation local` are deleted"),
     ],
 )
 def test_what_a_local_federation_cannot_do_is_refused(clients, tmp_path, monkeypatch, arguments, message):
