@@ -136,7 +136,7 @@ def test_a_folder_of_states_is_for_one_node(clients, tmp_path, monkeypatch):
         found = refused(["client", "--server", "localhost:9", "--data.root", str(clients), "--states",
                          str(tmp_path / "states"), "--name", "anna"])  # fmt: skip
     assert "is at work in it" in found
-    assert found.endswith("give each node a folder of its own")
+    assert found.endswith("give each node its own folder")
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -230,7 +230,7 @@ def test_a_local_federation_is_the_fit(clients, tmp_path):
         (["--data.dataset.num_classes", "3"], "--data.dataset.num_classes is 3; leave it out"),
         (["--data.dataset.root", "nowhere"], "no folder `seen` with a .npz file for each client"),
         (["--data.dataset", "Digits"], "--data.dataset is Digits; give ClientFolder"),
-        (["--ckpt_path", __file__], "--ckpt_path: what the nodes of a `federation local` keep is gone"),
+        (["--ckpt_path", __file__], "--ckpt_path: the states of the nodes of a `federation local` are deleted"),
     ],
 )
 def test_what_a_local_federation_cannot_do_is_refused(clients, tmp_path, monkeypatch, arguments, message):

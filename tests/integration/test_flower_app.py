@@ -58,7 +58,7 @@ def test_texts_with_quotes_and_letters_of_other_languages_are_kept(tmp_path):
         (["--model.metrics", "Accuracy"], "--model.metrics has Accuracy, but accuracy is always measured"),
         (["--data.partition", "IID"], "--data.partition is IID, and every node brings its clients; add --data.part"),
         (["--data.num_clients", "3"], "--data.num_clients is 3, and every node brings its clients"),
-        (["--data.unseen_fraction", "0.5"], "who is unseen is decided on the nodes"),
+        (["--data.unseen_fraction", "0.5"], "unseen clients are chosen on the nodes"),
         (["--trainer.devices", "2"], "--trainer.devices is 2; Flower starts one process, give 1"),
         (["--ckpt_path", "x.ckpt"], "x.ckpt"),
         (["--init_from", "x.ckpt"], "--init_from is x.ckpt; give the whole path of that file on the server"),
