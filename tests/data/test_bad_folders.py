@@ -16,13 +16,13 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError
-from lit_fed.system import machine as memory
+from lit_fed.system import machine
 
 
 @pytest.fixture(autouse=True)
 def _little_memory(monkeypatch):
     """A machine of 1 GB, so that no test takes more where a check is missing."""
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**9)
 
 
 def arrays(**changes):
@@ -168,7 +168,7 @@ def test_clients(tmp_path, monkeypatch, name):
     save(tmp_path / "seen/ann.npz", **GOOD)
     make(tmp_path / "seen/bob.npz")
     if name == "bomb":
-        monkeypatch.setattr(memory, "available_memory", lambda: 10**7)
+        monkeypatch.setattr(machine, "available_memory", lambda: 10**7)
     refused(tmp_path, set_up(ClientFolder(str(tmp_path))), words)
 
 
