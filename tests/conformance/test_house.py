@@ -21,8 +21,7 @@ from code_shape import (
 )  # fmt: skip
 
 LONELY = {
-    "clients/at_once.py", "data/batch_transforms.py", "data/populations/attackers.py", "data/populations/poisoned.py",
-    "data/populations/stored_pictures.py", "deployment/flower_apps.py", "metrics/round_time.py", "pictures/partition.py",
+    "clients/at_once.py", "deployment/flower_apps.py", "pictures/partition.py",
     "training/loop.py",
 }  # fmt: skip
 """Short files that one other imports, and that stand for themselves all the same."""

@@ -134,7 +134,7 @@ def test_adapters_in_a_folder_lead_nowhere(place):
     HuggingFaceClassifier((6,), 3, config=attacks.SMALL_BERT).model.save_pretrained(place / "folder")
     adapters = {"peft_type": "LORA", "base_model_name_or_path": "some/one", "megatron_core": "canary"}
     (place / "folder" / "adapter_config.json").write_text(json.dumps(adapters | {"megatron_config": {"x": 1}}))
-    with watch(attacks.FORBIDDEN) as seen, pytest.raises(ConfigError, match="holds adapters of peft"):
+    with watch(attacks.FORBIDDEN) as seen, pytest.raises(ConfigError, match="holds peft adapters"):
         HuggingFaceClassifier((6,), 3, weights=str(place / "folder"))
     assert [one for one in seen if str(place) not in one] == []
 
@@ -164,7 +164,7 @@ def test_no_text_makes_the_metrics_import_a_module(path, place):
 
 @pytest.mark.parametrize("path", ["pandas", "csv", "https://example.org/x", "s3://some/one", "a/b/c", "some/one.py/x"])
 def test_a_data_set_is_a_folder_or_a_name_of_the_hub(path, place):
-    with pytest.raises(ConfigError, match="no such folder; correct it, or give a name of the hub as OWNER/NAME"):
+    with pytest.raises(ConfigError, match="no such folder; correct it, or give a hub name OWNER/NAME"):
         HuggingFace(path=path).load()
 
 
