@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one run, one core; before torch
 import synthetic_results
 from reproduction.registry import TABLES
 from reproduction.runs import ROOT, Kept, Run, command_line, make_missing
-from reproduction.tables import SCALES, Scale, Table, grid, page, wrap
+from reproduction.tables import SCALES, Results, Scale, Table, grid, page, wrap
 
 from lit_fed.system.files import write_atomically
 
@@ -42,7 +42,7 @@ def write(table: Table, scale: Scale, seeds: Sequence[int], output: Path) -> Pat
     output.mkdir(parents=True, exist_ok=True)
     path = output / f"{table.name}{'-paper' if scale == 'paper' else ''}.md"
     if table.picture is not None and kept.all(table.runs(scale, seeds)):
-        table.picture(kept, scale, seeds, path.with_suffix(".png"))
+        table.picture(Results(kept, scale, seeds, table.head), path.with_suffix(".png"))
     write_atomically(path, page(table, kept, scale, seeds))
     if scale == "reduced":
         write_atomically(output / "README.md", index(kept))
