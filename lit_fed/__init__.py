@@ -21,7 +21,7 @@ _ROOMS = (
     "lit_fed.data",
     "lit_fed.data.poison",
     "lit_fed.core.local_solver",
-    "lit_fed.core.losses",
+    "lit_fed.core.targets",
     "lit_fed.core.targets",
     "lit_fed.core.task",
     "lit_fed.core.graphs.topology",

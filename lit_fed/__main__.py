@@ -17,12 +17,12 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line; what needs no command is answered without PyTorch, at once."""
+    """Run the command line; help and version are printed without loading PyTorch."""
     if answer(sys.argv[1:]):
         return
-    # Libraries print tracebacks, or worse, when Ctrl-C meets them while they load or unload.
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
-    if heard:
+    # Libraries print tracebacks, or worse, if Ctrl-C interrupts their import or exit.
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background job ignores it
+    if handled:
         signal.signal(signal.SIGINT, _leave)
     run: Callable[[], None]
     if sys.argv[1] in WITHOUT_LIGHTNING:
@@ -33,16 +33,16 @@ def main() -> None:
         run = _command_line().main
 
     try:
-        if heard:
+        if handled:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         run()
-    except KeyboardInterrupt:  # in one of the moments in which no command answers it
+    except KeyboardInterrupt:  # while no command handles it
         if os.environ.get("LIT_FED_DEBUG") == "1":
             raise
         sys.stderr.write("lit_fed: interrupted\n")
         raise SystemExit(130) from None
     finally:
-        if heard:
+        if handled:
             signal.signal(signal.SIGINT, _leave)
 
 

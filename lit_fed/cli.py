@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,59 +15,61 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import _get_rank
-from lightning.pytorch import Trainer
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lit_fed.callbacks.checkpoint import last_checkpoint
+from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.wandb import continue_run
-from lit_fed.command_line.classes import check_classes, refuse_files
+from lit_fed.clients.store_files import LAST, PREVIOUS
+from lit_fed.command_line.arguments import default_name, giving_way, prepared, with_values
+from lit_fed.command_line.classes import check_parsed
 from lit_fed.command_line.compare import compare_parser, compare_runs
-from lit_fed.command_line.config_files import check_configs, default_name, giving_way, with_nulls
 from lit_fed.command_line.flower_app import flower_app_parser, write_flower_app
-from lit_fed.command_line.given_checkpoint import KEYWORDS, newest_checkpoint, run_folder, with_command
 from lit_fed.command_line.help import explain_arguments
-from lit_fed.command_line.own_networks import with_functions
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls, written
+from lit_fed.command_line.parser import FederatedParser, written
 from lit_fed.command_line.partition import partition_parser, show_partition
-from lit_fed.command_line.save_config import SaveConfig
-from lit_fed.command_line.shipped_configs import find_configs
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
-from lit_fed.command_line.trusted_classes import check_modules, classes_in, trusted_arguments
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.settings import check_modules, classes_in, trusted_arguments
 from lit_fed.errors import ClientError, ConfigError, WriteError
+from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.given_paths import shown
 from lit_fed.system.roll_call import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
+from lit_fed.training.hooks import federated
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.notices import keep_notices_out
 from lit_fed.training.output import check_creatable, check_run_name
-from lit_fed.training.round_logger import RoundLogger, writer_of, writing
+from lit_fed.training.round_logger import RoundLogger, newest_version, writer_of, writing
 from lit_fed.training.stopping import CutShort, Terminated, ends_in_order
 
 __all__ = ["WITHOUT_TRAINER", "FederatedCLI", "arguments_of", "main"]
 
 
+KEYWORDS = {"last": LAST, "previous": PREVIOUS}
+"""Words for checkpoints of the newest run of a name, and their files."""
+
 NEXT_OF_NODES = """\
 next: on a node, lit-fed client measure, predict and export serve its clients; here test takes --ckpt_path {last}
       the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
 """
-"""What the end of a fit says whose clients are on nodes."""
+"""Last lines of a fit whose clients are on nodes."""
 
 NEXT = """\
 next: test, predict, personalize and export take it as --ckpt_path {last}
       the same fit with --ckpt_path last and a larger --trainer.max_epochs adds rounds
 """
-"""What the end of a fit says."""
+"""Last lines of a fit."""
 
 TRUST = (
     "module whose classes are imported although the checkpoint alone names them; classes that the command line names, "
     "and those of lit_fed, are in any case. May be given often."
 )
-"""Help of the option that lets a checkpoint name classes of one's own."""
+"""Help of the option that lets a checkpoint name user-defined classes."""
 
 
 WITHOUT_TRAINER = {
@@ -73,17 +78,43 @@ WITHOUT_TRAINER = {
     "sweep": sweep_parser,
     "flower-app": flower_app_parser,
 }
-"""Commands that Lightning's command line knows nothing of, and what makes their parsers."""
+"""Commands that need no trainer, and the functions that make their parsers."""
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes config.yaml into the run's folder: complete, without the checkpoint, so that it runs again unchanged."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Write nothing yet: a run that is refused at its start leaves no folder."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write on rank zero, and hand the arguments to other loggers."""
+        config = copy.deepcopy(self.config)
+        config["ckpt_path"], config["resume_with_changes"] = None, False
+        module = federated(pl_module)
+        config["init_from"] = module.history.warm_start.path if module.history.warm_start else None
+        solver, horizon = module.settings.solver, module.federation.schedule_rounds
+        if solver.has_horizon and horizon not in (None, module.num_rounds):
+            config["model.solver.schedule_rounds"] = solver.schedule_rounds or horizon
+        plain = json.loads(written(self.parser, config, format="json"))
+        for logger in trainer.loggers:
+            logger.log_hyperparams(plain)
+        if trainer.is_global_zero and trainer.log_dir is not None:
+            folder = Path(trainer.log_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            line = "# changed on resume, after {after_rounds} rounds: {setting} from {from} to {to}\n"
+            comments = "".join(line.format(**change) for change in module.history.changes)
+            write_atomically(folder / self.config_filename, comments + written(self.parser, config))
 
 
 class CommandParser(FederatedParser):
     """The parser of all commands."""
 
     only: str | None = None
-    """The command that is given; the other ones are but names. None: all of them are complete."""
+    """The command that is given; only its parser is complete. None: all parsers are."""
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the commands of the trainer, and those that need none."""
+        """Add the commands with and without a trainer."""
         commands = super().add_subcommands(*args, **kwargs)
         for name, parser in WITHOUT_TRAINER.items():
             commands.add_subcommand(name, FederatedParser() if self.only else parser(), help=COMMANDS[name])
@@ -113,7 +144,7 @@ class FederatedCLI(LightningCLI):
             )
 
     def _hold(self, folder: Path, **fix: str) -> None:
-        """Let no other process write into a run's folder until this command is over; rank zero holds it for all."""
+        """Lock a run's folder against other processes until this command is over; rank zero does so for all ranks."""
         if not _get_rank():  # by the environment: there is no trainer yet that would know it
             self._writer = self._held.enter_context(writer_of(folder, **fix))
 
@@ -160,19 +191,13 @@ class FederatedCLI(LightningCLI):
     # ------------------------------------------------------------------ arguments
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments and find the checkpoint, which except for `fit` brings its own arguments as defaults."""
-        given = with_functions(find_configs(with_nulls(_given(args))))
-        if given[:1] == ["--print_completion"]:
-            self._print_completion(given[1:])
-        refuse_files(given)
-        check_configs(given)
+        given = prepared(_given(args))
         self.config = parser.parse_args(given)
         command = self.config.subcommand
         if command in WITHOUT_TRAINER:
-            raise ConfigError(f"{command} takes its arguments behind it; start with `python -m lit_fed {command}`")
+            raise ConfigError(f"{command} takes its arguments after its name; start with `python -m lit_fed {command}`")
         config = self.config[command]
-        command_parser: Any = self._parser(command)
-        refuse_nulls(command_parser, config)
-        check_classes(config)
+        check_parsed(self._parser(command), config)
         if more := giving_way(given, config):
             given += more
             self.config = parser.parse_args(given)
@@ -187,21 +212,13 @@ class FederatedCLI(LightningCLI):
                 stored = trusted_arguments(stored, path, classes_in(config), config.trust)
                 behind = given.index(command) + 1
                 self.config = parser.parse_args([*given[:behind], "--config", json.dumps(stored), *given[behind:]])
-                refuse_nulls(command_parser, self.config[command])
-                check_classes(self.config[command])
+                check_parsed(self._parser(command), self.config[command])
         except DamagedCheckpointError as error:
             raise ConfigError(with_command(error, given)) from error
         config = self.config[command]
         config.name = name
         if path is not None:
             config.ckpt_path = str(path)
-
-    def _print_completion(self, shell: list[str]) -> NoReturn:
-        from lit_fed.command_line.completion import completion_script
-
-        commands = {**self._subcommand_parsers, **{name: parser() for name, parser in WITHOUT_TRAINER.items()}}
-        sys.stdout.write(completion_script(" ".join(shell), commands) + "\n")
-        raise SystemExit(0)
 
     def _set_seed(self) -> None:
         """Seed everything, with a number that all generators in use can take."""
@@ -211,10 +228,10 @@ class FederatedCLI(LightningCLI):
         super()._set_seed()
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: a checkpoint's arguments never override those of the command line in silence."""
+        """Do nothing: a checkpoint's arguments never override those of the command line silently."""
 
     def _find_checkpoint(self, config: Namespace, name: str) -> Path | None:
-        """The checkpoint asked for; a fit from `last` goes on in that run's folder."""
+        """The path of the given checkpoint; a fit from `last` continues in that run's folder."""
         if config.get("ckpt_path") is None:
             if self.config.subcommand in ("predict", "personalize", "export"):
                 raise ConfigError("--ckpt_path is not set; give a .ckpt file of a run, or last")
@@ -229,7 +246,7 @@ class FederatedCLI(LightningCLI):
             return Path(config.ckpt_path)
         path, version = newest_checkpoint(Path(config.trainer.default_root_dir) / name, config.ckpt_path)
         if self.config.subcommand == "fit":
-            self._hold(run_folder(path))  # before it is read: what another process adds would be cut off again
+            self._hold(run_folder(path))  # before it is read: rounds that another process adds would be removed
             checkpoint = load_checkpoint(path, resumable=True, values=False)
             self._resume_version, self._keep_rounds = version, checkpoint["global_step"]
             continue_run(checkpoint)
@@ -257,7 +274,7 @@ class FederatedCLI(LightningCLI):
         return [own, *extra]
 
     def _arguments(self) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
+        """Settings that a resumed run must share with its checkpoint, as dicts, lists, strings and numbers."""
         config = self._parser(self.subcommand)
         dumped = json.loads(written(config, self.config[self.subcommand], format="json"))
         precision = dumped["trainer"].get("precision") or "32-true"
@@ -281,7 +298,7 @@ class FederatedCLI(LightningCLI):
         return given | {"weights_only": True}
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run a command; the message of what cuts it short says how to go on."""
+        """Run a command; if it is cut short, the message says how to continue."""
         try:
             with writing(self.trainer.loggers, self.config[subcommand].name if subcommand == "fit" else None):
                 super()._run_subcommand(subcommand)
@@ -307,7 +324,7 @@ class FederatedCLI(LightningCLI):
         return "; the last finished round is in last.ckpt, --ckpt_path last goes on from it"
 
     def after_fit(self) -> None:
-        """End with a pass over the test split, and say what can be done with the run."""
+        """Measure the test split, and print the next commands."""
         self.trainer.test(self.model, datamodule=self.datamodule)
         last = last_checkpoint(self.trainer)
         if self.trainer.is_global_zero and last is not None:
@@ -315,24 +332,67 @@ class FederatedCLI(LightningCLI):
             sys.stdout.write(text.format(last=last))
 
 
+# ---------------------------------------------------------------------- the checkpoint of a command
+def newest_checkpoint(folder: Path, word: str) -> tuple[Path, int]:
+    """A checkpoint of the newest run of a name that has any, and the run's version.
+
+    Args:
+        folder: folder of the runs of this name.
+        word: one of `KEYWORDS`.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    for version in range(newest_version(folder), -1, -1):
+        checkpoints = folder / f"version_{version}" / "checkpoints"
+        path, other = checkpoints / KEYWORDS[word], checkpoints / PREVIOUS
+        if path.is_file():
+            return path, version
+        if other.is_file():  # the last one was deleted, or lost between two renames
+            raise ConfigError(f"--ckpt_path last: {path} is not there; --ckpt_path previous takes the one before it")
+    raise ConfigError(
+        f"--ckpt_path {word}: no checkpoint under {folder}/version_*/checkpoints; give its path, set "
+        "--trainer.default_root_dir and --name as in the run to be continued, or start without --ckpt_path"
+    )
+
+
+def run_folder(checkpoint: Path) -> Path:
+    """The folder of a checkpoint's run: that around `checkpoints`, or else the checkpoint's own."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else checkpoint.parent
+
+
+def with_command(error: DamagedCheckpointError, given: Sequence[str]) -> str:
+    """The message about a damaged checkpoint, with the command that takes the one before it, if there is one.
+
+    Args:
+        error: the damage.
+        given: the arguments of the command.
+    """
+    if error.previous is None:
+        return str(error)
+    instead = {"last": "previous", str(error.path): str(error.previous)}
+    changed = with_values(given, lambda option, one: instead.get(one, one) if option == "--ckpt_path" else one)
+    return f"{error}; go on from that one with\n  python -m lit_fed {shlex.join(changed)}"
+
+
 class ArgumentsCLI(FederatedCLI):
-    """The command line up to its parsed arguments."""
+    """The command line up to its parsed arguments: makes no objects and runs nothing."""
 
     def instantiate_classes(self) -> None:
-        """Make no objects: whether the arguments are taken is known without."""
+        """Make no objects."""
 
     def _run_subcommand(self, subcommand: str) -> None:
-        """Run no command: whether the arguments are taken is known without."""
+        """Run no command."""
 
 
 def arguments_of(given: list[str]) -> Namespace:
-    """What the command line makes of its arguments, without running anything.
+    """The parsed arguments of a command, without running it.
 
     Args:
         given: a command and its arguments.
 
     Raises:
-        ConfigError: if an argument will not do.
+        ConfigError: if an argument is refused.
     """
     config: Namespace = ArgumentsCLI(given).config
     return config
@@ -373,7 +433,7 @@ def _run(args: ArgsType) -> None:
     """Run a command: those that need no trainer by themselves, all others by Lightning's command line."""
     given = _given(args)
     if given[:1] == ["partition"]:
-        show_partition(find_configs(given[1:]))
+        show_partition(given[1:])
     elif given[:1] == ["compare"]:
         compare_runs(given[1:])
     elif given[:1] == ["sweep"]:

@@ -12,35 +12,49 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.clients import ClientTrainer, TrainJob, choose_trainer
 from lit_fed.clients.arrivals import Arrivals, PhaseUnderWay, RoundUnderWay, faults_in, heard_in
-from lit_fed.clients.base import Failed
-from lit_fed.clients.first_states import fresh_optimizer, start_alike
+from lit_fed.clients.base import ClientTrainer, Failed, TrainJob
+from lit_fed.clients.choose import choose_trainer
+from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.blocks import round_blocks
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_cohort
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import without_steps
 from lit_fed.core.reduce import as_shared
-from lit_fed.core.server import InMemoryServer, Server
 from lit_fed.core.task import Task
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, PhaseTraffic, Population, RoundRecord, Split, Tree
+from lit_fed.core.types import (
+    ClientBlock,
+    ClientData,
+    LocalWork,
+    Phase,
+    PhaseTraffic,
+    Population,
+    RoundRecord,
+    Split,
+    Tree,
+)
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, innermost, wrapper_of
-from lit_fed.wrappers.faults.wrapper import drawn_weight, faults_of
-from lit_fed.wrappers.fedbn import LocalNorm
-from lit_fed.wrappers.privacy.settings import privacy_of
+from lit_fed.wrappers.base import Around, innermost
 
-__all__ = ["FederatedRounds", "RoundRecord", "start"]
+__all__ = [
+    "FederatedRounds",
+    "InMemoryServer",
+    "RoundRecord",
+    "Server",
+    "check_cohort",
+    "fresh_optimizer",
+    "start",
+    "start_alike",
+]
 
 
 class FederatedRounds:
@@ -53,7 +67,6 @@ class FederatedRounds:
         choose: the client trainer for a device.
 
     Attributes:
-        faults: how clients fail; None: not at all.
         store: the states of the seen clients; not set where only unseen clients are served.
         schedule_rounds: rounds that the learning rate's schedule is laid out for, where they are not all rounds.
     """
@@ -64,7 +77,7 @@ class FederatedRounds:
         self, algorithm: Algorithm, terms: Context, server: Server, choose: Callable[[torch.device], ClientTrainer]
     ) -> None:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
-        self.name, self.faults = type(innermost(algorithm)).__name__, faults_of(algorithm)
+        self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
         self._round: RoundUnderWay | None = None
 
@@ -172,7 +185,7 @@ class FederatedRounds:
         """
         if unseen is None or int(unseen.train.sizes.min()):
             return
-        local = wrapper_of(self.algorithm, LocalNorm) is not None
+        local = getattr(self.algorithm, "adapts_statistics", False)
         if local or self.algorithm.adapt_work(self.context("adapt"), False) is not None:
             name, how = unseen.names[int(unseen.train.sizes.argmin())], " with local BatchNorm" * local
             raise ConfigError(
@@ -200,14 +213,12 @@ class FederatedRounds:
         self._round = self._round or RoundUnderWay()
         if self._round.phase is None:
             named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
-            forgives = self.faults is not None and self.faults.forgives and not named.waits_for_all
-            arrivals = Arrivals(
-                self.algorithm.reduce, block.slices, named.absences, num_clients, device, forgives, self._round.ended
-            )
+            reduce = self.algorithm.message.reduce
+            arrivals = Arrivals(reduce, block.slices, named.absences, num_clients, device, self._round.ended)
             draws = None if named.draws is None else named.draws.to(device)
             ctx = self.context(named.name, arrivals.present)._replace(draws=draws)
             if named.absences is not None:
-                ctx = ctx._replace(drawn_weight=drawn_weight(named.absences, block.data.sizes, ctx.weighting))
+                ctx = ctx._replace(drawn_weight=named.absences.drawn_weight(block.data.sizes, ctx.weighting))
             self._round.phase = PhaseUnderWay(ctx, block, arrivals)
         return self._round.phase
 
@@ -232,7 +243,7 @@ class FederatedRounds:
         for name, (value, of_weight) in means.items():
             this.means.add(name, value, of_weight)
         weight = float(reduced.weight.sum())
-        steps, heard = weight or self.algorithm.steps_on_empty_rounds, arrivals.heard.client_ids
+        steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, arrivals.heard.client_ids
         shared = self.shared
         if isinstance(self.algorithm, Around) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
@@ -251,7 +262,7 @@ class FederatedRounds:
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
         return RoundRecord(
             ctx.round_idx, float(ctx.lr), heard_in(this.ended), this.means.means, up, down, tuple(this.traffic),
-            time.perf_counter() - this.started, None if self.faults is None else faults_in(this.ended),
+            time.perf_counter() - this.started, faults_in(this.ended),
         )  # fmt: skip
 
     def discard(self) -> None:
@@ -286,9 +297,9 @@ def start(
         "total_samples": train.num_samples,
         "most_samples": int(train.sizes.max()),
         "sizes": train.sizes,
-        "secret": None if (privacy := privacy_of(algorithm)) is None else privacy.secret(),
+        "secret": None if (privacy := getattr(algorithm, "privacy", None)) is None else privacy.secret(),
     }
-    fixed = {"seed": 0, "weighting": algorithm.default_weighting, "phase": "init", "round_idx": 0} | sizes | terms
+    fixed = {"seed": 0, "weighting": algorithm.participation.weighting, "phase": "init", "round_idx": 0} | sizes | terms
     base = Context(task=task, solver=solver, lr=solver.lr_in("init", 0, terms.get("num_rounds", 1)).to(device), **fixed)
     shared = tree.map_leaves(lambda leaf: leaf.to(device), algorithm.shared_init(base))
     task = task.with_end(train.x[:2].cpu())
@@ -296,3 +307,106 @@ def start(
     federation = FederatedRounds(algorithm, base._replace(task=task), InMemoryServer(task, shared, device), choose)
     federation.store = federation.new_store(train).to(device)
     return federation
+
+
+def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients: int) -> None:
+    """Refuse a cohort that lacks a client or has one twice, where an algorithm needs all of them.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        client_ids: the cohort of a round, [C].
+        num_clients: clients in all.
+
+    Raises:
+        ConfigError: naming the algorithm and the number of clients drawn.
+    """
+    drawn, draws = len(np.unique(client_ids)), len(client_ids)
+    if algorithm.participation.needs_all_clients and not drawn == draws == num_clients:
+        repeats = f" in {draws} draws" if draws > drawn else ""
+        raise ConfigError(
+            f"{name} needs every client in every round, and {drawn} of {num_clients} are drawn{repeats}; leave out "
+            "--data.client_fraction and --data.clients_per_round, and sample uniformly"
+        )
+
+
+class Server(Protocol):
+    """Keeps the shared state, in memory or as parameters of a module, and counts the rounds."""
+
+    @property
+    def task(self) -> Task:
+        """The task, with what is frozen."""
+
+    @property
+    def initial_shared(self) -> Tree:
+        """The shared state before the first round, from which states of clients begin."""
+
+    @property
+    def shared(self) -> Tree:
+        """The shared state after the last complete round."""
+
+    @property
+    def rounds_done(self) -> int:
+        """Complete rounds."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of it lies."""
+
+    def commit(self, shared: Tree) -> None:
+        """Write the shared state of one round more."""
+
+
+class InMemoryServer:
+    """A server whose state is an attribute.
+
+    Args:
+        task: the task.
+        shared: the initial shared state.
+        device: where both lie.
+    """
+
+    def __init__(self, task: Task, shared: Tree, device: torch.device) -> None:
+        self.task, self.initial_shared, self.shared, self.device = task, shared, shared, device
+        self.rounds_done = 0
+
+    def commit(self, shared: Tree) -> None:
+        """Keep the shared state of one round more."""
+        self.shared, self.rounds_done = shared, self.rounds_done + 1
+
+
+class _Untold:
+    """A client of whom nothing is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
+    """Whether all clients start alike: nothing of a client is asked for its state.
+
+    Args:
+        algorithm: the algorithm.
+        ctx: what every client knows.
+        shared: the initial shared state.
+    """
+    try:
+        algorithm.state_init(ctx, shared, _Untold())  # type: ignore[arg-type]
+    except Exception:  # whatever asking brings: the clients are asked one by one
+        return False
+    return True
+
+
+def fresh_optimizer(algorithm: Algorithm, ctx: Context, shared: Tree, state: Tree, data: ClientData) -> Tree:
+    """The state of an optimizer that has taken no step, in the shape that is the algorithm's affair; None without one.
+
+    Args:
+        algorithm: the algorithm.
+        ctx: what every client knows.
+        shared: the initial shared state.
+        state: the first state of some client.
+        data: its samples.
+    """
+    losses = SequentialTrainer().losses(ctx, shared, algorithm, data)
+    there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
+    return getattr(algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None)

@@ -21,14 +21,24 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from lit_fed.clients import PredictJob, TrainJob, add_scores, client_scores
-from lit_fed.clients.base import Trained
+from lit_fed.clients.base import ClientTrainer, PredictJob, Served, Trained, TrainJob
 from lit_fed.core import tree
+from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split, Tree
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
 from lit_fed.rounds import FederatedRounds
 
-__all__ = ["BlockPredictions", "MeasuresElsewhere", "evaluate", "measure", "predict_block", "predict_job", "serve"]
+__all__ = [
+    "BlockPredictions",
+    "MeasuresElsewhere",
+    "add_scores",
+    "client_scores",
+    "evaluate",
+    "measure",
+    "predict_block",
+    "predict_job",
+    "serve",
+]
 
 SERVED_BYTES = 2**28
 """Memory that the models of clients may take that are adapted before they are served."""
@@ -85,6 +95,29 @@ def evaluate(federation: FederatedRounds, data: Split, train: Split | None = Non
     client_ids = (torch.arange(data.num_clients) + data.first_id).to(device)
     states = serve(federation, client_ids, train, seen=seen)
     return client_scores(federation.client_trainer, predict_job(federation, client_ids, data, states))
+
+
+def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientMeter | None = None) -> Tensor:
+    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error).
+
+    Args:
+        client_trainer: predicts the samples.
+        job: the clients and their samples.
+        meter: measures more of the same predictions.
+    """
+    sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
+    for served in client_trainer.predict(job):
+        add_scores(sums, served, job.ctx.task)
+        if meter is not None:
+            meter.add(*served)
+    return sums
+
+
+def add_scores(sums: Tensor, served: Served, task: Task) -> None:
+    """Add number, loss and hits of some predictions, in place, to the sums of their clients, [C, 3] float64."""
+    loss, hit = task.score(served.prediction, served.y)
+    parts = torch.stack([served.mask, loss * served.mask, hit * served.mask])
+    sums[served.rows] += parts.sum(2, dtype=torch.float64).T
 
 
 @runtime_checkable

@@ -13,9 +13,9 @@ from typing import Any, Literal
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 
+from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
-from lit_fed.callbacks.usual import callbacks_of
 from lit_fed.core import tree
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -39,7 +39,6 @@ from lit_fed.training.refusals import refuse_arguments, refuse_callbacks, refuse
 from lit_fed.training.round_logger import RoundLogger, writing
 from lit_fed.training.stopping import StopRequests, Terminated, end_with_parent
 from lit_fed.training.strategy import FederatedStrategy, prepare_data
-from lit_fed.training.unseen_clients import restore_for_unseen_clients
 
 __all__ = ["FederatedStrategy", "FederatedTrainer"]
 
@@ -365,7 +364,7 @@ class FederatedTrainer(Trainer):
     ) -> UnseenFolder:
         """Clients to be served from a checkpoint alone; says which of them have states of the training, unused here."""
         checkpoint = load_checkpoint(Path(ckpt_path))
-        facts = restore_for_unseen_clients(module, checkpoint, ckpt_path, unknown)
+        facts = module.restore_shared(checkpoint, unknown)
         data = UnseenFolder(clients, facts, only)
         known = facts.took_part(data.unseen.names if only is None else [only])
         if known and self.is_global_zero:

@@ -22,7 +22,7 @@ from lit_fed.algorithms import FedEM
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.products import fast_products
 from lit_fed.models import FedEMCNN, LeNet5
-from lit_fed.system.allocation import keep_freed_memory
+from lit_fed.system.machine import keep_freed_memory
 
 __all__ = ["SMALL_CLIENT_ROWS"]
 

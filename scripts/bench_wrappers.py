@@ -22,7 +22,7 @@ from lit_fed.models import LeafCNN
 from lit_fed.rounds import FederatedRounds
 from lit_fed.wrappers.base import Around
 from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, TopK
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compression.wrapper import Compressed
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.robust.rules import (

@@ -2,6 +2,7 @@
 
     python scripts/code_shape.py                                  # as tables
     python scripts/code_shape.py --picture docs/images/rooms.svg  # and a picture of the rooms, drawn from the imports
+    python scripts/code_shape.py --option                         # and the files that an option of `fit` passes
 
 An algorithm is a file of `lit_fed/algorithms/`, or a folder there. Lines are those of files; a function's are its own,
 with its docstring.
@@ -11,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import ast
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -27,6 +30,7 @@ __all__ = [
     "long_classes",
     "long_files",
     "main",
+    "passed_by",
     "room_of",
     "used_by_one_algorithm",
 ]
@@ -164,6 +168,51 @@ def arrows_back(package: Path, rooms: Iterable[str] = ROOMS) -> dict[str, str]:
     return found
 
 
+# ---------------------------------------------------------------------- the way of an option
+OPTION, VALUE = "model.compression_feedback", "ef21"
+
+
+def passed_by() -> set[str]:
+    """The files that an option of the command line passes, from the arguments of `fit` to the wrapped algorithm.
+
+    A file counts if one of its functions is called with the value, with arguments or a configuration that contain it,
+    or with settings that have it as a field.
+    """
+    from lit_fed.cli import FederatedCLI
+
+    class Unrun(FederatedCLI):
+        def _run_subcommand(self, subcommand: str) -> None:
+            """Run nothing."""
+
+    files: set[str] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in path.parents and any(map(_carries, list(frame.f_locals.values()))):
+            files.add(str(path.relative_to(PACKAGE)))
+
+    given = "fit --data.dataset Digits --data.num_clients 4 --model.algorithm FedAvg --model.compression TopK"
+    sys.setprofile(note)
+    try:
+        Unrun([*given.split(), f"--{OPTION}", VALUE, "--trainer.accelerator", "cpu", "--trainer.logger", "false"])
+    finally:
+        sys.setprofile(None)
+    return files
+
+
+def _carries(value: Any, depth: int = 0) -> bool:
+    """Whether this is the value, a list or a configuration that contains it, or settings that have it as a field."""
+    if isinstance(value, str):
+        return value == VALUE
+    if hasattr(value, "_fields") or is_dataclass(value):
+        named = value if isinstance(value, tuple) else vars(value).values()
+        return any(isinstance(one, str) and one == VALUE for one in named)
+    if isinstance(value, list | tuple):
+        return depth == 0 and any(_carries(one, 1) for one in value)
+    inside = vars(value) if isinstance(value, argparse.Namespace) else value
+    return isinstance(inside, dict) and depth < 4 and any(_carries(one, depth + 1) for one in inside.values())
+
+
 # ---------------------------------------------------------------------- what is shown
 def lengths_of_functions(tree: ast.Module) -> list[int]:
     """Lines of each function and method."""
@@ -240,8 +289,12 @@ def main() -> None:
     """Show the tables, and draw the picture if one is wanted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--picture", type=Path, help="file of the picture, .png, .svg or .pdf")
+    parser.add_argument("--option", action="store_true", help=f"trace --{OPTION}")
     chosen = parser.parse_args()
     show(PACKAGE)
+    if chosen.option:
+        files = passed_by()
+        print(f"--{OPTION} passes {len(files)} files: {', '.join(sorted(files))}")
     if chosen.picture is not None:
         draw_rooms(PACKAGE, chosen.picture)
 

@@ -16,9 +16,8 @@ import torch
 
 from lit_fed import FederatedModule
 from lit_fed.core.blocks import serving_blocks
-from lit_fed.core.server import InMemoryServer
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.rounds import FederatedRounds
+from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.serving import measure
 
 __all__ = ["PlainLoop", "in_process", "medians", "with_ratios"]

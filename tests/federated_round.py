@@ -7,17 +7,18 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed import rounds, serving
-from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, client_scores
+from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.noise import Secret
 from lit_fed.core.plan import make_plan
+from lit_fed.core.seeds import Secret
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.models import Linear, Network
+from lit_fed.serving import client_scores
 
 BINARY = Binary()
 MULTICLASS = Multiclass(3)

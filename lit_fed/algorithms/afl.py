@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -78,11 +78,9 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     initial: Literal["uniform", "samples"] = "uniform"
     serve: Literal["average", "last"] = "average"
 
-    sends = "multiples"
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    refuses_loss: ClassVar[str] = "weighs clients by the log-loss whose gradient they follow"
-    fills_in_absent_clients: ClassVar[bool] = False
-    needs_all_clients: ClassVar[bool] = True
+    message = MessageSpec("multiples")
+    participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {"loss": "weighs clients by the log-loss whose gradient they follow"}
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server lists the weights of the clients by their numbers",
         "ranks": "its weights λ are no whole numbers, so a sum in another order differs in the last bits",

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels
+from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
@@ -77,7 +77,7 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
     gradient_factor: bool = True
     unseen_epochs: int = 0
 
-    default_weighting = "uniform"
+    participation = Participation(weighting="uniform")
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

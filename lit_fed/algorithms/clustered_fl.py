@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, local_run
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
@@ -41,7 +41,7 @@ from lit_fed.core.mixtures.clusters import (
 )
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["ClusteredFL", "Clusters", "DivisionRule", "SplitMemory", "bipartition", "divide"]
 
@@ -101,10 +101,8 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
     linkage: Literal["single", "complete"] = "single"
     newcomers: Literal["tree", "loss"] = "tree"
 
-    sends = "rows"
-    reduce: ClassVar[Literal["sum", "stack"]] = "stack"
-    needs_all_clients: ClassVar[bool] = True
-    fills_in_absent_clients: ClassVar[bool] = False
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(needs_all_clients=True, fills_in_absent=False)
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server's memory has a row for each client, and clusters are numbered as they appear",
         "local_batch_norm": "an unseen client trains the models of all splits, without a normalisation of its own",

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
@@ -66,11 +66,8 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     over_relaxation: float = 1.0
     serve: Literal["consensus", "personal"] = "consensus"
 
-    sends = "changes"
-    keeps_running_sum = True
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    counts_draws = False
+    message = MessageSpec("changes", accumulates=True)
+    participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its clients send changes of models and duals, which leave no place for their normalisation"
     }
@@ -86,9 +83,9 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
         check_settings(self, checks)
 
     @property
-    def fits_without_noise(self) -> str:  # type: ignore[override]
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """An exact solve fits the samples at once."""
-        return "exact solves" if self.local_solve == "exact" else ""
+        return {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else {}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial z; networks that an exact solve cannot take are refused."""

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.graphs import group_admm
 from lit_fed.core.graphs.group_admm import CostedNetwork
@@ -97,12 +97,9 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     censor_decay: float = 0.95
     local_solve: Literal["exact", "inexact"] = "inexact"
 
-    sends = "rows"
-    reduce = "stack"
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     has_server = False
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    needs_all_clients = True
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who is whose neighbour depends on the clients' numbers",
         "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",

@@ -24,10 +24,9 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
-from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
+from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
@@ -78,12 +77,12 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
     unseen_steps: int = 1
     common_start: bool = True
 
-    sends = "rows"
-    reduce = "stack"
-    default_weighting = "uniform"
-    refuses_loss = "minimises an upper bound of the log-loss, which is none of another loss"
-    fills_in_absent_clients = False
-    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "loss": "minimises an upper bound of the log-loss, which is none of another loss",
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn",
+    }
     has_server = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who is whose neighbour depends on the clients' numbers",

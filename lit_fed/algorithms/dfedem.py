@@ -27,10 +27,9 @@ from typing import ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
-from lit_fed.core.graphs.mixing import MixingRule, check_agreement, mixing_matrix
+from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
@@ -82,11 +81,11 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
     common_start: bool = True
     position_loss: PositionLoss = "mean"
 
-    sends = "rows"
-    reduce = "stack"
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+    }
     has_server = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who is whose neighbour depends on the clients' numbers",

@@ -28,8 +28,7 @@ from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState
 from lit_fed.errors import check_settings
 

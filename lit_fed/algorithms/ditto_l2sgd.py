@@ -21,14 +21,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, OwnModel, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Reduced
 from lit_fed.errors import check_settings
 
@@ -46,8 +45,7 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
 
     serving_settings = ("unseen_epochs",)
 
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    fills_in_absent_clients: ClassVar[bool] = False  # they always count with the global model
+    participation = Participation(weighting="uniform", fills_in_absent=False)  # they always count with the global model
 
     prox_weight: float = 1.0
     unseen_epochs: int = 1

@@ -28,7 +28,7 @@ from typing import ClassVar, Literal, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
@@ -73,17 +73,18 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
     momentum: float = 0.0
     serve: Literal["centre", "personal"] = "centre"
 
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    refuses_size_sampling = "lets the centre gain what the workers lose, each of them once"
+    participation = Participation(weighting="uniform", fills_in_absent=False)
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "a worker sends its model of before the local steps, so its normalisation would lag behind"
     }
 
     @property
-    def refuses_privacy(self) -> str:  # type: ignore[override]
-        """Where clients take turns, each is alone in its message, and their number shows."""
-        return "takes one client after another with mode asynchronous" if self.mode == "asynchronous" else ""
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """If clients take turns, each is alone in its message, and their number shows."""
+        reasons = {"size_sampling": "lets the centre gain what the workers lose, each of them once"}
+        if self.mode == "asynchronous":
+            reasons["privacy"] = "takes one client after another with mode asynchronous"
+        return reasons
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, local_run
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.seeds import generator
@@ -117,12 +117,12 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     compute_mean: float = 1.0
     compute_spread: float = 0.5
 
-    sends = "changes"
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    needs_all_clients = True
-    refuses_privacy = "takes clients as they come in, and not each with a probability of its own"
-    refuses_encoded_broadcast = "has clients on their way that were sent older ones"
+    message = MessageSpec("changes")
+    participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "privacy": "takes clients as they come in, and not each with a probability of its own",
+        "encoded_broadcast": "has clients on their way that were sent older ones",
+    }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "who comes in when follows the clients' numbers",
         "local_batch_norm": "clients start from models of some steps ago, normalisation among them",

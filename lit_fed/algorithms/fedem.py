@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import (
@@ -85,8 +85,6 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     """
 
     serving_settings = ("em_steps", "refresh_mixture_at_eval")
-    fits_without_noise = "the mixture weights"
-    heeds_mixture_noise = True
 
     num_components: int = 3
     em_steps: int = 1
@@ -114,14 +112,17 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
         return self.num_components
 
     @property
-    def sends_all(self) -> bool:  # type: ignore[override]
-        """Whether every client sends every component, as in the paper."""
-        return self.min_weight == 0 and self.most_components is None
+    def message(self) -> MessageSpec:  # type: ignore[override]
+        """By default every client sends every component, as in the paper."""
+        return MessageSpec(complete=self.min_weight == 0 and self.most_components is None)
 
     @property
-    def refuses_privacy(self) -> str:  # type: ignore[override]
-        """The number of clients that sent a component tells what they are like."""
-        return "" if self.sends_all else "divides by numbers of clients that sent a component, which are private"
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """Mixture weights need noise of their own; the number of clients that sent a component is private."""
+        reasons = {"noise_in_steps_alone": "the mixture weights"}
+        if not self.message.complete:
+            reasons["privacy"] = "divides by numbers of clients that sent a component, which are private"
+        return reasons
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MixtureState:
         """π_t starts uniform."""
@@ -157,7 +158,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     def client_final(self, ctx: Context, shared: GlobalModels, work: MixtureWork, data: ClientData) -> ClientResult:
         """The components go to the server with the same weight n_t (Alg. 1, line 8); π_t stays."""
         message = Message(work.models, ctx.client_weight(data))
-        if not self.sends_all:
+        if not self.message.complete:
             taken = largest(work.mixture, self.most_components, self.min_weight)
             each = tree.bits(work.models, ctx.private) / self.num_components
             bits = taken.sum() * each + self.num_components  # a bit tells whether one is sent
@@ -166,7 +167,7 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
 
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """θ_m <- Σ_t n_t/n θ_m,t (Alg. 1, line 10), over the clients that sent θ_m."""
-        if self.sends_all:
+        if self.message.complete:
             return super().server_step(ctx, shared, reduced, client_ids)
         return GlobalModels(average_chosen(ctx, shared.models, reduced))
 

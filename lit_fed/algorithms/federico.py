@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
@@ -108,11 +108,12 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     common_start: bool = False
     position_loss: PositionLoss = "mean"
 
-    sends = "rows"
-    reduce = "stack"
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "adds up what clients send to each other, each of them once"
+    }
     has_server = False
-    fills_in_absent_clients = False
-    refuses_size_sampling = "adds up what clients send to each other, each of them once"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the start, the coins and the ties of a client depend on its number",
         "local_batch_norm": "all leaves of a model are trained by those who use it",

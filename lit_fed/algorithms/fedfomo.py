@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, local_run
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import greedy_neighbours
 from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
@@ -84,10 +84,8 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
     val_fraction: float = 0.2
     keep: Literal["previous", "trained"] = "previous"
 
-    sends = "rows"
-    reduce = "stack"
-    fills_in_absent_clients = False
-    counts_draws = False
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(counts_draws=False, fills_in_absent=False)
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the held-out samples, the coins and the ties of a client depend on its number",
         "local_batch_norm": "all leaves of the models of others are mixed in",

@@ -40,10 +40,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import LocalSolver, OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
@@ -81,10 +80,12 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
     prox_weight: float = 0.0
     effective_steps: float | None = None
 
-    sends = "changes"
-    refuses_privacy = "divides by the clients' numbers of steps, which are private themselves"
-    refuses_secure_sums = "sends numbers of steps beside them, which are larger than any change"
-    fills_in_absent_clients: ClassVar[bool] = False
+    message = MessageSpec("changes")
+    participation = Participation(fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "privacy": "divides by the clients' numbers of steps, which are private themselves",
+        "secure_sums": "sends numbers of steps beside them, which are larger than any change",
+    }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "sequential_is_vectorized_with_kept_optimizers": "it refuses kept optimizers and Adam"
     }

@@ -19,7 +19,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -63,7 +63,7 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
     private_layers: int = 1
     unseen_epochs: int = 1
 
-    fits_without_noise = "the private head"
+    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the private head"}
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

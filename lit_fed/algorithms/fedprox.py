@@ -31,9 +31,8 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
-from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase
 from lit_fed.errors import ConfigError, check_settings
@@ -83,9 +82,11 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
             raise ConfigError(f"--model.algorithm.inexactness is {self.inexactness}; give null, or local_solve sgd")
 
     @property
-    def fits_without_noise(self) -> str:  # type: ignore[override]
-        """An exact solve and the stop rule look at samples beside the local steps."""
-        return "exact solves" if self.local_solve == "exact" else "" if self.inexactness is None else "the stop rule"
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """An exact solve and the stop rule read samples outside the local steps."""
+        if self.local_solve == "exact":
+            return {"noise_in_steps": "exact solves"}
+        return {} if self.inexactness is None else {"noise_in_steps": "the stop rule"}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w^0; networks that the solve or the stop rule cannot take are refused."""

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import cast_like
@@ -62,10 +62,10 @@ class Gradient(NamedTuple):
 class FedSGD(Algorithm[ServerSolver, tuple[()], GradientWork]):
     """One step of gradient descent per round, on the gradient over all samples of the clients that take part."""
 
-    sends = "changes"
+    message = MessageSpec("changes")
+    participation = Participation(fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "gradients beside the local solver"}
     server_only = ("optimizer",)
-    fits_without_noise = "gradients beside the local solver"
-    fills_in_absent_clients: ClassVar[bool] = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its clients send gradients, so a normalisation that they keep would never be trained"
     }

@@ -24,9 +24,9 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, local_run
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.graphs.gossip import initial_peers, traffic
+from lit_fed.core.graphs.mixing import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
@@ -72,11 +72,11 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     exchange: Literal["server", "decentralized"] = "server"
     unseen_epochs: int = 1
 
-    sends = "rows"
-    reduce = "stack"
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    refuses_size_sampling = "mixes along edges, at which a client stands once however often it is drawn"
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "mixes along edges, at which a client stands once however often it is drawn"
+    }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the models of all clients are kept in the order of their numbers",
         "local_batch_norm": "a client's model is sent whole, and kept with those of all",

@@ -21,7 +21,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
     beta: float = 0.5
     unseen_epochs: int = 1
 
-    fits_without_noise = "the personal model, which teaches"
+    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, OwnModel
+from lit_fed.core.algorithm import Algorithm, MessageSpec, OwnModel, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.group_admm import (
     GroupNetwork,
@@ -82,12 +82,9 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     local_solve: Literal["exact", "inexact"] = "inexact"
     unseen_epochs: int = 1
 
-    sends = "rows"
-    reduce = "stack"
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", needs_all_clients=True, fills_in_absent=False)
     has_server = False
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    needs_all_clients = True
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the chain follows the clients' numbers",
         "local_batch_norm": "neighbours pull at each other's whole models, normalisation among them",

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import ClusterChoice, ClusterRun, best_fit, one_hot
 from lit_fed.core.mixtures.e_step import average_chosen, choose
@@ -59,11 +59,13 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
     averaging: Literal["model", "gradient"] = "model"
     clustered_layers: int | None = None
 
-    sends_all = False
-    refuses_privacy = "divides by numbers of members, which are private themselves"
-    fits_without_noise = "the choice of a cluster"
+    message = MessageSpec(complete=False)
+    participation = Participation(weighting="uniform")
+    incompatible: ClassVar[dict[str, str]] = {
+        "privacy": "divides by numbers of members, which are private themselves",
+        "noise_in_steps": "the choice of a cluster",
+    }
 
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "a client trains one of the k models, and has no normalisation of its own for the others"
     }

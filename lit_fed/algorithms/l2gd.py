@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
@@ -64,15 +64,13 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
     scaling: Literal["paper", "slides"] = "paper"
     unseen_epochs: int = 1
 
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
+    participation = Participation(weighting="uniform", fills_in_absent=False)
 
     @property
-    def refuses_privacy(self) -> str:  # type: ignore[override]
-        """Why noise does not cover what reaches the server, if it does not."""
-        return (
-            "averages the same clients several times a round with flips_per_round" if self.flips_per_round > 1 else ""
-        )
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
+        """Noise covers one average a round."""
+        reason = "averages the same clients several times a round with flips_per_round"
+        return {"privacy": reason} if self.flips_per_round > 1 else {}
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -13,12 +13,11 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, OwnModel, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, MessageSpec, OwnModel, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
@@ -35,8 +34,8 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
     """
 
     serving_settings = ("unseen_epochs",)
-    sends = "nothing"
-    fills_in_absent_clients: ClassVar[bool] = False  # nothing is averaged
+    message = MessageSpec("nothing")
+    participation = Participation(fills_in_absent=False)  # nothing is averaged
 
     unseen_epochs: int = 1
 

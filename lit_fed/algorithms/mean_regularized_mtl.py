@@ -24,16 +24,15 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, OwnModel
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, OwnModel, Participation
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
@@ -62,10 +61,9 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
     """
 
     serving_settings = ("unseen_epochs",)
-    keeps_running_sum = True
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    fills_in_absent_clients: ClassVar[bool] = False  # the mean is always that of all columns
-    counts_draws: ClassVar[bool] = False  # in which a column that has moved once counts once
+    message = MessageSpec(accumulates=True)
+    # the mean is that of all columns; a column that has moved once counts once
+    participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
 
     mean_weight: float = 1.0
     unseen_epochs: int = 1

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
@@ -92,13 +92,10 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     local_solve: Literal["exact", "inexact"] = "inexact"
     unseen_epochs: int = 1
 
-    sends = "changes"
-    keeps_running_sum = True
-    fits_without_noise = "the responsibilities"
+    message = MessageSpec("changes", accumulates=True)
+    participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the responsibilities"}
 
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    counts_draws = False
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its server adds up changes of whole models, the clients' normalisation among them"
     }

@@ -37,12 +37,19 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
-from lit_fed.core.solvers.margin_losses import MarginLoss, best_dual, margin_loss
+from lit_fed.core.solvers.linear_models import (
+    MarginLoss,
+    best_dual,
+    check_linear_task,
+    from_columns,
+    margin_loss,
+    to_columns,
+    with_constant,
+)
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
@@ -105,12 +112,9 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     epsilon: float = 0.01
     unseen_epochs: int = 10
 
-    sends = "rows"
-    reduce = "stack"
-    default_weighting = "uniform"
-    refuses_loss = "minimises a loss of its own, by --model.algorithm.loss"
-    fills_in_absent_clients = False
-    counts_draws = False
+    message = MessageSpec("rows", reduce="stack")
+    participation = Participation(weighting="uniform", counts_draws=False, fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {"loss": "minimises a loss of its own, by --model.algorithm.loss"}
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server's models are in the order of the clients",
         **dict.fromkeys(["mlp", "local_batch_norm", "regression", "sequences"], "it trains linear classifiers"),

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import ClusterRun, best_fit
 from lit_fed.core.mixtures.e_step import average_chosen, choose
@@ -43,10 +43,12 @@ class GroupState(NamedTuple):
 class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
     """FedAvg within each true group of clients, which the data have to tell."""
 
-    sends_all = False
-    refuses_deployment = "needs the true group of every client, which nobody tells the server"
-    refuses_privacy = "divides by numbers of members, which are private themselves"
-    fills_in_absent_clients: ClassVar[bool] = False  # those of the other groups were never sent a group's model
+    message = MessageSpec(complete=False)
+    participation = Participation(fills_in_absent=False)  # those of the other groups were never sent a group's model
+    incompatible: ClassVar[dict[str, str]] = {
+        "deployment": "needs the true group of every client, which nobody tells the server",
+        "privacy": "divides by numbers of members, which are private themselves",
+    }
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """One initial model, the same for every group."""

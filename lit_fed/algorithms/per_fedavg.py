@@ -24,15 +24,15 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
-from lit_fed.core.networks.precision import full_precision
+from lit_fed.core.networks.products import full_precision
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Phase, Tree
 from lit_fed.errors import ConfigError, check_settings
 
@@ -60,9 +60,8 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
     difference: float = 0.001
     adapt_steps: int = 1
 
-    default_weighting = "uniform"
-
-    fits_without_noise = "the inner steps"
+    participation = Participation(weighting="uniform")
+    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -25,15 +25,14 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import server_average
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Reduced
@@ -78,9 +77,8 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
     serve: Literal["personal", "global"] = "personal"
     unseen_epochs: int = 1
 
-    default_weighting = "uniform"
-
-    fits_without_noise = "the inner steps"
+    participation = Participation(weighting="uniform")
+    incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -29,8 +29,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm, GlobalModels, OwnModel
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase
 from lit_fed.errors import check_settings
@@ -76,9 +75,9 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
         check_settings(self, checks)
 
     @property
-    def fits_without_noise(self) -> str:  # type: ignore[override]
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """An exact solve fits the samples at once."""
-        return "exact solves" if self.local_solve == "exact" else ""
+        return {"noise_in_steps": "exact solves"} if self.local_solve == "exact" else {}
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial z; networks that an exact solve cannot take are refused."""

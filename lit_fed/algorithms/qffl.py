@@ -21,13 +21,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels
+from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
@@ -67,10 +67,9 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
     fairness_power: float = 1.0
     lipschitz: float | None = None
 
-    sends = "multiples"
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    refuses_loss: ClassVar[str] = "takes a power of the log-loss whose gradient the clients follow"
-    fills_in_absent_clients: ClassVar[bool] = False
+    message = MessageSpec("multiples")
+    participation = Participation(weighting="uniform", fills_in_absent=False)
+    incompatible: ClassVar[dict[str, str]] = {"loss": "takes a power of the log-loss whose gradient the clients follow"}
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""

@@ -31,11 +31,10 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, local_run
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.networks.layers import check_sample_losses
-from lit_fed.core.penalty import Penalty
 from lit_fed.core.reduce import exact_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
@@ -87,9 +86,8 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     option: Literal["I", "II"] = "II"
     server_lr: float = 1.0
 
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "uniform"
-    sends_beside_models: ClassVar[bool] = True
-    refuses_size_sampling: ClassVar[str] = "keeps a mean of control variates, in which the change of each counts once"
+    message = MessageSpec(beside_models=True)
+    participation = Participation(weighting="uniform")
     conformance_exempt: ClassVar[dict[str, str]] = {
         "local_batch_norm": "its controls would steer a client's own normalisation by the gradients of the others"
     }
@@ -103,9 +101,10 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
         check_settings(self, checks)
 
     @property
-    def fits_without_noise(self) -> str:  # type: ignore[override]
+    def incompatible(self) -> dict[str, str]:  # type: ignore[override]
         """Option I takes gradients at the received model."""
-        return "controls of option I" if self.option == "I" else ""
+        reasons = {"size_sampling": "keeps a mean of control variates, in which the change of each counts once"}
+        return reasons | {"noise_in_steps": "controls of option I"} if self.option == "I" else reasons
 
     def shared_init(self, ctx: Context) -> Controlled:
         """A fresh model x, and c = 0; option I refuses networks without a loss of each sample."""

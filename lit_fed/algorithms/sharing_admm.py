@@ -30,12 +30,18 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.networks.precision import full_precision
-from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, with_constant
-from lit_fed.core.solvers.margin_losses import MarginLoss, margin_loss, margin_prox
+from lit_fed.core.networks.products import full_precision
+from lit_fed.core.solvers.linear_models import (
+    MarginLoss,
+    check_linear_task,
+    from_columns,
+    margin_loss,
+    margin_prox,
+    with_constant,
+)
 from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
@@ -87,13 +93,14 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     penalty_weight: float = 1.0
     inner_steps: int = 50
 
-    sends = "multiples"
-    divided_by = "features"
-    default_weighting = "uniform"
-    refuses_deployment = "needs rows of the same samples at all parties, which somebody has to align first"
-    refuses_loss = "solves for the loss of the joint outputs in closed form"
-    fills_in_absent_clients = False
-    needs_all_clients = True
+    message = MessageSpec("multiples")
+    participation = Participation(
+        weighting="uniform", needs_all_clients=True, fills_in_absent=False, divided_by="features"
+    )
+    incompatible: ClassVar[dict[str, str]] = {
+        "deployment": "needs rows of the same samples at all parties, which somebody has to align first",
+        "loss": "solves for the loss of the joint outputs in closed form",
+    }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "party 0 holds the labels",
         **dict.fromkeys(["mlp", "local_batch_norm", "multiclass", "sequences"], "its model is linear with one output"),

@@ -19,13 +19,13 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels
+from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
@@ -65,7 +65,10 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
     unseen_steps: int = 1
     refresh_at_eval: bool = False
 
-    fits_without_noise = "the bounds of its surrogates"
+    incompatible: ClassVar[dict[str, str]] = {
+        "noise_in_steps": "the bounds of its surrogates",
+        "loss": "minimises an upper bound of the log-loss, which is none of another loss",
+    }
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -76,12 +79,10 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
         """The models in u."""
         return self.surrogate.num_models
 
-    refuses_loss = "minimises an upper bound of the log-loss, which is none of another loss"
-
     @property
-    def default_weighting(self) -> Literal["samples", "uniform"]:  # type: ignore[override]
+    def participation(self) -> Participation:  # type: ignore[override]
         """ω_t."""
-        return self.surrogate.weighting
+        return Participation(self.surrogate.weighting)
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> Tree:
         """v_t before the first round."""

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, local_run
+from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, MessageSpec, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
 from lit_fed.core.local_solver import OptimizerState
@@ -94,9 +94,10 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
     num_batches: int = 2
     min_variance: float = 1e-12
 
-    sends = "rows"
-    reduce = "stack"
-    refuses_size_sampling = "weighs clients by their samples in its mixing coefficients"
+    message = MessageSpec("rows", reduce="stack")
+    incompatible: ClassVar[dict[str, str]] = {
+        "size_sampling": "weighs clients by their samples in its mixing coefficients"
+    }
     conformance_exempt: ClassVar[dict[str, str]] = {
         "client_order": "the server's memory has a row for each client",
         "local_batch_norm": "all leaves of the clients' models are mixed",

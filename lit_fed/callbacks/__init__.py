@@ -2,7 +2,7 @@
 
 from lightning.pytorch import Callback
 
-from lit_fed.callbacks.usual import with_defaults
+from lit_fed.callbacks.defaults import with_defaults
 from lit_fed.system.discovery import find_classes
 from lit_fed.training.hooks import FederatedCallback
 

@@ -13,7 +13,7 @@ __all__ = ["ServerAggregation"]
 class ServerAggregation(FederatedCallback):
     """Reduces the messages of a phase over blocks and ranks and takes the algorithm's server step.
 
-    A fit without it is refused. The new shared state is staged: the next phase sees it, the round's end commits it.
+    A fit needs it. The new shared state is staged for the next phase, and committed at the end of the round.
     """
 
     is_server = True

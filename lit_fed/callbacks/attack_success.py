@@ -1,15 +1,14 @@
-"""How often a back door opens."""
+"""Success rate of a backdoor."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed import serving
-from lit_fed.callbacks.client_metrics import log_results
+from lit_fed.callbacks.evaluation import log_results
 from lit_fed.core.types import Population
 from lit_fed.data.poison.backdoor import Backdoor, brightest_of, with_trigger
 from lit_fed.metrics.gathered import ClientTable
@@ -19,11 +18,11 @@ __all__ = ["AttackSuccess", "success_in_words"]
 
 
 class AttackSuccess(Callback):
-    """Measures in the test what `--data.poison Backdoor` has come to; does nothing without.
+    """Measures the success of `--data.poison Backdoor` in the test.
 
     Keys: `attack/success`, the share of the honest clients' test samples of other classes that are called `target` once
     they have the square, each served as its client is; `attack/unseen_success`, the same of unseen clients. Both are
-    averages over samples. The test samples are predicted once more for that.
+    averages over samples. The test samples are predicted a second time.
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -63,12 +62,11 @@ class AttackSuccess(Callback):
 
 def honest_positions(population: Population) -> Tensor:
     """Positions of the clients that evaluation measures and that do not attack, [E']."""
-    every = torch.arange(population.train.num_clients) if population.measured is None else population.measured
-    return every if population.honest is None else every[population.honest]
+    return population.positions if population.honest is None else population.positions[population.honest]
 
 
 def success_in_words(results: dict[str, float]) -> str:
-    """A line for the person at the keyboard; "" where no back door was tried."""
+    """A line for the terminal; "" without a backdoor."""
     if "attack/success" not in results:
         return ""
     share = f"{results['attack/success']:.1%}"

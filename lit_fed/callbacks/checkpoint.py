@@ -1,4 +1,4 @@
-"""The checkpoint that a run goes on from."""
+"""The checkpoint for resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LastCheckpoint", "checkpoint_folder", "last_checkpoint"]
 
 
 def checkpoint_folder(trainer: Trainer) -> Path | None:
-    """Where a run's `last.ckpt` is written; None in a run that writes none."""
+    """Folder of a run's `last.ckpt`; None if it writes none."""
     for callback in trainer.checkpoint_callbacks:
         if isinstance(callback, LastCheckpoint) and callback.dirpath is not None:
             return Path(callback.dirpath)
@@ -21,7 +21,7 @@ def checkpoint_folder(trainer: Trainer) -> Path | None:
 
 
 def last_checkpoint(trainer: Trainer) -> Path | None:
-    """The `last.ckpt` that a run has written; None before the first."""
+    """The run's `last.ckpt`; None before the first."""
     folder = checkpoint_folder(trainer)
     return folder / "last.ckpt" if folder is not None and (folder / "last.ckpt").is_file() else None
 
@@ -29,11 +29,11 @@ def last_checkpoint(trainer: Trainer) -> Path | None:
 class LastCheckpoint(ModelCheckpoint):
     """Writes `checkpoints/last.ckpt` after a round's evaluation and logging, always under that name.
 
-    Lightning's own `save_last` depends on what else is saved and numbers its files; use `ModelCheckpoint` beside this
+    Lightning's `save_last` depends on other checkpoints and numbers its files; use `ModelCheckpoint` beside this
     one for the best models.
 
     Args:
-        every_n_rounds: how often.
+        every_n_rounds: rounds between two checkpoints.
     """
 
     def __init__(self, every_n_rounds: int = 1) -> None:
@@ -43,11 +43,11 @@ class LastCheckpoint(ModelCheckpoint):
         )  # fmt: skip
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Find the folder; that a continued run's holds a checkpoint already is no reason to warn."""
+        """Find the folder, without a warning if it holds the checkpoint of a resumed run."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")
             super().setup(trainer, pl_module, stage)
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: a name that never changes has no history."""
+        """Empty: the file name never changes."""
         return {}

@@ -1,4 +1,4 @@
-"""Who was missed in the rounds of a run."""
+"""Clients that dropped out, came late or failed."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ __all__ = ["ClientFaults"]
 COUNTS = ("faults/dropped", "faults/late", "faults/non_finite", "faults/errors", "faults/empty_rounds")
 
 REASONS = 5
-"""Of clients that failed, said on each rank while the run goes on."""
+"""Upper limit of reasons printed on each rank during the run."""
 
 NAMED = 10
-"""Clients that failed, in the lines at the end; `summary.json` names all."""
+"""Upper limit of failed clients printed at the end; `summary.json` names all."""
 
 
 class ClientFaults(FederatedCallback):
-    """Counts clients that were missed, and names those that failed; does nothing without `--model.faults`.
+    """Counts clients that dropped out, and names those that failed; needs `--model.faults`.
 
-    Keys, logged for each round, and added up in `summary.json`: `faults/dropped`, clients that dropped out;
-    `faults/late`, whose work came too late; `faults/non_finite` and `faults/errors`, that were left out since they
-    computed NaN or infinity, or failed otherwise; `faults/empty_rounds`, 1 for a round in which nothing came in.
-    `summary.json` has the names of those that failed, with their rounds, as `faults/failed_clients`. All of it survives
-    a resume.
+    Keys, logged for each round and summed in `summary.json`: numbers of clients that dropped out, `faults/dropped`,
+    came too late, `faults/late`, or were left out because they computed NaN or infinity, `faults/non_finite`, or
+    failed otherwise, `faults/errors`; `faults/empty_rounds` is 1 for a round without messages. `summary.json` lists
+    the failed clients with their rounds as `faults/failed_clients`. All counts survive a resume.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class ClientFaults(FederatedCallback):
         self._num_said, self._found = 0, False
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log, add up and say."""
+        """Log, add up and print."""
         faults = record.faults
         if faults is None:
             return
@@ -56,21 +55,21 @@ class ClientFaults(FederatedCallback):
             notice(f"left out of this round: {reason}{last}")
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted so far."""
+        """The counts so far."""
         return {"totals": dict(self.totals), "failed": {name: list(rounds) for name, rounds in self.failed.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what a checkpoint counted."""
+        """Continue from the counts of a checkpoint."""
         self.totals, self.failed = dict(state_dict["totals"]), dict(state_dict["failed"])
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` says beside the counts."""
+        """Entries of `summary.json` beside the counts."""
         return {"faults/failed_clients": self.failed} if self.failed else {}
 
     @property
     def in_words(self) -> str:
-        """Lines for the person at the keyboard; "" if nobody was missed."""
+        """Lines for the terminal; "" if all clients took part."""
         if not any(self.totals.values()):
             return ""
         told = [f"{count} {name.removeprefix('faults/').replace('_', ' ')}" for name, count in self.totals.items()]

@@ -1,8 +1,7 @@
-"""What clients weigh over the rounds: components in their mixtures, and each other's models."""
+"""Mixture weights of the clients and weights between clients over the rounds."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import whole_file
-from lit_fed.training.hooks import data_of, federated
+from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import innermost
 
@@ -25,12 +24,12 @@ class ClientWeights(Callback):
 
     The file has `rounds` [R], rounds done; `mixture` [R, E, M] of the clients that are measured; `collaboration`
     [R, T, T], how much each client's model counts for each client (a row for the one that is served); `groups` [T],
-    where true groups are known; `names` [T]; and `on_graph`, whether the clients sit on a graph. What an algorithm does
-    not have is left out.
+    where true groups are known; `names` [T]; and `on_graph`, whether the algorithm has a topology. Arrays that the
+    algorithm does not have are left out.
 
     Args:
-        most_records: rounds that are kept, evenly spread over the evaluated ones.
-        most_clients: weights between clients are kept for at most so many clients.
+        most_records: upper limit of stored rounds, evenly spread over the evaluated ones.
+        most_clients: weights between clients are stored up to this number of clients.
     """
 
     def __init__(self, most_records: int = 16, most_clients: int = 200) -> None:
@@ -42,7 +41,7 @@ class ClientWeights(Callback):
         self._seen = 0
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the weights of an evaluated round."""
+        """Store the weights of an evaluated round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._seen += 1
             if (self._seen - 1) % self._spacing == 0:
@@ -61,8 +60,7 @@ class ClientWeights(Callback):
     def _weights(self, trainer: Trainer, module: FederatedModule) -> dict[str, Tensor]:
         found = {}
         if module.store.has_mixtures:
-            measured = data_of(trainer).populations[0].measured
-            weights = module.mixture_weights[slice(None) if measured is None else measured]
+            weights = module.mixture_weights[data_of(trainer).populations[0].positions]
             found["mixture"] = weights.float().cpu().clone()  # the next round overwrites the table
         num_clients = module.facts.num_clients
         if not module.store.holds_states:
@@ -76,11 +74,11 @@ class ClientWeights(Callback):
         return found
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write what was kept, and the last round's, beside its place and move it there."""
+        """Write the stored weights and those of the last round."""
         module = federated(pl_module)
         self._keep(trainer, module)
-        folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir and trainer.logger else None
-        if folder is None or not folder.is_dir() or len(self.records) == 1:
+        folder = results_folder(trainer)
+        if folder is None or len(self.records) == 1:
             return
         arrays: dict[str, Any] = {name: torch.stack(values).numpy() for name, values in self.records.items()}
         arrays["names"] = np.array(data_of(trainer).populations[0].names, dtype=str)
@@ -91,7 +89,7 @@ class ClientWeights(Callback):
             np.savez_compressed(file, **arrays)
 
     def state_dict(self) -> dict[str, Any]:
-        """What was kept so far."""
+        """The weights so far."""
         return {"records": self.records, "spacing": self._spacing, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -101,6 +99,6 @@ class ClientWeights(Callback):
 
 
 def has_collaboration(algorithm: Any) -> bool:
-    """Whether an algorithm, or the one inside wrappers, tells weights between clients."""
+    """Whether an algorithm, or the one inside wrappers, has weights between clients."""
     kind = type(innermost(algorithm))
     return kind.collaboration is not Algorithm.collaboration

@@ -1,4 +1,4 @@
-"""What the rounds sent."""
+"""Bytes sent in the rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class CommunicationCost(FederatedCallback):
     """Logs the bytes that each round sent: `comm/bytes_down` to its clients and `comm/bytes_up` from them.
 
     The totals of the run, `comm/total_bytes_down` and `comm/total_bytes_up`, go to its summary and survive a resume.
-    They count what the algorithm sends, not the bookkeeping between ranks.
+    Bookkeeping between ranks does not count.
     """
 
     def __init__(self) -> None:
@@ -34,5 +34,5 @@ class CommunicationCost(FederatedCallback):
         return self.totals
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Go on from the totals of a checkpoint."""
+        """Continue from the totals of a checkpoint."""
         self.totals = dict(state_dict)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.clients import client_scores
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics.gathered import ClientTable
-from lit_fed.serving import predict_job
-from lit_fed.training.hooks import data_of, federated
+from lit_fed.serving import client_scores, predict_job
+from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 from lit_fed.wrappers.base import Kept
@@ -39,11 +37,9 @@ class ComponentAccuracy(Callback):
         module, (seen, _) = federated(pl_module), data_of(trainer).populations
         if trainer.logger is None or seen.groups is None or not has_components(module):
             return
-        rows = self._measured(trainer, module)
-        folder = Path(trainer.log_dir) if trainer.is_global_zero and trainer.log_dir else None
-        if folder is not None and folder.is_dir():
-            measured = slice(None) if seen.measured is None else seen.measured
-            table = component_table(rows, seen.groups[measured], module.target.metric)
+        rows, folder = self._measured(trainer, module), results_folder(trainer)
+        if folder is not None:
+            table = component_table(rows, seen.groups[seen.positions], module.target.metric)
             write_table(table, folder / "components.csv")
 
     def _measured(self, trainer: Trainer, module: FederatedModule) -> Tensor:

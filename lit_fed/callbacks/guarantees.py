@@ -10,7 +10,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.callbacks.checkpoint import checkpoint_folder
-from lit_fed.core.noise import SECRET_BYTES, Secret
+from lit_fed.core.seeds import SECRET_BYTES, Secret
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import whole_file

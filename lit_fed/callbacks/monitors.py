@@ -1,4 +1,4 @@
-"""Callbacks that wait for a metric that never comes."""
+"""Check that monitored metrics are logged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lit_fed.callbacks.training_split import TrainingSplitEvaluation
+from lit_fed.callbacks.evaluation import TrainingSplitEvaluation
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -26,25 +26,25 @@ TRAINING_LOSS = "train/seen/loss"
 class MonitorCheck(FederatedCallback):
     """Refuses an EarlyStopping or a ModelCheckpoint whose `monitor` no callback logs.
 
-    What the evaluation logs is known before training; an algorithm's own metrics, `train/…`, after the first round with
-    clients. In a run with callbacks of other packages, which may log what they like, nothing is refused.
+    Keys of evaluations are known before training; those of the algorithm, `train/…`, after the first round with
+    clients. If callbacks of other packages take part, which may log anything, nothing is refused.
     """
 
     def __init__(self) -> None:
         self._checked = self._trained = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check what can be known."""
+        """Check all keys but `train/…`."""
         self._checked = self._trained = False
         self._refuse(trainer, known_keys(trainer, pl_module), lambda key: not key.startswith("train/"))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """A round in which nobody takes a step logs no training loss; callbacks see the last one, if there is any."""
+        """Show callbacks the last training loss in a round without local steps, or refuse if there is none."""
         if len(record.client_ids) and record.metrics:
             self._trained = True
             return
         seen = {key: value for key, value in module.results.items() if key.startswith("train/seen/")}
-        for key, value in seen.items():  # of the checkpoint, where a run goes on in such a round
+        for key, value in seen.items():  # from the checkpoint, if a run resumes in such a round
             trainer.callback_metrics.setdefault(key, torch.tensor(value))
         known = known_keys(trainer, module) - {TRAINING_LOSS} | trainer.callback_metrics.keys()
         for callback, key in _watching(trainer):
@@ -56,7 +56,7 @@ class MonitorCheck(FederatedCallback):
                 )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the rest, behind the first round with clients."""
+        """Check the rest after the first round with clients."""
         if self._trained and not self._checked:
             self._checked = True
             self._refuse(trainer, known_keys(trainer, pl_module) | trainer.callback_metrics.keys(), lambda _: True)
@@ -83,7 +83,7 @@ def _watching(trainer: Trainer) -> list[tuple[Callback, str]]:
 
 
 def no_evaluation(trainer: Any) -> str:
-    """Why clients are measured in the test alone, and the fix; "" if they are measured during the training, too.
+    """Why clients are measured only in the test, and the fix; "" if they are measured during training.
 
     Args:
         trainer: a trainer, or the arguments of one.

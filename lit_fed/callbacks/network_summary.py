@@ -1,19 +1,25 @@
-"""The layers of the clients' network."""
+"""The clients' network before training: its layers, and which parameters are trained."""
 
 from __future__ import annotations
+
+import sys
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichModelSummary
 from lightning.pytorch.utilities.model_summary.model_summary import ModelSummary
 from torch import nn
 
-from lit_fed.training.hooks import federated
+from lit_fed.core.task import Task
+from lit_fed.training.hooks import FederatedCallback, federated
 
-__all__ = ["NetworkSummary"]
+__all__ = ["NetworkSummary", "TrainedParameters"]
+
+MOST_NAMES = 6
+"""Parameter names in the line."""
 
 
 class _Shown(LightningModule):
-    """Lightning describes modules of its own kind only."""
+    """The network as a LightningModule, which Lightning's summary requires."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -21,7 +27,7 @@ class _Shown(LightningModule):
 
 
 class _Summary(ModelSummary):
-    """Lightning's, which in place of the mode says what is frozen."""
+    """Lightning's summary with frozen layers marked in the column of modes."""
 
     def _get_summary_data(self) -> list[tuple[str, list[str]]]:
         columns = dict(super()._get_summary_data())
@@ -32,7 +38,7 @@ class _Summary(ModelSummary):
 
 
 def _mode(layer: nn.Module, mode: str) -> str:
-    """`frozen` for a layer of which nothing is trained, `partly frozen` for some of it, else what Lightning says."""
+    """`frozen` or `partly frozen`, or the mode of a layer whose parameters are all trained."""
     trained = [leaf.requires_grad for leaf in layer.parameters()]
     if all(trained):
         return mode
@@ -40,12 +46,12 @@ def _mode(layer: nn.Module, mode: str) -> str:
 
 
 class NetworkSummary(RichModelSummary):
-    """Prints the network's layers, their parameters and what is frozen before training; of mixtures, one component.
+    """Prints the network's layers, their parameters and the frozen ones before training; of a mixture, one component.
 
-    Lightning's own summary looks at what the module holds, which are the states of server and clients.
+    Lightning's own summary would list the states of server and clients.
 
     Args:
-        max_depth: how deeply layers within layers are listed; -1: all.
+        max_depth: depth of listed layers; -1: all.
     """
 
     def __init__(self, max_depth: int = 1) -> None:
@@ -54,3 +60,25 @@ class NetworkSummary(RichModelSummary):
     def _summary(self, trainer: Trainer, pl_module: LightningModule) -> ModelSummary:
         network = federated(pl_module).federation.terms.task.network
         return _Summary(_Shown(network), max_depth=self._max_depth + (self._max_depth > 0))
+
+
+class TrainedParameters(FederatedCallback):
+    """Prints one line before training that names the trained parameters, if some are frozen."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Print the line."""
+        task = federated(pl_module).federation.server.task
+        if task.frozen and trainer.is_global_zero:
+            sys.stderr.write(f"lit_fed: {_in_words(task)}\n")
+
+
+def _in_words(task: Task) -> str:
+    trained = {name: leaf.numel() for name, leaf in task.network.named_parameters() if name not in task.frozen}
+    frozen = sum(leaf.numel() for leaf in task.frozen.values())
+    names = list(trained)[:MOST_NAMES]
+    more = f" and {len(trained) - len(names)} more" if len(trained) > len(names) else ""
+    once = f"; what comes before {task.end.name} is computed once for all models" if task.end is not None else ""
+    return (
+        f"each model trains {sum(trained.values()):,} numbers ({', '.join(names)}{more}); {frozen:,} are frozen, held "
+        f"once and never sent{once}"
+    )

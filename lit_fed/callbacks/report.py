@@ -1,4 +1,4 @@
-"""What a run leaves behind: summary.json, clients.csv, pictures, and a table on the terminal."""
+"""Results of a run: summary.json, clients.csv, figures, and a table on the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.client_table import client_columns
 from lit_fed.system.files import write_atomically
-from lit_fed.training.hooks import data_of, federated
+from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 
@@ -37,11 +37,9 @@ if TYPE_CHECKING:
 __all__ = ["RunReport", "client_table", "populations_of", "print_table"]
 
 FORMATS = {"png", "pdf", "svg"}
-"""Of pictures; the last two are vector graphics."""
-
 
 REPORTED = ("seen", "honest", "unseen")
-"""Clients that have a line of their own in tables, in that order."""
+"""Rows of the tables, in this order."""
 
 
 def populations_of(data: FederatedDataModule) -> dict[str, Population | None]:
@@ -53,8 +51,8 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
     """One row per measured client with its last results.
 
     `client` is its name and `client_id` its number, as in the table of predictions. `group` is its true group, where
-    known; `attacker` says whether it attacks, where some do; `kept` how much of its last message a robust rule let in;
-    `pi_m` are the weights that it was served with.
+    known; `attacker` whether it attacks, if some do; `kept` the share of its last message that a robust rule kept;
+    `pi_m` its mixture weights.
 
     Args:
         populations: the clients by the name of their population, `seen` and `unseen`.
@@ -68,21 +66,21 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         rows = module.client_rows.get(name)
         if population is None or rows is None:
             continue
-        positions = range(len(population.names)) if population.measured is None else population.measured.tolist()
+        positions = population.positions.tolist()
         columns = {
             "client": [population.names[position] for position in positions],
             "client_id": [population.train.first_id + position for position in positions],
             "population": name,
-            "num_train": population.train.sizes[list(positions)].tolist(),
+            "num_train": population.train.sizes[positions].tolist(),
         }
         columns |= client_columns(rows, module.target.metric)
         columns |= dict(zip(module.chosen_metrics.names, module.client_metrics[name].T.tolist(), strict=True))
         if population.groups is not None:
-            columns["group"] = population.groups[list(positions)].tolist()
+            columns["group"] = population.groups[positions].tolist()
         if attacked:
             honest = torch.ones(len(positions), dtype=torch.bool) if population.honest is None else population.honest
             columns["attacker"] = (~honest).tolist()
-        verdicts = verdicts_of(module, list(positions)) if name == "seen" else None
+        verdicts = verdicts_of(module, positions) if name == "seen" else None
         if verdicts is not None:
             columns["kept"] = verdicts
         weights = {f"pi_{m}": column.tolist() for m, column in enumerate(rows[:, 3:].T)}
@@ -91,11 +89,11 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
 
 
 class RunReport(Callback):
-    """Writes the run's results into its folder when the test is done, and prints them.
+    """Writes the results into the run's folder after the test, and prints them.
 
     Args:
-        pictures: draw pictures in `plots/` too.
-        formats: of the pictures: `png`, `pdf`, `svg`.
+        pictures: also draw figures into `plots/`.
+        formats: of the figures: `png`, `pdf`, `svg`.
     """
 
     def __init__(self, pictures: bool = True, formats: Sequence[Literal["png", "pdf", "svg"]] = ("png",)) -> None:
@@ -128,7 +126,7 @@ class RunReport(Callback):
             self._started = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock, and say why a run ended before its last round."""
+        """Stop the clock, and print why a run ended early."""
         self._stop_clock()
         module = federated(pl_module)
         if trainer.should_stop and module.num_rounds_done < module.num_rounds and trainer.is_global_zero:
@@ -144,7 +142,7 @@ class RunReport(Callback):
             )
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write everything, summary.json last."""
+        """Print and write all results, summary.json last."""
         module = federated(pl_module)
         if not trainer.is_global_zero:
             return
@@ -155,11 +153,11 @@ class RunReport(Callback):
         faults = [one for one in callbacks if isinstance(one, ClientFaults)][:1]
         said = guarantee_in_words(guarantee), judgement_in_words(judgement), success_in_words(module.results)
         sys.stdout.write("".join([*said, *(one.in_words for one in faults)]))
-        folder = Path(trainer.log_dir) if trainer.log_dir and trainer.logger is not None else None
-        if folder is None or not folder.is_dir():
+        folder = results_folder(trainer)
+        if folder is None:
             return
         table = client_table(populations_of(data_of(trainer)), module)
-        private = module.settings.privacy is not None  # it holds mixture weights, which ε does not cover
+        private = module.settings.privacy is not None  # clients.csv holds mixture weights, which ε does not cover
         write_table(table, folder / "clients.csv", private=private)
         if self.pictures:
             from lit_fed.pictures.run import draw
@@ -192,7 +190,7 @@ class RunReport(Callback):
 
 
 def _reason_to_stop(trainer: Trainer) -> str:
-    """What a callback had against another round."""
+    """Why a callback ended the run."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, EarlyStopping) and callback.stopping_reason_message:
             return callback.stopping_reason_message.removesuffix(" Signaling Trainer to stop.").rstrip(".")
@@ -202,7 +200,7 @@ def _reason_to_stop(trainer: Trainer) -> str:
 
 
 def _git_commit() -> str | None:
-    """Commit of lit_fed's own source, if it runs from a checkout."""
+    """Commit of lit_fed, if it runs from a checkout."""
     package = Path(__file__).resolve().parents[1]
     if not (package.parent / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""What a robust rule made of the clients' messages."""
+"""Verdicts of a robust rule on the clients' messages."""
 
 from __future__ import annotations
 
@@ -16,23 +16,22 @@ from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, judging_part
 __all__ = ["RobustRounds", "judgement_in_words", "judgement_of", "verdicts_of"]
 
 NAMED = 5
-"""Most clients that a line names."""
+"""Upper limit of clients that a line names."""
 
 
 class RobustRounds(FederatedCallback):
-    """Logs what the rule made of each round, and says once what was dropped or skipped; silent without a rule.
+    """Logs the rule's verdicts of each round, with a notice at the first dropped message and skipped round.
 
     Keys: `robust/dropped`, messages that held NaN or infinity; `robust/skipped`, 1 for a round that changed nothing,
-    since too few messages were left; `robust/kept`, how much of a client's message went in on average, from 0 to 1;
+    since too few messages were left; `robust/kept`, mean share of a client's message that counted, from 0 to 1;
     with `--data.attackers` also `robust/kept_attackers` and `robust/kept_honest`, the same over those of the round.
     """
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
         self._before: tuple[Tensor, int] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at what was dropped before a resume, and say what a rule by coordinate does to mixtures."""
+        """Read the counts before a resume; warn of coordinate-wise rules with mixtures."""
         module = federated(pl_module)
         judged = _judged(module)
         self._before = None if judged is None else (judged.refused.clone(), int(judged.skipped))
@@ -44,7 +43,7 @@ class RobustRounds(FederatedCallback):
             )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log the round, and say what is the first of its kind."""
+        """Log the round."""
         judged = _judged(module)
         if judged is None or self._before is None or not len(record.client_ids):
             return
@@ -63,29 +62,20 @@ class RobustRounds(FederatedCallback):
         index, option = record.round_idx, module.settings.robustness.option
         if refused.any():
             names = _listed(trainer, refused)
-            self._say(
+            self.notice_once(
                 "dropped",
                 f"round {index}: {names} sent NaN or infinity, and count for nothing; robust/dropped tells of more",
             )
         if skipped:
-            self._say(
+            self.notice_once(
                 "skipped",
                 f"round {index} changes nothing, since too few messages were left for {option}; robust/skipped tells "
                 "of more",
             )
 
-    def _say(self, kind: str, text: str) -> None:
-        """Say what is the first of its kind."""
-        if kind not in self._said:
-            self._said.add(kind)
-            notice(text)
-
 
 def judgement_of(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
-    """What the rule dropped and skipped in all rounds so far, under `robust/…`; {} without a rule.
-
-    It follows from what the server remembers, so a run that was resumed goes on where it was.
-    """
+    """Messages and rounds that the rule dropped so far, under `robust/…`, from the shared state; {} without a rule."""
     judged = _judged(module)
     if judged is None:
         return {}
@@ -99,7 +89,7 @@ def judgement_of(trainer: Trainer, module: FederatedModule) -> dict[str, Any]:
 
 
 def judgement_in_words(found: dict[str, Any]) -> str:
-    """A line for the person at the keyboard, of what `judgement_of` returns; "" where nothing is to be said."""
+    """A line for the terminal from the result of `judgement_of`; "" if nothing was dropped."""
     said = []
     if found.get("robust/dropped"):
         clients = found["robust/dropped_clients"]
@@ -112,7 +102,7 @@ def judgement_in_words(found: dict[str, Any]) -> str:
 
 
 def verdicts_of(module: FederatedModule, positions: list[int]) -> list[float] | None:
-    """How much of the last message of some seen clients went in, NaN of those who never took part; None: no rule."""
+    """Share of the last message of seen clients that counted, NaN for those never sampled; None without a rule."""
     judged = _judged(module)
     if judged is None:
         return None
@@ -121,7 +111,7 @@ def verdicts_of(module: FederatedModule, positions: list[int]) -> list[float] | 
 
 
 def _judged(module: FederatedModule) -> Judged | None:
-    """What the server remembers of the clients' messages; None: no rule judges them."""
+    """The rule's state at the server; None without a rule."""
     if module.settings.robust_aggregation is None:
         return None
     found = judging_part(module.federation.algorithm, module.shared)
@@ -129,7 +119,6 @@ def _judged(module: FederatedModule) -> Judged | None:
 
 
 def _listed(trainer: Trainer, refused: Tensor) -> str:
-    """Names of the clients whose messages were dropped, some of many."""
     names, places = data_of(trainer).populations[0].names, refused.nonzero()[:, 0].tolist()
     more = f" and {len(places) - NAMED} more" if len(places) > NAMED else ""
     return f"client{'s' if len(places) > 1 else ''} {', '.join(names[place] for place in places[:NAMED])}{more}"

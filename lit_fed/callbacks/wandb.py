@@ -21,7 +21,7 @@ __all__ = ["FederatedWandb", "continue_run"]
 
 
 def continue_run(checkpoint: dict[str, Any]) -> None:
-    """Let a W&B run that begins now go on with that of a checkpoint, unless the environment names one.
+    """Continue the W&B run of a checkpoint, unless the environment names another.
 
     Args:
         checkpoint: content of a checkpoint.
@@ -32,16 +32,16 @@ def continue_run(checkpoint: dict[str, Any]) -> None:
 
 
 class FederatedWandb(FederatedCallback):
-    """Logs to a W&B run what its own logger cannot, against the round.
+    """Logs tables, figures and models to a W&B run, against the round.
 
-    These are the mixture weights of evaluated rounds as a heat map; at the end the best checkpoint of every
-    `ModelCheckpoint` that monitors a metric, as an artefact; after the test the table of clients, the pictures of
+    These are the mixture weights of evaluated rounds as a heat map; after the fit the best checkpoint of every
+    `ModelCheckpoint` that monitors a metric, as an artefact; after the test the table of clients, the figures of
     `plots/` and the content of `summary.json`.
 
     It needs Lightning's `WandbLogger` among the loggers (`--trainer.logger WandbLogger`).
 
     Args:
-        every_n_rounds: fewest rounds between two heat maps.
+        every_n_rounds: lower limit of rounds between two heat maps.
     """
 
     def __init__(self, every_n_rounds: int = 1) -> None:
@@ -52,7 +52,7 @@ class FederatedWandb(FederatedCallback):
         self._last_map: int | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Refuse to watch a run that is not logged to W&B; draw all that is logged against the round."""
+        """Refuse a run without `WandbLogger`; set the round as the horizontal axis."""
         from lightning.pytorch.loggers import WandbLogger
 
         if not any(isinstance(logger, WandbLogger) for logger in trainer.loggers):
@@ -63,11 +63,11 @@ class FederatedWandb(FederatedCallback):
             run.define_metric("*", step_metric="round", step_sync=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The W&B run, so that a continued run goes on with it."""
+        """The id of the W&B run, for resume."""
         return {"run_id": self._run_id}
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Put the round into the next row."""
+        """Add the round to the next row."""
         for run in _runs(trainer):
             run.log({"round": record.round_idx + 1}, commit=False)
 
@@ -95,7 +95,7 @@ class FederatedWandb(FederatedCallback):
         _log(trainer, {"clients": lambda: _client_table(trainer, federated(pl_module))})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Log what the report wrote into the run's folder, which it does after the test."""
+        """Log summary and figures, which the report writes after the test."""
         summary = Path(trainer.log_dir or "") / "summary.json"
         if stage != "test" or not trainer.is_global_zero or not summary.is_file():
             return
@@ -115,7 +115,7 @@ def _runs(trainer: Trainer) -> list[Any]:
 
 
 def _log(trainer: Trainer, values: dict[str, Any]) -> None:
-    """Log what functions make, on rank zero."""
+    """Log the results of functions that run on rank zero only."""
     for run in _runs(trainer):
         run.log({name: make() for name, make in values.items()})
 
@@ -133,7 +133,7 @@ def _client_table(trainer: Trainer, module: FederatedModule) -> Any:
 
 
 def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
-    """The heat map of this round's mixture weights, as the report draws it of the last round."""
+    """The heat map of this round's mixture weights, in the style of the report's."""
     import matplotlib as mpl
     import pandas as pd
     import PIL.Image
@@ -144,12 +144,11 @@ def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
     from lit_fed.pictures.style import COLUMN
 
     population, _ = data_of(trainer).populations
-    measured = slice(None) if population.measured is None else population.measured
-    weights = module.mixture_weights.cpu()[measured].float()
+    weights = module.mixture_weights.cpu()[population.positions].float()
     table = pd.DataFrame({f"pi_{m}": column.tolist() for m, column in enumerate(weights.T)})
     table["population"] = "seen"
     if population.groups is not None:
-        table["group"] = population.groups[measured].tolist()
+        table["group"] = population.groups[population.positions].tolist()
     content = io.BytesIO()
     with mpl.rc_context(COLUMN):
         mixture_heat_map(table, Figure).savefig(content, format="png")

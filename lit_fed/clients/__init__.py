@@ -1,9 +1,8 @@
 """Client trainers: run an algorithm's functions for a block of clients."""
 
-from lit_fed.clients.base import ClientTrainer, PredictJob, TrainJob, add_scores, client_scores
+from lit_fed.clients.base import ClientTrainer, PredictJob, TrainJob
 from lit_fed.clients.choose import MemoryFormat, choose_trainer
-from lit_fed.clients.debug import DebugTrainer
-from lit_fed.clients.sequential import SequentialTrainer
+from lit_fed.clients.sequential import DebugTrainer, SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 
 __all__ = [
@@ -14,7 +13,5 @@ __all__ = [
     "SequentialTrainer",
     "TrainJob",
     "VectorizedTrainer",
-    "add_scores",
     "choose_trainer",
-    "client_scores",
 ]

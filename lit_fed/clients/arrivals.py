@@ -40,7 +40,6 @@ class Arrivals:
         absences: whose messages get lost; None: nobody's.
         num_clients: T.
         device: where the messages are.
-        forgives: whether clients may fail.
         before: phases of the round that have ended; who failed there takes no part any more.
     """
 
@@ -51,11 +50,11 @@ class Arrivals:
         absences: Absences | None,
         num_clients: int,
         device: torch.device,
-        forgives: bool = False,
         before: Sequence[Arrivals] = (),
     ) -> None:
         self.messages = Accumulator(reduce)
-        self.absences, self.num_clients, self.device, self.forgives = absences, num_clients, device, forgives
+        self.absences, self.num_clients, self.device = absences, num_clients, device
+        self.forgives = absences is not None and absences.forgives
         self.errors: list[ClientError] = []
         self._last_error: ClientError | None = None
         self._slices = [one.to(device) for one in slices]
@@ -196,9 +195,11 @@ def heard_in(phases: Sequence[Arrivals]) -> Tensor:
     return found
 
 
-def faults_in(phases: Sequence[Arrivals]) -> RoundFaults:
-    """Who was missed in the phases of a round that has ended."""
+def faults_in(phases: Sequence[Arrivals]) -> RoundFaults | None:
+    """Who was missed in the phases of a round that has ended; None if no client could be."""
     missed = [one.absences for one in phases if one.absences is not None]
+    if not missed:
+        return None
     return RoundFaults(
         sum(one.num_dropped for one in missed),
         sum(one.num_late for one in missed),

@@ -12,10 +12,8 @@ from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import seed_of
-from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Split, Tree
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, WriteError
-from lit_fed.metrics.chosen import ClientMeter
 
 __all__ = [
     "ClientTrainer",
@@ -24,10 +22,8 @@ __all__ = [
     "Served",
     "TrainJob",
     "Trained",
-    "add_scores",
     "augmented_inputs",
     "check_finite",
-    "client_scores",
     "complete",
     "not_finite",
     "sent_to",
@@ -197,29 +193,6 @@ def _way_out(ctx: Context) -> str:
         return f"or start again with {fix}"
     go_on = "add --ckpt_path last --resume_with_changes to go on from the last of them"
     return f"or start again with {fix}; if the rounds before went well, {go_on}"
-
-
-def client_scores(client_trainer: ClientTrainer, job: PredictJob, meter: ClientMeter | None = None) -> Tensor:
-    """Sums over each client's samples, [C, 3] float64: number, loss and hits (regression: squared error).
-
-    Args:
-        client_trainer: predicts the samples.
-        job: the clients and their samples.
-        meter: measures more of the same predictions.
-    """
-    sums = torch.zeros(len(job.client_ids), 3, dtype=torch.float64, device=job.data.x.device)
-    for served in client_trainer.predict(job):
-        add_scores(sums, served, job.ctx.task)
-        if meter is not None:
-            meter.add(*served)
-    return sums
-
-
-def add_scores(sums: Tensor, served: Served, task: Task) -> None:
-    """Add number, loss and hits of some predictions, in place, to the sums of their clients, [C, 3] float64."""
-    loss, hit = task.score(served.prediction, served.y)
-    parts = torch.stack([served.mask, loss * served.mask, hit * served.mask])
-    sums[served.rows] += parts.sum(2, dtype=torch.float64).T
 
 
 def refuse(found: str, name: str) -> ConfigError:

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from lit_fed.clients.base import ClientTrainer
-from lit_fed.clients.debug import DebugTrainer
 from lit_fed.clients.graphed import GraphedTrainer
-from lit_fed.clients.sequential import SequentialTrainer
+from lit_fed.clients.sequential import DebugTrainer, SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
-from lit_fed.core.networks.affine_map import affine_map
 from lit_fed.core.networks.layers import normalises_batches
+from lit_fed.core.networks.products import affine_map
 from lit_fed.errors import ConfigError
 
 __all__ = ["MemoryFormat", "choose_trainer"]

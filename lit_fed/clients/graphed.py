@@ -17,8 +17,7 @@ from lit_fed.clients.base import Failed, Trained, TrainJob, check_finite
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import LocalSolver, OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientResult, ModelState, Tree
 from lit_fed.errors import ClientError

@@ -25,14 +25,14 @@ from lit_fed.clients.base import (
 from lit_fed.core import tree
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.networks.forward_memory import ForwardMemory
+from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.plan import make_plan
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import Batch, ClientData, ClientResult, Tree
-from lit_fed.errors import ClientError
-from lit_fed.system.allocation import keep_freed_memory
+from lit_fed.errors import ClientError, NotFiniteError
+from lit_fed.system.machine import keep_freed_memory
 
-__all__ = ["SequentialTrainer"]
+__all__ = ["DebugTrainer", "SequentialTrainer"]
 
 Value = TypeVar("Value")
 
@@ -194,3 +194,27 @@ class SequentialTrainer:
                     data.all_y[rows][None],
                     data.mask[rows][None],
                 )
+
+
+Value = TypeVar("Value")
+
+
+class DebugTrainer(SequentialTrainer):
+    """Clients one after another, slowly: every function's result is checked, so the first bad one is named.
+
+    A failure is a `ClientError` whose `inputs` are the arguments of the function that failed.
+    """
+
+    name = "debug"
+
+    def _call(self, client_id: int, round_idx: int, function: Callable[..., Value], *arguments: Any) -> Value:
+        stage = function.__name__.strip("_")
+        inputs = dict(zip(("ctx", "shared", "first", "second", "third"), arguments, strict=False))
+        try:
+            value = function(*arguments)
+        except Exception as error:
+            raise ClientError(client_id, stage, round_idx, f"{type(error).__name__}: {error}", inputs) from error
+        for path, leaf in tree.items(value):
+            if leaf.is_floating_point() and not leaf.isfinite().all():
+                raise NotFiniteError(client_id, stage, round_idx, f"its result {path or ''} is NaN or infinite", inputs)
+        return value

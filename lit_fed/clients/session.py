@@ -18,11 +18,10 @@ from lit_fed.clients.base import ClientTrainer
 from lit_fed.clients.choose import MemoryFormat, choose_trainer
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.demands import check_aggregation, check_augmented_steps, check_init_seeds, check_loss
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.losses import Criterion, Loss
-from lit_fed.core.networks.frozen import HEAD, choose_trained
+from lit_fed.core.networks.layers import HEAD, choose_trained
 from lit_fed.core.networks.start import NetworkCopies, start_of
+from lit_fed.core.targets import Criterion, Loss
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.data.augmentation import make_augmentation
@@ -32,19 +31,22 @@ from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import MetricsGiven, wanted_metrics
 from lit_fed.models.adapters import LowRankAdapters
 from lit_fed.models.base import Network, build_network, check_outputs, zero_outputs
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.compression.codecs.vectors import Scope
-from lit_fed.wrappers.compression.settings import Compression
-from lit_fed.wrappers.compression.uplink import Feedback
+from lit_fed.wrappers.compression.codecs.base import Scope
+from lit_fed.wrappers.compression.wrapper import Compression, Feedback
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.robust.settings import Robustness
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.robust.wrapper import Robustness
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
-__all__ = ["ModelSettings", "Session"]
+__all__ = ["ModelSettings", "Session", "check_augmented_steps", "check_init_seeds", "surround"]
+
+ROUNDS_LOOKED_AT = 100
+"""Rounds among which at least one has local steps, if the algorithm takes any."""
 
 
 class ModelSettings(NamedTuple):
@@ -85,24 +87,23 @@ class ModelSettings(NamedTuple):
         if not self.client_memory_gb >= 0:
             raise ConfigError(f"--model.client_memory_gb is {self.client_memory_gb}; give a number >= 0")
         self.adapters.check()
-        check_aggregation(self.algorithm, self.aggregation)
         wanted_metrics(self.metrics)
-        check_loss(self.algorithm, self.name, self.loss)
-        if self.privacy is not None:
-            self.privacy.check(self.algorithm, self.name, self.aggregation, self.weighting)
-        if self.secure_aggregation is not None:
-            self.secure_aggregation.check(self.algorithm, self.name)
-            self.secure_aggregation.check_privacy(self.privacy)
-        self.codecs.check(self.algorithm, self.name, self.aggregation)
-        private, secure = self.privacy is not None, self.secure_aggregation is not None
-        ef21 = self.codecs.feedback == "ef21"
-        self.codecs.check_wrappers(privacy=self.privacy, secure=secure)
-        self.robustness.check(self.algorithm, self.name, self.weighting)
-        self.robustness.check_wrappers(privacy=self.privacy, secure=secure, sums_up=ef21)
-        if self.faults is not None:
-            self.faults.check(self.algorithm, self.name, self.aggregation)
-            robust = self.robustness != Robustness()
-            self.faults.check_wrappers(private=private, secure=secure, robust=robust, ef21=ef21)
+        self.check_combination()
+
+    def check_combination(self, **known: Any) -> None:
+        """Refuse what does not go together, see `lit_fed.wrappers.compatibility`.
+
+        Args:
+            known: what is known of the data by now, fields of `Compatibility`.
+
+        Raises:
+            ConfigError: naming the settings, or the setting and the algorithm.
+        """
+        Compatibility(
+            self.algorithm, self.aggregation, self.weighting, self.loss, privacy=self.privacy,
+            secure=self.secure_aggregation, compression=self.codecs, robustness=self.robustness, faults=self.faults,
+            **known,
+        ).check()  # fmt: skip
 
     @property
     def adapters(self) -> LowRankAdapters:
@@ -176,19 +177,96 @@ class Session(NamedTuple):
         if init_seeds is not None:
             check_init_seeds(tuple(init_seeds), settings.algorithm.num_models, facts.num_clients)
         algorithm = settings.wrapped
+        solver, privacy = settings.solver, settings.privacy
         terms = Context(
-            task, settings.solver, settings.solver.lr_in("init", 0, facts.num_rounds), 0, "init", facts.num_clients,
-            facts.total_samples, facts.seed, facts.groups, settings.aggregation, facts.weighting, facts.num_rounds,
-            facts.most_samples, batch_size=facts.batch_size,
+            task=task, solver=solver, lr=solver.lr_in("init", 0, facts.num_rounds), round_idx=0, phase="init",
+            num_clients=facts.num_clients, total_samples=facts.total_samples, seed=facts.seed, groups=facts.groups,
+            aggregation=settings.aggregation, weighting=facts.weighting, num_rounds=facts.num_rounds,
+            most_samples=facts.most_samples, attackers=facts.attacking, capped_samples=facts.capped_samples,
+            sampling_probability=facts.sampling_probability, batch_size=facts.batch_size, sizes=facts.sizes,
             augmentation=make_augmentation(facts.augment, facts.normalisation),
-            sampling_probability=facts.sampling_probability, capped_samples=facts.capped_samples,
-            attackers=facts.attacking, sizes=facts.sizes,
-            secret=None if settings.privacy is None else settings.privacy.secret(),
+            secret=None if privacy is None else privacy.secret(),
         )  # fmt: skip
         check_augmented_steps(algorithm, settings.name, terms)
         shared = algorithm.shared_init(terms)
         settings.codecs.check_models(algorithm, terms, shared)
         return cls(algorithm, terms, shared, choose)
+
+
+def surround(
+    algorithm: Algorithm,
+    *,
+    batch_norm: Literal["average", "local"] = "average",
+    compression: Compression = Compression(),  # noqa: B008 - frozen
+    privacy: Privacy | None = None,
+    secure_aggregation: SecureAggregation | None = None,
+    robustness: Robustness = Robustness(),  # noqa: B008 - a tuple
+    faults: Faults | None = None,
+) -> Any:
+    """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
+
+    From the inside out: FedBN, faults of clients, compression, privacy, what hides messages from the server or what
+    makes it look at each of them, compression of what is broadcast. Clipping is the last thing that a client does
+    before messages are added up, since the bound has to hold for what is added; what the sum is made of comes last.
+
+    Args:
+        algorithm: the algorithm.
+        batch_norm: `local` for FedBN.
+        compression: codecs of what clients send and hear.
+        privacy: differential privacy.
+        secure_aggregation: what hides single messages from the server.
+        robustness: rule of the server against clients that lie, and what these send.
+        faults: how clients fail.
+    """
+    wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
+    wrapped = wrapped if faults is None else faults.around(wrapped)
+    wrapped = compression.around(wrapped)
+    for one in (privacy, secure_aggregation):
+        wrapped = wrapped if one is None else one.around(wrapped)
+    return compression.around_broadcast(robustness.around(wrapped))
+
+
+def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
+    """Refuse augmentation where clients take no local steps, whose inputs alone are augmented.
+
+    Args:
+        algorithm: the algorithm.
+        name: its name.
+        ctx: what every client knows.
+
+    Raises:
+        ConfigError: naming the algorithm.
+    """
+    if ctx.augmentation is None:
+        return
+    everybody = torch.arange(ctx.num_clients)
+    for round_idx in range(min(ctx.num_rounds, ROUNDS_LOOKED_AT)):  # coins may leave some rounds without steps
+        phases = algorithm.phases(ctx._replace(phase="plan", round_idx=round_idx), everybody)
+        if any(phase.work.trains for phase in phases):
+            return
+    raise ConfigError(
+        f"--data.augment {ctx.augmentation.said}: augments local steps, and {name} takes none with these settings; "
+        "leave it out"
+    )
+
+
+def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: int) -> None:
+    """Refuse seeds that no generator takes, and more seeds than there are models.
+
+    Args:
+        init_seeds: seeds of the initial models.
+        num_models: models that the server broadcasts.
+        num_clients: clients, who may each begin with models of their own.
+
+    Raises:
+        ConfigError: naming the seed, or the number of seeds.
+    """
+    for seed in init_seeds:
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"--model.init_seeds holds {seed}; give whole numbers from 0 to 2^63 - 1")
+    # one seed serves all models where they begin alike, and only the start itself knows how many are too few
+    if len(init_seeds) not in (1, num_models, num_clients, num_clients * num_models):
+        raise ConfigError(f"--model.init_seeds has {len(init_seeds)} seeds; give one for each of {num_models}")
 
 
 def _task_of(settings: ModelSettings, facts: TrainingFacts, start: Callable[[Task], Task] | None) -> Task:

@@ -13,12 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_fed.clients.store_files import ClientFiles, choose_leaves, folder_beside
-from lit_fed.clients.store_index import INDEX_KEY
+from lit_fed.clients.store_files import INDEX_KEY, ClientFiles, choose_leaves, folder_beside
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
-from lit_fed.system.addresses import from_boundary
+from lit_fed.system.machine import from_boundary
 from lit_fed.wrappers.base import buffer_names
 
 __all__ = ["ClientStore"]

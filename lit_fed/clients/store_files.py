@@ -10,20 +10,30 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from lit_fed.clients.store_index import CheckpointIndex
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.system.files import whole_file
+from lit_fed.system.checked_archive import DamagedFileError, load_checked
+from lit_fed.system.files import whole_file, write_atomically
 from lit_fed.system.given_paths import reason
-from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
-__all__ = ["KEPT_STATE", "ClientFiles", "choose_leaves", "folder_beside"]
+__all__ = [
+    "INDEX_KEY",
+    "KEPT_STATE",
+    "LAST",
+    "PREVIOUS",
+    "CheckpointIndex",
+    "ClientFiles",
+    "choose_leaves",
+    "folder_beside",
+]
 
 SMALL_LEAF = 1024
 """Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""
@@ -101,7 +111,7 @@ class ClientFiles:
         """
         own = {name: leaf.detach().cpu().clone() for name, leaf in zip(self.names, leaves, strict=True)}
         with whole_file(self._path(client_id, version), private=True) as file:
-            save_sealed({OWNER: {"client": client_id, "version": version}, **own}, file)
+            torch.save({OWNER: {"client": client_id, "version": version}, **own}, file)
 
     def read(self, client_id: int, version: int) -> list[Tensor]:
         """The leaves of a state, in the order of `names`, on the CPU.
@@ -113,7 +123,7 @@ class ClientFiles:
 
     def _leaves(self, path: Path, client_id: int, version: int) -> list[Tensor]:
         try:
-            content = load_sealed(path)
+            content = load_checked(path)
         except (DamagedFileError, OSError) as error:
             raise self.unreadable(client_id, version, reason(error), path) from error
         entries = content if isinstance(content, dict) else {}
@@ -265,3 +275,94 @@ def _link_or_copy(source: Path, target: Path) -> None:
     except OSError:
         with source.open("rb") as whole, whole_file(target, private=True) as file:
             shutil.copyfileobj(whole, file)
+
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+"""A run's newest checkpoint, and the one before it, which is kept beside it."""
+
+INDEX_KEY = "store.versions"
+"""Where a checkpoint's `state_dict` keeps the version of each client's state, [T] int64."""
+
+Stamp = tuple[int, int, int]
+
+
+class CheckpointIndex:
+    """The indices of all checkpoints that refer to one folder of client files.
+
+    Those in the folder `checkpoints` beside it are found there, whoever put them there; paths elsewhere are listed in
+    `checkpoints.txt` before such a checkpoint is written, so that a later process knows of them too. A checkpoint that
+    no longer exists counts no longer.
+
+    Args:
+        clients: the folder of client files.
+    """
+
+    def __init__(self, clients: Path) -> None:
+        self._folder = clients.parent / "checkpoints"
+        self._list = clients / "checkpoints.txt"
+        self._known: dict[Stamp, np.ndarray] = {}
+        self._warned = False
+
+    def announce(self, path: Path) -> None:
+        """A checkpoint is about to be written."""
+        path = path.absolute()
+        listed = self._listed()
+        if path.parent != self._folder and path not in listed:
+            lines = [str(one) for one in listed if one.exists()] + [str(path)]
+            write_atomically(self._list, "\n".join(lines) + "\n")
+
+    def written(self, path: Path, index: np.ndarray) -> None:
+        """A checkpoint with this index [T] has been written; it need not be read to know what it refers to."""
+        self._known[_stamp(path)] = index.copy()
+
+    def read(self) -> list[np.ndarray] | None:
+        """The indices of all existing checkpoints, each [T]; None if one of them cannot be read."""
+        found = self._found()
+        return None if found is None else list(found.values())
+
+    def without(self, client_id: int, version: int) -> Path | None:
+        """The newest checkpoint that does not need this version of a client's state; None without any."""
+        found = self._found() or {}
+        spared = [path for path, index in found.items() if client_id < len(index) and index[client_id] != version]
+        return max(spared, key=lambda path: path.stat().st_mtime_ns, default=None)
+
+    def _found(self) -> dict[Path, np.ndarray] | None:
+        """The index of each existing checkpoint; one that got another name since it was read is known."""
+        known: dict[Stamp, np.ndarray] = {}
+        found: dict[Path, np.ndarray] = {}
+        listed = self._listed()
+        for path in {*self._folder.glob("*.ckpt"), *listed, *(one.with_name(PREVIOUS) for one in listed)}:
+            try:
+                stamp = _stamp(path)
+                found[path] = known[stamp] = self._known[stamp] if stamp in self._known else _load(path)
+            except FileNotFoundError:
+                continue
+            except Exception as error:
+                self._warn(path, error)
+                return None
+        self._known = known
+        return found
+
+    def _listed(self) -> list[Path]:
+        return [Path(line) for line in self._list.read_text().splitlines()] if self._list.is_file() else []
+
+    def _warn(self, path: Path, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{path} cannot be read ({error if isinstance(error, DamagedFileError) else type(error).__name__}), so "
+                "client files that it may need are kept; move it elsewhere to have them deleted",
+                stacklevel=2,
+            )
+
+
+def _stamp(path: Path) -> Stamp:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _load(path: Path) -> np.ndarray:
+    """The index of a checkpoint, [T]; empty for one without client files."""
+    content = load_checked(path)
+    index = content["state_dict"].get(INDEX_KEY)
+    return np.empty(0, dtype=np.int64) if index is None else index.numpy().copy()

@@ -28,11 +28,11 @@ from lit_fed.clients.base import (
     refuse,
 )
 from lit_fed.core import tree
-from lit_fed.core.networks.frozen import at_rest
+from lit_fed.core.networks.layers import at_rest
 from lit_fed.core.plan import Plan, make_plan
 from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
-from lit_fed.system.allocation import keep_freed_memory
+from lit_fed.system.machine import keep_freed_memory
 
 __all__ = ["VectorizedTrainer"]
 

@@ -1,1 +1,1 @@
-"""What surrounds the commands of `lit_fed.cli`: parser, help, completion, checks of what is given, and `partition`."""
+"""Parser, help and checks of the command line, and the commands that need no trainer."""

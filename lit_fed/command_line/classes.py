@@ -1,78 +1,53 @@
-"""Options that name a class: which classes there are, and what is said of a name that is none of them."""
+"""Options that name a class or a function: errors for wrong names, and networks that do not derive from `Network`."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
+import json
 import re
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from jsonargparse.typing import import_object  # type: ignore[attr-defined]
+from torch import nn
 from torch.utils.data import Dataset
 
+from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
-from lit_fed.core.graphs.topology import Topology
-from lit_fed.core.losses import Loss
-from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.data.data_sets.base import DataSet
-from lit_fed.data.partitions.base import Partition
-from lit_fed.data.poison import Poison
+from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network
-from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.privacy.settings import Privacy
-from lit_fed.wrappers.robust.attacks import Attack
-from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.models.sizes import size_names
+from lit_fed.system.names import did_you_mean
 
-__all__ = ["CLASSES", "check_classes", "class_names", "explain_class", "refuse_files", "subclasses"]
+__all__ = [
+    "as_function", "check_parsed", "class_names", "explain_class", "options_of_own_network", "refuse_file",
+    "subclasses", "with_function",
+]  # fmt: skip
 
-CLASSES: dict[str, tuple[str, type]] = {
-    "--model.algorithm": ("model.algorithm", Algorithm),
-    "--model.algorithm.surrogate": ("surrogate", Surrogate),
-    "--model.algorithm.topology": ("topology", Topology),
-    "--model.network": ("model.network", Network),
-    "--model.loss": ("model.loss", Loss),
-    "--model.privacy": ("model.privacy", Privacy),
-    "--model.secure_aggregation": ("model.secure_aggregation", SecureAggregation),
-    "--model.compression": ("model.compression", Codec),
-    "--model.downlink_compression": ("model.downlink_compression", Codec),
-    "--model.robust_aggregation": ("model.robust_aggregation", Rule),
-    "--model.attack": ("model.attack", Attack),
-    "--data.dataset": ("data.dataset", DataSet),
-    "--data.partition": ("data.partition", Partition),
-    "--data.poison": ("data.poison", Poison),
-}
-"""For each option that names a class: what jsonargparse's messages call the option, and the base of the classes."""
+NETWORK = "model.network"
 
 NO_CLASS = re.compile(
     r"Expected a dot import path string: (?P<a>.*)|Problem with given class_path '(?P<b>.*?)'|"
     r"Import path (?P<c>\S+) does not correspond|(?:No module named|has no attribute) .*Got value: (?P<d>\S+)"
 )
-"""What jsonargparse says of a class that cannot be found."""
+"""jsonargparse's message about a class that cannot be found."""
 
 ABSTRACT = re.compile(
-    r"[Ee]xpected (?:an )?instantiatable class, but (?:([\w.]+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
+    r"xpected (an )?instantiatable class, but (?:([\w.]+) )?is abstract(?:.*Given value: (\S+))?", re.DOTALL
 )
-"""What it says of a class that is only a base of others."""
-
-NO_CLASS_YET = re.compile(r"Expected an instantiatable class, but lit_fed\.\S+ is abstract")
-"""What it says of options of a class where no class is given, and it takes the base."""
+"""Its message about an abstract class; with `an` first, about options of a class that is not given."""
 
 OTHER_KIND = re.compile(r"Expected '(\S+)' to be a (?:subclass of|function that returns) <class '")
-"""What it says of a module that is no network of lit_fed."""
+"""Its message about a module that is no network of lit_fed."""
 
 REQUIRED = re.compile(r"the following arguments are required: (?:--)?([\w, -]+)")
-"""What it says of a class or function that does not get all that it needs."""
+"""Its message about a class or function without a required argument."""
 
-OF_OTHERS: dict[str, tuple[str, type]] = {
-    "--data.dataset.source": ("source", Dataset),
-    "--data.dataset.test_source": ("test_source", Dataset),
-}
-"""The same for classes that others bring, of which there is no list."""
+OF_OTHERS: dict[str, type] = {"data.dataset.source": Dataset, "data.dataset.test_source": Dataset}
+"""Settings whose classes come from elsewhere, so that there is no list of them."""
 
 RELATIVES = {
     "fedrep": "FedPer", "fedbabu": "FedPer", "lgfedavg": "FedPer", "fedrod": "FedPer", "fedalt": "FedPer",
@@ -91,23 +66,19 @@ FILES = {".py", ".csv", ".tsv", ".parquet", ".npz", ".npy", ".pt", ".pth", ".ckp
 
 
 def subclasses(base: type) -> list[type]:
-    """All classes below one, without private ones and those that are only bases of others."""
+    """All public classes below one that are not abstract."""
     direct: list[type] = base.__subclasses__()
-    found = [one for each in direct for one in (each, *subclasses(each))]
-    return [
-        one
-        for one in dict.fromkeys(found)
-        if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))
-    ]
+    found = dict.fromkeys(one for each in direct for one in (each, *subclasses(each)))
+    return [one for one in found if not (getattr(one, "__abstractmethods__", None) or one.__name__.startswith("_"))]
 
 
 def class_names(base: type) -> list[str]:
-    """Names of all classes below one, without those that are only bases of others."""
+    """Names of `subclasses`."""
     return [one.__name__ for one in subclasses(base)]
 
 
 def explain_class(message: str) -> list[str]:
-    """What to say of an option whose value is no class that it takes.
+    """Explain jsonargparse's message about an option whose value is no class that it takes.
 
     Args:
         message: jsonargparse's.
@@ -115,24 +86,25 @@ def explain_class(message: str) -> list[str]:
     Returns:
         Lines; none if the message is about something else.
     """
-    for option, (key, base) in (OF_OTHERS | CLASSES).items():
+    for setting, base in (OF_OTHERS | CLASSES).items():
+        key = setting if setting.count(".") == 1 else setting.rpartition(".")[2]  # as it names options of a class
         if f'"{key}"' in message or f"'{key}'" in message:
-            return _explain(option, base, message)
+            return _explain(f"--{setting}", base, message)
     return []
 
 
 def _explain(option: str, base: type, message: str) -> list[str]:
     known = f"{', '.join(sorted(class_names(base)))}, or the path of a class of your own"
-    takes = EXAMPLE if option in OF_OTHERS else known
+    takes = EXAMPLE if option[2:] in OF_OTHERS else known
     takes = f"{option} takes {takes}"
     if "Not a valid subclass" in message and "Got value: None" in message:
         return [f"{option} is null; leave it out, or give a class", takes]
-    if NO_CLASS_YET.search(message):
-        return [f"{option} has options and no class; give {option} NAME before them", takes]
     abstract = ABSTRACT.search(message)
+    if abstract and abstract[1] and str(abstract[2]).startswith("lit_fed."):
+        return [f"{option} has options but no class; give {option} NAME before them", takes]
     if abstract:
-        base_name = (abstract[1] or abstract[2]).rpartition(".")[2]
-        return [f"{option} {base_name}: a base of other classes, which cannot be run itself", takes]
+        base_name = (abstract[2] or abstract[3]).rpartition(".")[2]
+        return [f"{option} {base_name}: an abstract base class", takes]
     other = OTHER_KIND.search(message)
     if other:
         return [
@@ -140,9 +112,9 @@ def _explain(option: str, base: type, message: str) -> list[str]:
             "derived from torch.nn.Module, or by `class_path:` that of a function"
         ]
     required = REQUIRED.search(message)
-    if required and option == "--model.network":
+    if required and option == f"--{NETWORK}":
         return [
-            f"{option} needs {required[1].strip()}, which the data do not tell; give it as "
+            f"{option} needs {required[1].strip()}, which the data do not determine; give it as "
             f"{option}.{required[1].partition(',')[0].strip()} VALUE, or give it a default where the network is written"
         ]
     found = NO_CLASS.search(message)
@@ -154,64 +126,58 @@ def _explain(option: str, base: type, message: str) -> list[str]:
     relative = RELATIVES.get(re.sub("[^a-z0-9]", "", given.lower())) if base is Algorithm else None
     if relative is not None:
         return [f"{option}: there is no class {given}", f"its nearest relative here is {relative}"]
-    near = _near(given, class_names(base))
     missing = re.search(r"No module named '[\w.]+'|module '[\w.]+' has no attribute '\w+'", message)
     why = f" ({missing[0]})" if missing and "." in given else ""
-    return [f"{option}: there is no class {given}{why}", f"did you mean {near}?" if near else takes]
+    near = did_you_mean(given.rpartition(".")[2], class_names(base), takes, cutoff=0.75)
+    return [f"{option}: there is no class {given}{why}", near]
 
 
-def _near(given: str, names: list[str]) -> str | None:
-    """The class that was meant, if the name differs in case or in a letter or two."""
-    name = given.rpartition(".")[2]
-    close = [one for one in names if one.lower() == name.lower()] or difflib.get_close_matches(name, names, 1, 0.75)
-    return close[0] if close else None
-
-
-def refuse_files(given: list[str]) -> None:
-    """Refuse files where classes are wanted, before the parser reads them as configurations.
-
-    Args:
-        given: arguments of a command.
+def refuse_file(option: str, value: str) -> None:
+    """Refuse a file given as a class, before the parser reads it as a configuration.
 
     Raises:
-        ConfigError: naming option and file, and what to give instead.
+        ConfigError: naming option and file, and the fix.
     """
-    for before, argument in pairwise(["", *given]):
-        option, _, value = argument.partition("=") if "=" in argument else (before, "", argument)
-        if option in OF_OTHERS | CLASSES and Path(value).suffix in FILES:
-            raise ConfigError(_file_for_class(option, value))
+    if option.removeprefix("--") in OF_OTHERS | CLASSES and Path(value).suffix in FILES:
+        raise ConfigError(_file_for_class(option, value))
 
 
 def _file_for_class(option: str, given: str) -> str:
-    """What to give instead of a file."""
+    """The message about a file given as a class, with the fix."""
     if given.endswith(".py"):
         instead = f"give its name behind the file's, as in {Path(given).stem}.MyClass, from the folder of the file"
     elif option == "--data.dataset":
         instead = "give ClientFolder, and by --data.dataset.root a folder with one .npz file for each client"
     else:
         instead = f"`fit {option}.help NAME` describes a class"
-    return f"{option} {given}: that is a file, and a class is wanted; {instead}"
+    return f"{option} {given}: this is a file, and the option takes a class; {instead}"
 
 
-def check_classes(config: Namespace) -> None:
-    """Refuse what jsonargparse lets through although no object can be made of it: null, and the base of all classes.
+def check_parsed(parser: Any, config: Namespace) -> None:
+    """Refuse values that jsonargparse accepts although no object can be made of them: null, and base classes.
 
     Args:
-        config: what was parsed.
+        parser: the parser of a command.
+        config: the parsed arguments.
 
     Raises:
         ConfigError: naming the option.
     """
-    for option, (_, base) in CLASSES.items():
-        key = option.removeprefix("--")
-        chosen = config.get(key, "absent")
+    for action in parser._actions:
+        chosen = config.get(action.dest, "absent")
+        if chosen is None and action.default is not None and hasattr(action, "_typehint"):
+            kind = plain_type(str(action._typehint))
+            if "null" not in kind.split(" | "):
+                raise ConfigError(f"--{action.dest} is null; give a value of type {kind}, or leave it out")
+    for setting, base in CLASSES.items():
+        chosen = config.get(setting, "absent")
         if isinstance(chosen, Namespace) and "class_path" in chosen:
             if import_object(chosen.class_path) is base:
                 names = ", ".join(sorted(class_names(base)))
-                raise ConfigError(f"{option} {base.__name__}: what all of them derive from; choose one of {names}")
-            _check_options(option, chosen)
-        elif chosen is None and option == "--model.algorithm":
-            raise ConfigError(f"{option} is null; leave it out, or give a class")
+                raise ConfigError(f"--{setting} {base.__name__}: the base of all of them; choose one of {names}")
+            _check_options(f"--{setting}", chosen)
+        elif chosen is None and setting == "model.algorithm":
+            raise ConfigError(f"--{setting} is null; leave it out, or give a class")
 
 
 def _check_options(option: str, chosen: Namespace) -> None:
@@ -224,3 +190,50 @@ def _check_options(option: str, chosen: Namespace) -> None:
 
 def _takes_null(parameter: Any) -> bool:
     return parameter.default is None or "None" in str(parameter.annotation) or "Optional" in str(parameter.annotation)
+
+
+# ---------------------------------------------------------------------- networks that do not derive from Network
+def with_function(option: str, value: str) -> str:
+    """The value of an option; a function that makes a network as a class path, so that it can have options."""
+    if option != f"--{NETWORK}" or "." not in value or value.lstrip().startswith("{"):
+        return value
+    try:
+        found = import_object(value)
+    except (ImportError, ValueError, AttributeError):  # the parser reports it
+        return value
+    return json.dumps({"class_path": value}) if callable(found) and not isinstance(found, type) else value
+
+
+def options_of_own_network(maker: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Options of the parser for a plain class or a function: no sizes, which the data give, and any types.
+
+    Args:
+        maker: a class or a function.
+        kwargs: those for a class derived from `Network`.
+    """
+    is_class = isinstance(maker, type)
+    if is_class and (not issubclass(maker, nn.Module) or Network in maker.__mro__):
+        return kwargs
+    return {**kwargs, "skip": size_names(maker), "fail_untyped": False}
+
+
+def as_function(config: Namespace) -> Namespace:
+    """A configuration whose network, if it is the path of a function, is that function with its options bound.
+
+    The parser would call the function at once, which needs the sizes of the data.
+
+    Args:
+        config: of a command, or of all commands.
+    """
+    command = config.get("subcommand")
+    key = f"{command}.{NETWORK}" if command else NETWORK
+    chosen = config.get(key)
+    if not isinstance(chosen, Namespace) or "class_path" not in chosen:
+        return config
+    found = import_object(chosen.class_path)
+    if isinstance(found, type):
+        return config
+    config = config.clone()
+    options: Any = chosen.get("init_args")
+    config[key] = partial(found, **(vars(options) if options else {}), **(chosen.get("dict_kwargs") or {}))
+    return config

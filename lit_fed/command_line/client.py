@@ -1,6 +1,6 @@
-"""`python -m lit_fed client`: a node, which works on the data of this machine for a federation's server.
+"""`python -m lit_fed client`: a node, which trains on the data of this machine for a federation's server.
 
-With `measure`, `predict` or `export` behind it, the node serves its clients after the training, without the server.
+`client measure`, `client predict` and `client export` serve its clients after the training, without the server.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from lit_fed.command_line.plain_parser import PlainParser
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.https_link import AwayError, Link
 from lit_fed.deployment.https_node import run_node
 from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped
@@ -32,17 +31,17 @@ PATIENCE = 3600.0
 
 SERVING = {
     "measure": "Measure this machine's clients after a training.",
-    "predict": "Write what the trained models say about each sample of this machine's clients.",
+    "predict": "Write the trained models' predictions for each sample of this machine's clients.",
     "export": "Write the model of one of this machine's clients as a file that loads without lit_fed.",
 }
-"""Commands behind `client` that need no server."""
+"""Subcommands of `client`, which need no server."""
 
 
 def client_parser() -> PlainParser:
     """The arguments of the command."""
     parser = PlainParser(
         "client",
-        f"{COMMANDS['client']} Samples and what clients keep stay on this machine; messages and sums go to the server. "
+        f"{COMMANDS['client']} Samples and states of clients stay on this machine; messages and sums go to the server. "
         "It may be killed and started again at any time. After the training `client measure`, `client predict` and "
         "`client export` serve this machine's clients, each with its own --help.",
     )
@@ -69,7 +68,10 @@ def _add_folders(parser: PlainParser) -> None:
         help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
     )  # fmt: skip
     parser.add_argument(
-        "--states", required=True, metavar="DIR", help="folder of this node alone, for what its clients keep"
+        "--states",
+        required=True,
+        metavar="DIR",
+        help="folder for the states of this node's clients, used by no other node",
     )
 
 
@@ -88,8 +90,8 @@ def serving_parser(command: str) -> PlainParser:
     """
     parser = PlainParser(
         f"client {command}",
-        f"{SERVING[command]} Each client is served by what this node kept when the training ended: its own state, and "
-        "the shared state as it was sent to it. No server is needed.",
+        f"{SERVING[command]} Each client is served by its state and the shared state that this node kept when the "
+        "training ended. No server is needed.",
     )
     _add_folders(parser)
     many = "; may be given often (default: all)"
@@ -118,10 +120,10 @@ def run_client(arguments: list[str]) -> None:
     """Run the command.
 
     Args:
-        arguments: what stands behind `client` on the command line.
+        arguments: arguments of the command `client`.
 
     Raises:
-        ConfigError: naming an argument that will not do, or saying why the node cannot go on.
+        ConfigError: naming a refused argument, or the reason why the node cannot go on.
     """
     if arguments and arguments[0] in SERVING:
         _serve(arguments[0], serving_parser(arguments[0]).parse_args(arguments[1:]))
@@ -135,7 +137,7 @@ def run_client(arguments: list[str]) -> None:
     tls = None if given.tls is None else given_path(given.tls, "--tls")
     root, states = _folders(given)
     link = Link(given.server, tls, given.name, given.patience, logged)
-    with FolderLock(states, f"--states {given.states}", "give each node a folder of its own"):
+    with FolderLock(states, f"--states {given.states}", "give each node its own folder"):
         from lit_fed.deployment.node import Node  # loads PyTorch
 
         node = Node(root, states, given.trust)
@@ -159,7 +161,7 @@ def _folders(given: Namespace) -> tuple[Path, Path]:
 
 
 def _serve(command: str, given: Namespace) -> None:
-    """Serve clients after the training; what cannot be written is refused before anything is computed."""
+    """Serve clients after the training; an output that cannot be written is refused before anything is computed."""
     from lit_fed.deployment.kept import KeptTraining  # loads PyTorch
     from lit_fed.training.export import check_program_file
     from lit_fed.training.output import check_table_file
@@ -182,7 +184,7 @@ def _serve(command: str, given: Namespace) -> None:
 
 
 def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int], path: Path | None) -> None:
-    """Print and write what comes of serving clients."""
+    """Serve clients, and print and write the results."""
     from lit_fed.training.export import personal_model, save_program
     from lit_fed.training.output import write_table
 
@@ -201,7 +203,7 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
 
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:
-    """What is measured of clients, a row for each, or predicted for them, a row for each sample."""
+    """Measurements, a row for each client, or predictions, a row for each sample."""
     import pandas as pd
 
     from lit_fed.metrics.client_table import client_columns
@@ -222,7 +224,7 @@ def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> 
 
 
 def end_at_once() -> None:
-    """Let Ctrl-C and SIGTERM end this process with a word: whatever it is at, it may be killed."""
+    """Let Ctrl-C and SIGTERM end this process at once, with a message: a node may be killed at any time."""
     for one in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(one) is not signal.SIG_IGN:  # as that of a shell's background job is
             signal.signal(one, _end)

@@ -1,30 +1,71 @@
-"""`python -m lit_fed compare`: finished runs side by side, as a table, comparison.csv, comparison.md and pictures.
+"""`python -m lit_fed compare`: finished runs side by side, as a table, comparison.csv, comparison.md and figures.
 
-Runs that differ in their seeds alone are one row, mean ± standard deviation. Names are what differs between the
-configurations, else those of the runs.
+Runs that differ only in their seeds are one row, mean ± standard deviation. A row is named by the differences between
+configurations, else by its run.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from lit_fed.command_line.comparison.naming import named
-from lit_fed.command_line.comparison.pictures import draw_comparison
-from lit_fed.command_line.comparison.runs import FinishedRun, Group, find_run, grouped, metric_of, read_run
+import numpy as np
+import yaml
+
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.pictures.style import byte_unit, percent
+from lit_fed.errors import ConfigError
+from lit_fed.pictures.run import evaluated_split
+from lit_fed.pictures.style import (
+    COLOURS,
+    COLUMN,
+    COLUMN_WIDTH,
+    byte_unit,
+    draw_curve,
+    few_ticks,
+    legend_above,
+    look,
+    percent,
+    save,
+    scale_of,
+)  # fmt: skip
 from lit_fed.system.files import write_atomically
+from lit_fed.system.spreadsheets import unquoted_table
 from lit_fed.training.output import check_new_folder, new_folder, write_table
+from lit_fed.training.round_logger import newest_version
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["compare", "compare_parser", "compare_runs"]
+__all__ = [
+    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "print_rows",
+    "read_run",
+]  # fmt: skip
+
+FILES = ("metrics.csv", "clients.csv")
+
+METRICS = ("accuracy", "mse", "loss")
+"""Metrics of every run; the first one that all runs have is compared."""
+
+WHERE_KEPT = {"name", "ckpt_path", "default_root_dir"}
+"""Arguments that say where a run is kept, and do not change its results."""
+
+MOST_DIFFERENCES = 3
+"""Upper limit for a name made of differences."""
+
+Flat = dict[str, str]
+"""Arguments by their dotted names; values as text."""
+
+UNSEEN_BELOW = 0.36
+"""Distance of the mark of the unseen clients below the box of the seen ones, in rows."""
+
+LONGEST_NAME = 44
+"""Letters of a name in a legend; a longer one is cut."""
 
 
 def compare_parser() -> FederatedParser:
@@ -32,16 +73,20 @@ def compare_parser() -> FederatedParser:
     parser = FederatedParser(
         prog="python -m lit_fed compare",
         usage="python -m lit_fed compare [options] RUN [RUN …]",
-        description=f"{COMMANDS['compare']} Runs that differ in their seeds alone are one row, mean and standard "
-        "deviation. Names are what differs between the configurations.",
+        description=f"{COMMANDS['compare']} Runs that differ only in their seeds are one row, mean and standard "
+        "deviation. Names are the differences between the configurations.",
     )
     parser.add_argument(
         "runs", nargs="+", type=str, metavar="RUN",
         help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
     )  # fmt: skip
     parser.add_argument("--output", type=str, default="comparison", help="folder to be written, new or empty.")
-    parser.add_argument("--metric", type=str | None, help="what is compared, by default accuracy or, of numbers, mse.")
-    parser.add_argument("--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="of pictures.")
+    parser.add_argument(
+        "--metric", type=str | None, help="metric to compare; by default accuracy or, for numbers, mse."
+    )
+    parser.add_argument(
+        "--formats", nargs="+", type=Literal["png", "pdf", "svg"], default=["png"], help="formats of the figures."
+    )
     return parser
 
 
@@ -49,15 +94,222 @@ def compare_runs(arguments: list[str]) -> None:
     """Run the command.
 
     Args:
-        arguments: what stands behind `compare` on the command line.
+        arguments: arguments of the command `compare`.
 
     Raises:
-        ConfigError: naming a run or argument that will not do; nothing has been written then.
+        ConfigError: naming a refused run or argument; nothing has been written then.
     """
     given = compare_parser().parse_args(arguments)
     compare([Path(run) for run in given.runs], Path(given.output), given.metric, given.formats)
 
 
+def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str]) -> None:
+    """Read runs, write their comparison into a folder and print it.
+
+    Args:
+        given: folders of runs, or of their versions.
+        output: folder of the comparison, new or empty.
+        metric: the metric to compare; None: the first that all runs have.
+        formats: formats of the figures.
+
+    Raises:
+        ConfigError: naming a run and the fix.
+    """
+    folders = dict.fromkeys(find_run(folder) for folder in given)
+    runs = [read_run(folder) for folder in folders]
+    metric = metric_of(runs, metric)
+    groups = named(grouped(runs))
+    check_new_folder(output)
+    table = comparison_table(groups, metric)
+    headings, lines = cells_of(table, metric)
+    with new_folder(output, owner=True) as partial:
+        partial.mkdir()
+        write_table(table, partial / "comparison.csv")
+        write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
+        draw_comparison(groups, metric, partial, formats)
+    print_rows(f"test {metric}", headings, lines)
+    sys.stdout.write(f"comparison: {output}\n")
+
+
+# ---------------------------------------------------------------------- runs
+class FinishedRun(NamedTuple):
+    """The files of a finished run."""
+
+    folder: Path
+    config: dict[str, Any]  # {} of a run of a Python program, which leaves no config.yaml
+    summary: dict[str, Any]
+    history: pd.DataFrame  # a row for each round: metrics.csv and `sent`, bytes of all rounds so far
+    clients: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """The name that its folder bears."""
+        return self.folder.parent.name if self.folder.name.startswith("version_") else self.folder.name
+
+
+class Group(NamedTuple):
+    """Runs of one configuration with different seeds."""
+
+    name: str  # short, from what differs between the configurations
+    runs: list[FinishedRun]
+
+
+def find_run(folder: Path) -> Path:
+    """The folder of a run: the given one, or its newest version.
+
+    Raises:
+        ConfigError: if there is no such folder or no run in it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; give the folder of a run, such as runs/quickstart/version_0")
+    if any((folder / name).is_file() for name in ("config.yaml", "metrics.csv", "summary.json")):
+        return folder
+    version = newest_version(folder)
+    if version < 0:
+        raise ConfigError(f"{folder} holds no run; give the folder of a run, such as runs/quickstart/version_0")
+    return folder / f"version_{version}"
+
+
+def read_run(folder: Path) -> FinishedRun:
+    """Read the files of a finished run.
+
+    Raises:
+        ConfigError: if the run is not finished, or a file is missing.
+    """
+    import pandas as pd
+
+    from lit_fed.pictures.run import read_history
+
+    if not (folder / "summary.json").is_file():
+        raise ConfigError(f"{folder} is not finished, it has no summary.json; {_ending(folder)}")
+    missing = [name for name in FILES if not (folder / name).is_file()]
+    if missing:
+        raise ConfigError(f"{folder} has no {missing[0]}; give a folder that a fit of lit_fed has written")
+    config = yaml.safe_load((folder / "config.yaml").read_text()) if (folder / "config.yaml").is_file() else {}
+    summary = json.loads((folder / "summary.json").read_text())
+    if config and "changes_on_resume" in summary:
+        config["changes_on_resume"] = summary["changes_on_resume"]
+    clients = unquoted_table(pd.read_csv(folder / "clients.csv"))
+    return FinishedRun(folder, config, summary, read_history(folder), clients)
+
+
+def _ending(folder: Path) -> str:
+    """How an unfinished run is finished."""
+    if not (folder / "config.yaml").is_file():
+        return "trainer.test(model, data) writes it"
+    last = " --ckpt_path last" if (folder / "checkpoints/last.ckpt").is_file() else ""
+    return f"finish it with: python -m lit_fed fit --config {folder}/config.yaml{last}"
+
+
+def metric_of(runs: Sequence[FinishedRun], asked_for: str | None) -> str:
+    """The metric that all runs have: the one asked for, else accuracy, the mean squared error or the loss.
+
+    Raises:
+        ConfigError: if a run does not have it, or one run has accuracies and another has squared errors.
+    """
+    known = {run.folder: _metrics_of(run) for run in runs}
+    if asked_for is None:
+        first, *others = runs
+        for other in others:
+            if known[first.folder][:1] != known[other.folder][:1]:
+                raise ConfigError(
+                    f"{first.folder} has {' and '.join(known[first.folder])}, {other.folder} has "
+                    f"{' and '.join(known[other.folder])}; compare them apart, or with --metric loss"
+                )
+        return known[first.folder][0]
+    for folder, names in known.items():
+        if asked_for not in names:
+            raise ConfigError(f"--metric {asked_for}: {folder} has {' and '.join(names)}; give one of these")
+    return asked_for
+
+
+def _metrics_of(run: FinishedRun) -> list[str]:
+    """The metrics of a run's clients: the usual ones before the chosen ones."""
+    return [name for name in dict.fromkeys((*METRICS, *run.clients)) if f"test/seen/{name}" in run.summary]
+
+
+def without_seeds(config: Any) -> Any:
+    """A configuration without its seeds and without the place where it is kept."""
+    if isinstance(config, dict):
+        left = {key: value for key, value in config.items() if not _is_seed(key) and key not in WHERE_KEPT}
+        return {key: without_seeds(value) for key, value in left.items()}
+    return [without_seeds(one) for one in config] if isinstance(config, list) else config
+
+
+def _is_seed(key: str) -> bool:
+    return key in ("seed", "seed_everything", "init_seeds")
+
+
+def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
+    """Runs whose configurations differ in seeds alone, in the order of the first of each.
+
+    Raises:
+        ConfigError: if two of them have the same seeds too.
+    """
+    groups: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        config = without_seeds(run.config) or str(run.folder)
+        groups.setdefault(json.dumps(config, sort_keys=True), []).append(run)
+    for members in groups.values():
+        seeds: dict[str, Path] = {}
+        for run in members:
+            with_seeds = {key: value for key, value in run.config.items() if key not in WHERE_KEPT}
+            with_seeds["trainer"] = without_seeds(run.config.get("trainer", {}))
+            text = json.dumps(with_seeds, sort_keys=True)
+            if text in seeds:
+                raise ConfigError(f"{seeds[text]} and {run.folder} have the same configuration and seeds; give one")
+            seeds[text] = run.folder
+    return list(groups.values())
+
+
+# ---------------------------------------------------------------------- names
+def named(groups: Sequence[list[FinishedRun]]) -> list[Group]:
+    """Groups with names: differences of their configurations, else the names of their runs, else of their folders."""
+    first = [runs[0] for runs in groups]
+    for names in (
+        differences([without_seeds(run.config) for run in first]),
+        [run.name for run in first],
+        [f"{run.name}/{run.folder.name}" for run in first],
+    ):
+        if all(names) and len(set(names)) == len(groups):
+            return [Group(name, runs) for name, runs in zip(names, groups, strict=True)]
+    return [Group(str(runs[0].folder), runs) for runs in groups]
+
+
+def differences(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """The differences of each configuration, such as `FedEM, lr=0.1`; empty if there are none or too many."""
+    flats = [_flat(config) for config in configs]
+    names = [[_part(key, flat[key]) for key in flat if _differs(key, flat, flats)] for flat in flats]
+    if any(len(parts) > MOST_DIFFERENCES for parts in names):
+        return [""] * len(configs)
+    return [", ".join(parts) for parts in names]
+
+
+def _flat(config: Any, path: str = "") -> Flat:
+    """How a run is carried out (`trainer`) names nothing, but for the number of rounds."""
+    if isinstance(config, dict):
+        parts = [_flat(value, f"{path}.{key}" if path else str(key)) for key, value in config.items()]
+        return {key: value for part in parts for key, value in part.items()}
+    if path.startswith("trainer.") and path != "trainer.max_epochs":
+        return {}
+    return {path: config if isinstance(config, str) else json.dumps(config)}
+
+
+def _differs(key: str, flat: Flat, flats: Sequence[Flat]) -> bool:
+    """Whether another configuration has another value; arguments of a class are compared within that class."""
+    owner = key.rpartition(".init_args.")[0]
+    kind = f"{owner}.class_path"
+    others = [one for one in flats if not owner or one.get(kind) == flat.get(kind)]
+    return any(one.get(key) != flat[key] for one in others)
+
+
+def _part(key: str, value: str) -> str:
+    """The class without its module, or the argument's own name with its value."""
+    name = key.rpartition(".")[2]
+    return value.rpartition(".")[2] if name == "class_path" else f"{name}={value}"
+
+
+# ---------------------------------------------------------------------- table
 def columns_of(metric: str) -> dict[str, str]:
     """Keys of summary.json that are compared, and their headings."""
     return {
@@ -122,21 +374,26 @@ def _cell(key: str, value: float, deviation: float | None, factor: float) -> str
     return f"{factor * value:.{digits}f}{spread}"
 
 
+def markdown_table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table; all columns but the first are aligned to the right."""
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+    head, *rest = ["| " + " | ".join(line) + " |" for line in [headings, *cells]]
+    return [head, "|---|" + "--:|" * (len(headings) - 1), *rest]
+
+
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str, folders: Sequence[str]) -> str:
     """The table as a Markdown page, with the folders of the runs below."""
-    text = [f"# Comparison by test {metric}", "", "| " + " | ".join(headings) + " |"]
-    text.append("|---|" + "--:|" * (len(headings) - 1))
-    text += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+    text = [f"# Comparison by test {metric}", "", *markdown_table(headings, lines)]
     text += ["", *(f"- {line[0]}: `{folder}`" for line, folder in zip(lines, folders, strict=True))]
     return "\n".join(text) + "\n"
 
 
-def print_comparison(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: str) -> None:
-    """Print the table."""
+def print_rows(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print a table; all columns but the first are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"test {metric}")
+    table = Table(title=title)
     for position, heading in enumerate(headings):
         table.add_column(heading, justify="right" if position else "left", overflow="fold")
     for line in lines:
@@ -144,29 +401,140 @@ def print_comparison(headings: Sequence[str], lines: Sequence[Sequence[str]], me
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
-def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Sequence[str]) -> None:
-    """Read runs, write their comparison into a folder and print it.
+# ---------------------------------------------------------------------- figures
+def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats: Sequence[str]) -> None:
+    """Draw the metric against rounds and against bytes, and the clients of every run.
 
     Args:
-        given: folders of runs, or of their versions.
-        output: folder of the comparison, new or empty.
-        metric: what is compared; None: what all runs have.
-        formats: of the pictures.
-
-    Raises:
-        ConfigError: naming a run and what to do about it.
+        groups: runs with different seeds under one name.
+        metric: `accuracy`, `mse` or `loss`.
+        output: folder of the figures.
+        formats: of each figure, `png`, `pdf` or `svg`.
     """
-    folders = dict.fromkeys(find_run(folder) for folder in given)
-    runs = [read_run(folder) for folder in folders]
-    metric = metric_of(runs, metric)
-    groups = named(grouped(runs))
-    check_new_folder(output)
-    table = comparison_table(groups, metric)
-    headings, lines = cells_of(table, metric)
-    with new_folder(output, owner=True) as partial:
-        partial.mkdir()
-        write_table(table, partial / "comparison.csv")
-        write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
-        draw_comparison(groups, metric, partial, formats)
-    print_comparison(headings, lines, metric)
-    sys.stdout.write(f"comparison: {output}\n")
+    import matplotlib as mpl
+
+    with mpl.rc_context(COLUMN):
+        figures = {
+            f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
+            f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
+            f"client_{metric}": _clients(groups, metric),
+        }
+        for name, figure in figures.items():
+            for suffix in formats:
+                save(figure, output / f"{name}.{suffix}")
+
+
+class _Curve(NamedTuple):
+    """A metric at the rounds that all runs of a group evaluated."""
+
+    name: str
+    rounds: np.ndarray  # [n]
+    sent: np.ndarray  # [n] bytes until then, mean over runs
+    values: np.ndarray  # [runs, n], as drawn
+
+
+def _curve(group: Group, metric: str) -> _Curve:
+    import pandas as pd
+
+    key = f"{evaluated_split(group.runs[0].history)}/seen/{metric}"
+    histories = [run.history.set_index("step") for run in group.runs]
+    known = [one[key].dropna() if key in one else one["sent"][:0] for one in histories]
+    table = pd.concat(known, axis=1, join="inner").sort_index()
+    sent = pd.concat([one["sent"] for one in histories], axis=1).loc[table.index].mean(axis=1)
+    values = percent(metric)[0] * table.to_numpy(dtype=float).T
+    return _Curve(_cut(group.name), table.index.to_numpy() + 1, sent.to_numpy(), values)
+
+
+def _curves(groups: Sequence[Group], metric: str, *, bytes_sent: bool) -> Any:
+    from matplotlib.figure import Figure
+
+    curves = [_curve(group, metric) for group in groups]
+    columns = 2 if max(len(curve.name) for curve in curves) <= 20 else 1
+    figure = Figure(figsize=(COLUMN_WIDTH, 2.1 + 0.17 * -(-len(groups) // columns)))
+    axes = figure.subplots()
+    size, unit = byte_unit(max(curve.sent.max(initial=0) for curve in curves))
+    for position, curve in enumerate(curves):
+        if len(curve.rounds):
+            _draw(axes, position, curve, curve.sent / size if bytes_sent else curve.rounds)
+    splits = "/".join(sorted({evaluated_split(run.history) for group in groups for run in group.runs}))
+    axes.set_ylabel(f"{splits} {metric} of seen clients{percent(metric)[1]}")
+    if metric != "accuracy":
+        axes.set_yscale(scale_of(np.concatenate([curve.values.mean(0) for curve in curves])))
+    _label_x(axes, curves, f"{unit} sent and received by all clients" if bytes_sent else "round")
+    legend_above(figure, columns)
+    return figure
+
+
+def _draw(axes: Any, position: int, curve: _Curve, x: np.ndarray) -> None:
+    """Mean and spread over seeds; of runs that send nothing a level line at their last value."""
+    options = {"label": curve.name, "color": COLOURS[position % len(COLOURS)], **look(position)}
+    middle = curve.values.mean(0)
+    if x[-1] == 0:
+        axes.axhline(middle[-1], **options | {"marker": "", "label": f"{curve.name} (sends nothing)"})
+    else:
+        deviation = curve.values.std(0, ddof=1) if len(curve.values) > 1 else None
+        draw_curve(axes, x, middle, deviation, **options)
+
+
+def _label_x(axes: Any, curves: Sequence[_Curve], label: str) -> None:
+    """A logarithmic axis where one run sends far more than another."""
+    totals = [curve.sent[-1] for curve in curves if curve.sent.any()]
+    axes.set_xlabel(label)
+    if label != "round" and totals and max(totals) > 10 * min(totals):
+        axes.set_xscale("log")
+    else:
+        axes.xaxis.set_major_locator(few_ticks(whole=label == "round"))
+
+
+def _clients(groups: Sequence[Group], metric: str) -> Any:
+    """For each name the range of the seen clients, their middle half and the median, and marks for statistics."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(COLUMN_WIDTH, 1.1 + 0.42 * len(groups)))
+    axes = figure.subplots()
+    factor, unit = percent(metric)
+    explained: set[str] = set()
+    for height, group in enumerate(reversed(groups)):
+        clients = np.concatenate([_of_seen(run, metric) for run in group.runs])
+        _box(axes, height, factor * clients)
+        for key, label, style in MARKS:
+            found = [run.summary[name] for run in group.runs if (name := f"test/{key.format(metric)}") in run.summary]
+            if found:
+                level = height - (UNSEEN_BELOW if "unseen" in key else 0)
+                axes.plot(
+                    factor * np.mean(found), level, label=None if label in explained else label, clip_on=False, **style
+                )
+                explained.add(label)
+    axes.set_yticks(range(len(groups)), [textwrap.fill(_cut(group.name), 18) for group in reversed(groups)])
+    axes.set(xlabel=f"test {metric} of a client{unit}", ylim=(-0.7, len(groups) - 0.4))
+    axes.grid(visible=False, axis="y")
+    legend_above(figure, 3)
+    return figure
+
+
+MARKS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("seen/{}", "mean", {"marker": "D", "color": "black", "linestyle": "", "markersize": 4}),
+    ("seen/{}_decile", "worst decile", {
+        "marker": "v", "color": "#1b4f8a", "markerfacecolor": "white", "linestyle": "", "markersize": 5.5,
+    }),
+    ("unseen/{}", "mean of unseen", {
+        "marker": "s", "color": "#d1701f", "markerfacecolor": "white", "linestyle": "", "markersize": 5,
+    }),
+)  # fmt: skip
+"""Keys of summary.json after the split, and how they are marked."""
+
+
+def _of_seen(run: FinishedRun, metric: str) -> np.ndarray:
+    return run.clients.loc[run.clients["population"] == "seen", metric].dropna().to_numpy()
+
+
+def _box(axes: Any, height: int, values: np.ndarray) -> None:
+    """A line from the worst to the best, a box of the middle half, and a tick at the median."""
+    low, first, middle, third, high = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
+    axes.hlines(height, low, high, color="0.4", linewidth=0.9)
+    axes.barh(height, third - first, left=first, height=0.46, color="0.85", edgecolor="0.4", linewidth=0.8)
+    axes.vlines(middle, height - 0.23, height + 0.23, color="0.2", linewidth=1.4)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

@@ -11,12 +11,11 @@ from typing import Any
 
 import yaml
 
+from lit_fed.command_line.arguments import CONFIG
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.command_line.trusted_classes import classes_in
-from lit_fed.core.demands import check_deployment
 from lit_fed.deployment.flower_server import FlowerFederation
-from lit_fed.deployment.settings import settings_from_json
+from lit_fed.deployment.settings import classes_in, settings_from_json
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
 
@@ -25,7 +24,7 @@ __all__ = ["flower_app_parser", "write_flower_app"]
 DATASET = f"{FlowerFederation.__module__}.{FlowerFederation.__qualname__}"
 
 ONE_PROCESS = {"strategy": ("auto",), "devices": (1, "1", "auto"), "num_nodes": (1,)}
-"""Arguments of the trainer, and what they may be where one process has Flower's Grid."""
+"""Arguments of the trainer, and their values if one process has Flower's Grid."""
 
 LONGEST_NAME = 40
 
@@ -71,20 +70,21 @@ def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) ->
     """Run the command.
 
     Args:
-        arguments: what stands behind `flower-app` on the command line.
+        arguments: arguments of the command `flower-app`.
         parse: makes a command line that has parsed its arguments, without running anything.
 
     Raises:
-        ConfigError: if the arguments or the folder will not do, or make no run of Flower; nothing is written then.
+        ConfigError: if the arguments or the folder are refused, or make no run of Flower; nothing is written then.
     """
-    own, of_fit = _divided(arguments)
+    own, of_fit = _divided(arguments, "-h", "--help", "--output")
+    configs, others = _divided(of_fit, *CONFIG)  # which may name another data set: that of nodes follows
     folder = check_new_folder(flower_app_parser().parse_args(own).output)
-    command_line = parse(["fit", *_with_nodes(of_fit)])
+    command_line = parse(["fit", *configs, "--data.dataset", DATASET, *others])
     config = json.loads(command_line.parser.dump(command_line.config, skip_unset=False, format="json"))["fit"]
     _check(config)
     modules = {path.rpartition(".")[0] for path in classes_in(config["model"])}
     settings = settings_from_json(config["model"], sorted(modules))
-    check_deployment(settings.algorithm, settings.name)
+    settings.check_combination(deployed=True)
     with new_folder(folder, owner=True) as partial:
         partial.mkdir()
         (partial / "pyproject.toml").write_text(_app(config), encoding="utf-8")
@@ -93,28 +93,19 @@ def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) ->
     )
 
 
-def _divided(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The command's own arguments, and those of `fit`."""
-    own: list[str] = []
-    others: list[str] = []
-    for before, one in zip(["", *arguments], arguments, strict=False):
-        is_own = before == "--output" or one in ("-h", "--help", "--output") or one.startswith("--output=")
-        (own if is_own else others).append(one)
-    return own, others
-
-
-def _with_nodes(given: list[str]) -> list[str]:
-    """The arguments with the data set of nodes behind all configurations and before all that changes it."""
-    configs: list[str] = []
+def _divided(given: list[str], *options: str) -> tuple[list[str], list[str]]:
+    """The arguments of these options with their values, and all others."""
+    chosen: list[str] = []
     others: list[str] = []
     for before, one in zip(["", *given], given, strict=False):
-        is_config = {before, one} & {"-c", "--config"} or one.startswith("--config=")
-        (configs if is_config else others).append(one)
-    return [*configs, "--data.dataset", DATASET, *others]
+        with_value = set(options) - {"-h", "--help"}
+        found = before in with_value or one in options or one.partition("=")[0] in with_value
+        (chosen if found else others).append(one)
+    return chosen, others
 
 
 def _check(config: dict[str, Any]) -> None:
-    """Refuse what would be refused on the server, hours later, or mean something else there."""
+    """Refuse settings that the server would refuse hours later, or that mean something else there."""
     data, trainer = config["data"], config["trainer"]
     if data["dataset"]["class_path"] != DATASET:
         raise ConfigError(
@@ -128,7 +119,7 @@ def _check(config: dict[str, Any]) -> None:
             raise ConfigError(f"--data.{name} is {given}, and every node brings its clients; add --data.{name} null")
     if data["unseen_fraction"]:
         raise ConfigError(
-            f"--data.unseen_fraction is {data['unseen_fraction']}, and who is unseen is decided on the nodes, by the "
+            f"--data.unseen_fraction is {data['unseen_fraction']}, and unseen clients are chosen on the nodes, by the "
             "folder `unseen`; add --data.unseen_fraction 0"
         )
     for name, allowed in ONE_PROCESS.items():

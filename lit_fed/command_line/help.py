@@ -1,4 +1,4 @@
-"""How `--help` reads: short usage, types and classes by their names, what Lightning's arguments mean here."""
+"""The text of `--help`: short usage, types and classes by their names, Lightning's arguments in federated terms."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MEANING = {
     "seed_everything": "seed of the training: initial models, cohorts, batches. `--data.seed` is that of the data.",
     "trainer.accelerator": "`cpu`, `gpu` or `auto`.",
     "trainer.strategy": "`fed_ddp` shares the clients of a round out over `devices`; `auto` takes one device.",
-    "trainer.devices": "number of processes on this machine, each with a GPU of its own where there is one, else at "
-    "most one for each core; on a GPU also a list of indices.",
+    "trainer.devices": "number of processes on this machine, each with its own GPU if there is one, else at most "
+    "one for each core; on a GPU also a list of indices.",
     "trainer.num_nodes": "number of machines.",
     "trainer.precision": "`32-true`, or `bf16-mixed` to compute networks in bfloat16.",
     "trainer.logger": "loggers beside the run's own metrics.csv, such as FederatedWandb; `false`: keep no folder.",
@@ -31,7 +31,7 @@ MEANING = {
     "trainer.min_epochs": "rounds before a callback may stop the run.",
     "trainer.max_steps": "the same as `max_epochs`: a round is a step; -1: no other limit.",
     "trainer.min_steps": "the same as `min_epochs`.",
-    "trainer.max_time": "stop behind the round that passes this time, DD:HH:MM:SS.",
+    "trainer.max_time": "stop after the round that exceeds this time, DD:HH:MM:SS.",
     "trainer.limit_val_batches": "0: do not measure in validation; `--data.eval_clients` measures fewer clients.",
     "trainer.check_val_every_n_epoch": "measure the clients after every so many rounds.",
     "trainer.log_every_n_steps": "write metrics after every so many rounds.",
@@ -46,7 +46,7 @@ MEANING = {
     "trainer.plugins": "plugins of Lightning: precision, cluster environment, reading and writing of checkpoints.",
     "trainer.default_root_dir": "folder of all runs; a run's own is `<name>/version_<n>` in it.",
 }
-"""What arguments mean to federated runs, where Lightning's own words speak of epochs and batches of one model."""
+"""Meaning of arguments in federated runs; Lightning's help speaks of epochs and batches of one model."""
 
 REFUSED_OR_FIXED = {
     "trainer.fast_dev_run", "trainer.limit_train_batches", "trainer.limit_predict_batches", "trainer.overfit_batches",
@@ -65,7 +65,7 @@ TYPES = {
     "trainer.precision": "32-true | bf16-mixed | null",
     "trainer.plugins": "a plugin | a list of plugins | null",
 }
-"""Short types for arguments whose own type is wider than what federated runs take, or too long to be read."""
+"""Short types of arguments whose full type is wider than federated runs accept, or too long to read."""
 
 WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
     (re.compile(r"\{'class_path': '(?:[\w.]+\.)?(\w+)'(?:, 'init_args': \{\})?\}"), r"\1"),
@@ -76,16 +76,16 @@ WORDS: tuple[tuple[re.Pattern[str], Any], ...] = (
 """Python's spelling of defaults, and Sphinx's of names, as they are written on a command line."""
 
 BASES = {"Algorithm", "Network", "FederatedCallback"}
-"""Bases from which classes of one's own derive; they are listed nowhere, since nobody chooses them."""
+"""Base classes of user-defined classes, which are not listed."""
 
 TYPE = re.compile(r"\((?:required, )?type: ")
-"""What stands before the type of an argument."""
+"""Beginning of the type of an argument."""
 
 CLASSES = re.compile(r", known subclasses: ([\w., ]+)")
 
 
 def plain_type(spelled: str) -> str:
-    """A type as it is read on a command line: alternatives between bars, what a function returns for the function.
+    """A type as it reads on a command line: alternatives between bars; for a function, the type that it returns.
 
     Args:
         spelled: Python's spelling.
@@ -118,7 +118,7 @@ def _one_type(spelled: str) -> str:
 
 
 def _split(text: str, mark: str) -> list[str]:
-    """The parts between marks that stand outside all brackets."""
+    """The parts between marks outside all brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "[(") - (letter in "])")
@@ -158,7 +158,7 @@ class FederatedHelp(DefaultHelpFormatter):
             before, rest = text[: found.end()], text[found.end() :]
             end = _type_ends(rest)
             text = before + TYPES.get(action.dest, plain_type(rest[:end])) + rest[end:]
-        if str(action.metavar).startswith("{"):  # the values stand beside the name of the argument
+        if str(action.metavar).startswith("{"):  # the values are shown beside the name
             text = re.sub(r"\(type: [^,]*, ", "(", text)
         return text
 
@@ -171,7 +171,7 @@ def _names_of_classes(found: re.Match[str]) -> str:
 
 
 def explain_arguments(parser: Any) -> None:
-    """Say of a command's arguments what they mean to federated runs, and list Lightning's behind the others.
+    """Explain a command's arguments in federated terms, and list Lightning's last.
 
     Args:
         parser: the complete parser of a command.

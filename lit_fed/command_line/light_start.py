@@ -1,9 +1,9 @@
-"""A light start of a command: of what Lightning names and a run rarely uses, the rest is loaded by who asks for it.
+"""A light start of a command: heavy imports of Lightning that a run rarely uses are deferred.
 
 Lightning names `torchmetrics.Metric`, whose package loads every metric there is, with torchvision, SciPy and
 transformers behind them, and `torch._dynamo.OptimizedModule`, whose package is PyTorch's compiler. Both take longer
 than Lightning itself. Behind a counter of operations, which no summary of lit_fed needs, waits Triton. A program that
-imports lit_fed gets these packages as they are; a command has its own process.
+imports lit_fed gets these packages unchanged; a command has its own process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METRICS, COMPILER, LIGHTNING = "torchmetrics", "torch._dynamo", "lightning"
 COUNTER = "torch.utils.flop_counter"
 
 BASES = {"Metric": "torchmetrics.metric", "MetricCollection": "torchmetrics.collections"}
-"""What Lightning takes from torchmetrics, and where it is defined."""
+"""Classes that Lightning uses of torchmetrics, and the modules that define them."""
 
 
 @contextmanager
@@ -42,9 +42,7 @@ def light_start() -> Iterator[None]:
             _compiler_later(torch)
         yield
         gc.freeze()
-        atexit.register(
-            gc.unfreeze
-        )  # at the end of the process all of it goes, so that no library complains of what is left
+        atexit.register(gc.unfreeze)  # so that everything is freed at the end, and no library warns of leaks
     finally:
         gc.enable()
 
@@ -75,7 +73,7 @@ def _of_whole_package(package: Any, name: str) -> Any:
     try:
         package.__spec__.loader.exec_module(package)
     except BaseException:
-        package.__getattr__ = asked  # who asks next hears the same
+        package.__getattr__ = asked  # the next access raises the same error
         raise
     return getattr(package, name)
 
@@ -89,7 +87,7 @@ class _Compiled(type):
 
 
 class _OptimizedModule(metaclass=_Compiled):
-    """What Lightning compares networks with."""
+    """The class that Lightning compares networks with."""
 
 
 class _LaterAutograd:
@@ -104,7 +102,7 @@ class _LaterAutograd:
 class _LaterCompiler(ModuleType):
     """`torch._dynamo` until it is loaded, whereupon Python puts it into this one's place.
 
-    What PyTorch asks at every gradient under `vmap` has an answer here: nothing is compiled, so nothing is undone.
+    PyTorch's question at every gradient under `vmap` is answered here: nothing is compiled, so nothing is undone.
     """
 
     compiled_autograd = _LaterAutograd()
@@ -116,7 +114,7 @@ class _LaterCompiler(ModuleType):
 
 
 def _as_it_is(function: Any, *_: Any, **__: Any) -> Any:
-    """What Lightning keeps out of compiled modules: the collection of logged values, which a run never compiles."""
+    """Mark a function that Lightning keeps out of compiled modules; a run compiles none."""
     return function
 
 
@@ -126,7 +124,7 @@ def _counter(*arguments: Any, **options: Any) -> Any:
 
 
 def _compiler_later(torch: Any) -> None:
-    """Load Lightning while compiler and counter are absent, which then wait for the first who imports them."""
+    """Load Lightning without compiler and counter, which are loaded at their first import."""
     compiler: Any = ModuleType(COMPILER)
     compiler.OptimizedModule, compiler.disable = _OptimizedModule, _as_it_is
     counter: Any = ModuleType(COUNTER)
@@ -144,6 +142,6 @@ def _compiler_later(torch: Any) -> None:
 
 
 def _forget(package: str) -> None:
-    """Take what was loaded of a package out again."""
+    """Remove the loaded modules of a package."""
     for name in [one for one in sys.modules if f"{one}.".startswith(f"{package}.")]:
         del sys.modules[name]

@@ -1,4 +1,4 @@
-"""`python -m lit_fed partition`: who gets what, shown before anything is trained."""
+"""`python -m lit_fed partition`: the samples of each client, without training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
-from lit_fed.command_line.classes import check_classes, refuse_files
-from lit_fed.command_line.config_files import check_configs
+from lit_fed.command_line.arguments import prepared
+from lit_fed.command_line.classes import check_parsed
 from lit_fed.command_line.help import explain_arguments
-from lit_fed.command_line.parser import FederatedParser, refuse_nulls
+from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
@@ -37,7 +37,7 @@ def partition_parser() -> FederatedParser:
     parser = FederatedParser(
         prog="python -m lit_fed partition",
         description=f"{COMMANDS['partition']} Prints a table and writes partition.png and partition.csv. Takes the "
-        "same configurations as fit, of which only the section `data` counts.",
+        "same configurations as fit, only their section `data` matters.",
     )
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="path of a configuration.")
     parser.add_argument("--output", type=str, default="partition", help="folder to be written, new or empty.")
@@ -52,17 +52,14 @@ def show_partition(arguments: list[str]) -> None:
     """Run the command.
 
     Args:
-        arguments: what stands behind `partition` on the command line.
+        arguments: arguments of the command `partition`.
 
     Raises:
-        ConfigError: if the arguments, the data or the folder will not do; nothing has been written then.
+        ConfigError: if the arguments, the data or the folder are refused; nothing has been written then.
     """
     parser = partition_parser()
-    refuse_files(arguments)
-    check_configs(arguments)
-    config = parser.parse_args(arguments)
-    refuse_nulls(parser, config)
-    check_classes(config)
+    config = parser.parse_args(prepared(arguments))
+    check_parsed(parser, config)
     folder = check_new_folder(config.output)
     data: FederatedDataModule = parser.instantiate(config).data
     data.prepare_data()
@@ -83,7 +80,7 @@ def _write(table: pd.DataFrame, folder: Path) -> None:
 
 
 def _title(data: FederatedDataModule) -> str:
-    """The data set, and what made its clients."""
+    """The data set and its partition."""
     if data.dataset.natural or isinstance(data.partition, Natural):
         return f"{type(data.dataset).__name__}, natural clients"
     return f"{type(data.dataset).__name__}, {data.partition or 'default partition'}"
@@ -135,7 +132,7 @@ def print_partition(table: pd.DataFrame, title: str) -> None:
 
     Args:
         table: as `partition_table` makes it.
-        title: what stands above.
+        title: title of the table.
     """
     from rich.console import Console
     from rich.table import Table

@@ -1,21 +1,27 @@
-"""What `python -m lit_fed` can do, told without loading what does it."""
+"""The commands of `python -m lit_fed`, its start page, and a parser that needs neither PyTorch nor jsonargparse."""
 
 from __future__ import annotations
 
+import argparse
+import re
 import sys
 from importlib.metadata import version
+from typing import Any, NoReturn
 
-__all__ = ["COMMANDS", "WITHOUT_LIGHTNING", "answer", "start_page"]
+from lit_fed.errors import ConfigError
+from lit_fed.system.names import did_you_mean
+
+__all__ = ["COMMANDS", "WITHOUT_LIGHTNING", "PlainParser", "answer", "start_page"]
 
 COMMANDS = {
     "fit": "Train: federated rounds, then a test; all is kept in a folder.",
     "validate": "Measure the clients of a checkpoint on their validation samples.",
     "test": "Measure the clients of a checkpoint on their test samples.",
-    "predict": "Write what a trained model says about each sample of each client.",
+    "predict": "Write a trained model's predictions for each sample of each client.",
     "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",
-    "compare": "Put finished runs side by side: a table and pictures.",
+    "compare": "Compare finished runs: a table and figures.",
     "sweep": "Run many values of a command's arguments, from a sweep file.",
     "flower-app": "Write a training as an app of Flower, for sites that have it.",
     "certificates": "Make certificates for a federation of real machines.",
@@ -36,7 +42,7 @@ START = "lit-fed"
 
 
 def start_page() -> str:
-    """What the program is, its commands, the commonest command lines, and where to read on."""
+    """The program, its commands, common command lines, and further reading."""
     commands = "\n".join(f"  {name:<12} {what}" for name, what in COMMANDS.items())
     examples = "\n".join(f"  {START} {example}" for example in EXAMPLES)
     return f"""lit_fed {version("lit-fed")}: personalised federated learning on PyTorch Lightning
@@ -53,7 +59,6 @@ more:
   COMMAND --help                      the options of a command
   fit --model.algorithm.help FedEM    the options of a class
   fit --print_config                  a complete configuration
-  --print_completion bash             completion of commands and options; or zsh
   README.md and docs/ in the source explain runs, data, algorithms and results.
 """
 
@@ -74,3 +79,36 @@ def answer(given: list[str]) -> bool:
     else:
         return False
     return True
+
+
+class PlainParser(argparse.ArgumentParser):
+    """A parser of a command, whose errors are a message, not a usage page.
+
+    Args:
+        command: its name.
+        description: its description.
+        usage: how it is called; by default its name and options.
+    """
+
+    def __init__(self, command: str, description: str, usage: str = "") -> None:
+        program = "python -m lit_fed"
+        super().__init__(
+            prog=f"{program} {command}", usage=f"{program} {usage or f'{command} [options]'}", description=description,
+            allow_abbrev=False,
+        )  # fmt: skip
+
+    def error(self, message: str) -> NoReturn:
+        """Stop with the message and, for an unknown option, the nearest one.
+
+        Raises:
+            ConfigError: always.
+        """
+        text = re.sub(r"^argument (?=-)", "", message).replace("the following arguments are required", "missing")
+        _, found, unknown = text.partition("unrecognized arguments: ")
+        if found and unknown.startswith("-"):
+            known: list[Any] = [option for action in self._actions for option in action.option_strings]
+            meant = did_you_mean(
+                unknown.split()[0].partition("=")[0], known, "`--help` after the command lists its options"
+            )
+            text += f"\n{meant}"
+        raise ConfigError(text)

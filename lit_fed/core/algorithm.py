@@ -12,7 +12,16 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = ["NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "OwnModel", "local_run"]
+__all__ = [
+    "NOT_SENT",
+    "Algorithm",
+    "GlobalModels",
+    "LocalRun",
+    "MessageSpec",
+    "OwnModel",
+    "Participation",
+    "local_run",
+]
 
 NOT_SENT: Any = None
 """Stands in a client's shared state for what it was not sent; an empty tree."""
@@ -43,6 +52,50 @@ class LocalRun(NamedTuple):
     steps: Tensor  # [] steps taken
 
 
+class MessageSpec(NamedTuple):
+    """What the messages of an algorithm hold, and how the server combines them."""
+
+    kind: Literal["models", "changes", "multiples", "rows", "nothing"] = "models"
+    """Models, of which the server knows its own; changes, of which it knows nothing; models times private numbers;
+    `rows` that the server keeps for each client; or nothing."""
+
+    reduce: Literal["sum", "stack"] = "sum"
+    """What reaches the server: the weighted mean of the messages (one all-reduce), or all of them (an all-gather)."""
+
+    complete: bool = True
+    """Whether every client sends all of its models; False: it chooses some."""
+
+    accumulates: bool = False
+    """Whether the server adds up messages from round to round: errors and noise then add up, too."""
+
+    beside_models: bool = False
+    """Whether messages hold a second tree of parameters, whose scale differs from that of the models."""
+
+
+class Participation(NamedTuple):
+    """Which clients take part in a round, and how they count."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Weight of a client's message in the paper; the default of `--model.weighting`."""
+
+    needs_all_clients: bool = False
+    """Whether every client has to take part in every round, once."""
+
+    counts_draws: bool = True
+    """Whether a client that is sampled twice counts twice, as two clients with its samples would, in a mean over draws;
+    False: once, because the server or the network keeps one entry for each client."""
+
+    fills_in_absent: bool = True
+    """Whether `--model.aggregation stale_fill` is defined: `server_average` averages the models."""
+
+    steps_on_empty_rounds: bool = False
+    """Whether the server takes its step after a phase without clients: with weight 0 and means of 0, or without rows.
+    False: its state stays as it is."""
+
+    divided_by: Literal["samples", "features"] = "samples"
+    """Each client has its own samples, or its own features of the same samples."""
+
+
 class Algorithm(ABC, Generic[Shared, State, Work]):
     """A federated algorithm.
 
@@ -56,83 +109,32 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     # Annotations here are not postponed: jsonargparse resolves those of a base in the module of the subclass, and one
     # name missing there would leave every field on the command line unchecked.
-    reduce: ClassVar[Literal["sum", "stack"]] = "sum"
-    """What reaches the server: the weighted mean of the messages (one all-reduce) or all of them (an all-gather)."""
+    message: ClassVar[MessageSpec] = MessageSpec()
+    """What clients send, and how the server combines it. Wrappers go around `models` and `changes` only."""
 
-    default_weighting: ClassVar[Literal["samples", "uniform"]] = "samples"
-    """Weight of a client's message in the paper, taken where `--model.weighting` is not given."""
+    participation: ClassVar[Participation] = Participation()
+    """Which clients take part, and how they count."""
 
-    fills_in_absent_clients: ClassVar[bool] = True
-    """Whether `--model.aggregation stale_fill` has a meaning: the models are averaged by `server_average`."""
+    incompatible: ClassVar[dict[str, str]] = {}
+    """Features that the algorithm cannot be combined with → the reason, which completes "NAME …" in the error message.
 
-    needs_all_clients: ClassVar[bool] = False
-    """Whether every client has to take part in every round, once."""
-
-    steps_on_empty_rounds: ClassVar[bool] = False
-    """Whether the server takes its step also after a phase whose messages weigh nothing, since nobody took part: with a
-    weight of 0 and means of 0, or without rows. Otherwise its state stays as it is."""
-
-    counts_draws: ClassVar[bool] = True
-    """Whether a client that is drawn twice in a round counts twice, as two clients with its samples would, in a mean
-    over draws; or once, where the server or the network has to know where each client stands."""
-
-    refuses_size_sampling: ClassVar[str] = ""
-    """Why clients may not be drawn in proportion to their samples, with replacement; empty where they may."""
-
-    refuses_loss: ClassVar[str] = ""
-    """Why clients may not minimise another loss than the log-loss; empty where they may."""
-
-    divided_by: ClassVar[Literal["samples", "features"]] = "samples"
-    """What is divided among clients: each has samples of its own, or its own features of the same samples."""
-
-    sends: ClassVar[Literal["models", "changes", "multiples", "rows", "nothing"]] = "models"
-    """What the messages hold, for wrappers, who work on what is news in them: models, of which the server knows its
-    own; changes, of which it knows nothing; models times numbers that are the client's own; `rows` that the server
-    keeps for each client; or nothing. Wrappers go around the first two."""
-
-    sends_beside_models: ClassVar[bool] = False
-    """Whether messages hold models and something else, whose size has nothing to do with theirs."""
-
-    keeps_running_sum: ClassVar[bool] = False
-    """Whether the server adds up what clients send from round to round, so that what a message loses once is lost, and
-    noise adds up."""
-
-    sends_all: ClassVar[bool] = True
-    """Whether every client sends all of its models, or some that it chooses."""
-
-    refuses_privacy: ClassVar[str] = ""
-    """Why what reaches the server is not one average that noise could cover; empty where it is."""
-
-    fits_without_noise: ClassVar[str] = ""
-    """What clients fit to their samples beside the steps of the local solver, if what they send depends on it, so that
-    noise in these steps would not do; empty where there is nothing of the kind."""
-
-    heeds_mixture_noise: ClassVar[bool] = False
-    """Whether this is mixture weights alone, to which `Context.mixture_noise` adds what is missing."""
-
-    refuses_secure_sums: ClassVar[str] = ""
-    """Why what reaches the server cannot be cut off at the range of changes; empty where it can."""
-
-    refuses_encoded_broadcast: ClassVar[str] = ""
-    """Why clients may not hear encoded changes of the server's last models; empty where they may."""
+    Keys are those of `lit_fed.wrappers.compatibility.FEATURES`, e.g. `loss`, `privacy` or `size_sampling`.
+    """
 
     has_server: ClassVar[bool] = True
-    """Whether clients hear from a server; else what they receive is what other clients send."""
+    """False: clients receive the messages of other clients."""
 
     server_only: ClassVar[tuple[str, ...]] = ()
-    """Fields of the shared state that no function of a client reads, and no client is sent."""
-
-    refuses_deployment: ClassVar[str] = ""
-    """Why clients may not be machines of their own; empty where they may, given a server."""
+    """Fields of the shared state that no function of a client reads; clients are not sent them."""
 
     serving_settings: ClassVar[tuple[str, ...]] = ()
-    """Fields that decide alone how clients are served, so that a checkpoint may be served with other values."""
+    """Fields that only change how clients are served: a checkpoint may be served with other values."""
 
     conformance_exempt: ClassVar[dict[str, str]] = {}
-    """Conformance checks that the algorithm cannot satisfy by its nature, with the reason."""
+    """Conformance checks that the algorithm cannot satisfy by its nature → the reason."""
 
     num_models: ClassVar[int] = 1
-    """M, the broadcast models; a hyper-parameter where the algorithm has several."""
+    """M, the broadcast models; a hyper-parameter if the algorithm has several."""
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:

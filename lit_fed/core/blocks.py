@@ -15,7 +15,7 @@ from lit_fed.core.plan import steps_of
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import ClientBlock, Phase, ServingBlock, Split
 from lit_fed.errors import ConfigError
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = [
     "cohort_size",

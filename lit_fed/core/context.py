@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.core.augmentation import Augmentation
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.noise import Secret
+from lit_fed.core.seeds import Secret
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientData, LocalWork
 
-__all__ = ["Context"]
+__all__ = ["Context", "RandomTransform"]
+
+
+class RandomTransform(Protocol):
+    """A random transform of the inputs of local steps, a pure function of its stream."""
+
+    said: str  # its settings, for messages
+
+    def __call__(self, x: Tensor, stream: np.random.SeedSequence) -> Tensor:
+        """Inputs of the same shape and type."""
 
 
 class Context(NamedTuple):
@@ -39,7 +48,7 @@ class Context(NamedTuple):
     sampling_probability: float = 1.0  # q, with which each client takes part in a round; 1: all take part in each
     capped_samples: int = 0  # of all T clients, each with no more than it may weigh; 0: weights have no cap
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
-    augmentation: Augmentation | None = None  # of the inputs of local steps; None: they are taken as they are
+    augmentation: RandomTransform | None = None  # of the inputs of local steps; None: they are taken as they are
     mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
     drawn_weight: float | None = None  # of those that were drawn for this phase, whoever came; None: nobody asks
     sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them

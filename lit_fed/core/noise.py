@@ -1,4 +1,4 @@
-"""Noise that protects: normal numbers from a cryptographic stream under a secret that is no part of the training.
+"""Noise that protects: normal numbers from a cryptographic stream under a `Secret`.
 
 Known noise can be subtracted, so it must not follow from the training seed, which configurations, checkpoints and nodes
 hold. The stream is AES-128 in counter mode; its key and first counter follow from the secret and
@@ -7,72 +7,18 @@ from what the numbers are for, so a run with the same secret repeats them on any
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lit_fed.core.seeds import SECRET_BYTES, Secret
 from lit_fed.system.packages import optional_package
 
-__all__ = ["SECRET_BYTES", "Secret", "protecting_normals"]
+__all__ = ["protecting_normals"]
 
-SECRET_BYTES = 16
 BITS_OF_UNIFORMS = 53
-
-
-class Secret:
-    """128 bits that noise, cohorts and batches that protect follow from.
-
-    It is never printed, and a copy that is pickled is a fresh one: a file must not hold it by accident.
-
-    Args:
-        key: 16 bytes.
-    """
-
-    __slots__ = ("key",)
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-
-    @classmethod
-    def fresh(cls) -> Secret:
-        """A random one."""
-        return cls(secrets.token_bytes(SECRET_BYTES))
-
-    @classmethod
-    def of_seed(cls, seed: int) -> Secret:
-        """A repeatable one, for simulations."""
-        return cls(hashlib.blake2b(b"noise seed %d" % seed, digest_size=SECRET_BYTES).digest())
-
-    def derived(self, *purpose: int | str) -> bytes:
-        """32 bytes for a purpose; those for other purposes tell nothing of them."""
-        return hashlib.blake2b(json.dumps(purpose).encode(), key=self.key).digest()[: 2 * SECRET_BYTES]
-
-    def for_(self, *purpose: int | str) -> Secret:
-        """A secret of its own for a purpose."""
-        return Secret(self.derived("secret", *purpose)[:SECRET_BYTES])
-
-    def seed(self, purpose: str) -> int:
-        """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for what is drawn and never published."""
-        return int.from_bytes(self.derived("seed", purpose)[:SECRET_BYTES], "big")
-
-    @property
-    def name(self) -> str:
-        """What tells it from others, and may be published."""
-        return self.derived("name")[:8].hex()
-
-    def __repr__(self) -> str:
-        return "Secret(hidden)"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Secret.fresh, ()
 
 
 def protecting_normals(

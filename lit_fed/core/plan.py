@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import LocalWork
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["Plan", "make_plan", "most_steps", "num_steps", "steps_of", "without_steps"]
 

@@ -6,6 +6,8 @@ ranks changes a float32 result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
@@ -16,7 +18,6 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
-from lit_fed.system.roll_call import exchange
 
 __all__ = [
     "Accumulator",
@@ -26,6 +27,7 @@ __all__ = [
     "cast_like",
     "exact_average",
     "gather_rows",
+    "guard_collectives",
     "num_ranks",
     "server_average",
 ]
@@ -33,6 +35,15 @@ __all__ = [
 
 PIECE = 2**18
 """Elements of a model that are added up at once: few enough for the caches of a CPU."""
+
+
+_guard: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def guard_collectives(guard: Callable[[], AbstractContextManager[None]]) -> None:
+    """Enter this context around each collective of this process, such as one that waits until all ranks arrive."""
+    global _guard
+    _guard = guard
 
 
 def num_ranks() -> int:
@@ -43,7 +54,7 @@ def num_ranks() -> int:
 def all_reduce(value: Tensor) -> Tensor:
     """Sum over ranks; the value itself in a single process."""
     if num_ranks() > 1:
-        with exchange():
+        with _guard():
             dist.all_reduce(value)
     return value
 
@@ -63,7 +74,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     packed = torch.zeros(max(counts), sum(widths), dtype=torch.uint8, device=client_ids.device)
     packed[: flat[0].shape[0]] = torch.cat(flat, dim=1)
     gathered = [torch.empty_like(packed) for _ in counts]
-    with exchange():
+    with _guard():
         dist.all_gather(gathered, packed)
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)

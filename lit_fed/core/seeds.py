@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["generator", "generators", "seed_of", "torch_generator", "uniforms"]
+__all__ = ["SECRET_BYTES", "Secret", "generator", "generators", "seed_of", "torch_generator", "uniforms"]
 
 MANY = 16
 """Generators from which making them together is faster."""
@@ -18,6 +21,8 @@ MANY = 16
 WORD = 2**32 - 1
 HALF_WORD, SHIFT = 2**16 - 1, np.uint32(16)
 LOWEST = -(2**31)  # of int32
+
+SECRET_BYTES = 16
 
 
 def seed_of(seed: int, round_idx: int, client_id: int, purpose: str) -> np.random.SeedSequence:
@@ -135,3 +140,54 @@ def _scramble(word: Tensor) -> Tensor:
     for _ in range(2):
         word = (word >> 16).bitwise_and_(HALF_WORD).bitwise_xor_(word).mul_(0x45D9F3B)
     return (word >> 16).bitwise_and_(HALF_WORD).bitwise_xor_(word)
+
+
+class Secret:
+    """128 bits from which protecting noise, cohorts and batches follow; no part of the training settings.
+
+    It is never printed, and a copy that is pickled is a fresh one: a file must not hold it by accident.
+
+    Args:
+        key: 16 bytes.
+    """
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+
+    @classmethod
+    def fresh(cls) -> Secret:
+        """A random one."""
+        return cls(secrets.token_bytes(SECRET_BYTES))
+
+    @classmethod
+    def of_seed(cls, seed: int) -> Secret:
+        """A repeatable one, for simulations."""
+        return cls(hashlib.blake2b(b"noise seed %d" % seed, digest_size=SECRET_BYTES).digest())
+
+    def derived(self, *purpose: int | str) -> bytes:
+        """32 bytes for a purpose; those for other purposes tell nothing of them."""
+        return hashlib.blake2b(json.dumps(purpose).encode(), key=self.key).digest()[: 2 * SECRET_BYTES]
+
+    def for_(self, *purpose: int | str) -> Secret:
+        """A secret of its own for a purpose."""
+        return Secret(self.derived("secret", *purpose)[:SECRET_BYTES])
+
+    def seed(self, purpose: str) -> int:
+        """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for what is drawn and never published."""
+        return int.from_bytes(self.derived("seed", purpose)[:SECRET_BYTES], "big")
+
+    @property
+    def name(self) -> str:
+        """What tells it from others, and may be published."""
+        return self.derived("name")[:8].hex()
+
+    def __repr__(self) -> str:
+        return "Secret(hidden)"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Secret:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Secret.fresh, ()

@@ -14,15 +14,20 @@ from torch import Tensor, nn
 from torch.func import grad, grad_and_value, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.losses import Criterion
-from lit_fed.core.networks.affine_map import AffineMap
-from lit_fed.core.networks.forward_memory import Pass
-from lit_fed.core.networks.fresh import check_trained, fresh_network, initial_seeds
-from lit_fed.core.networks.frozen import at_rest, frozen_leaves
-from lit_fed.core.networks.stacked_network import Forward, StackedNetwork, num_models_of
-from lit_fed.core.targets import Target
+from lit_fed.core.networks.layers import at_rest, frozen_leaves
+from lit_fed.core.networks.products import AffineMap
+from lit_fed.core.networks.stacked_network import (
+    Forward,
+    Pass,
+    StackedNetwork,
+    check_network,
+    check_trained,
+    fresh_network,
+    initial_seeds,
+    num_models_of,
+)
+from lit_fed.core.targets import Criterion, Target
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
-from lit_fed.system.memory import check_network
 
 __all__ = ["Task"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.types import ModelState, Tree
-from lit_fed.system.addresses import from_boundary
+from lit_fed.system.machine import from_boundary
 
 __all__ = [
     "add",

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.system.addresses import from_boundary
+from lit_fed.system.machine import from_boundary
 
 __all__ = [
     "Absences",
     "Batch",
+    "Chosen",
     "ClientBlock",
     "ClientData",
     "ClientResult",
@@ -115,7 +116,21 @@ class Absences(NamedTuple):
     num_late: int  # clients whose work comes too late
     wait: float | None = None  # how long the server waits for work; None: until the slowest is done
     factors: Tensor | None = None  # [T] float64 whole numbers by which weights are multiplied; None: by 1
-    shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: nobody asks
+    shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: unused
+    forgives: bool = False  # whether a client that fails is left out, and the others go on
+    deadline: float | None = None  # how long a node may take for its answer; None: no limit of the phase
+
+    def drawn_weight(self, sizes: Tensor, weighting: str) -> float | None:
+        """Total weight of the sampled clients, including those that dropped out; None if unused.
+
+        Args:
+            sizes: training samples of every client, [T].
+            weighting: weight of a client's message, its `samples`, or `uniform`.
+        """
+        if self.shares is None:
+            return None
+        shares = self.shares[self.drawn]
+        return float((shares * sizes[self.drawn]).sum() if weighting == "samples" else shares.sum())
 
 
 class Phase(NamedTuple):
@@ -172,6 +187,13 @@ class Message(NamedTuple):
     weight: Tensor  # [] float64, a whole number wherever possible
     bits_up: Tensor | None = None  # [] float64; None: the size of `value`
     bits_down: Tensor | None = None  # [] float64; None: the size of the shared models
+
+
+class Chosen(NamedTuple):
+    """Message value of a client that trained some of the M models; zeros in place of the others."""
+
+    models: ModelState  # leaves [M, ...]
+    taken: Tensor  # [M] float64, 1 for a model that it sends
 
 
 class Reduced(NamedTuple):
@@ -302,6 +324,11 @@ class Population(NamedTuple):
     def num_measured(self) -> int:
         """Number of clients that evaluation measures."""
         return self.train.num_clients if self.measured is None else len(self.measured)
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions of the clients that evaluation measures, [E] int64."""
+        return torch.arange(self.train.num_clients) if self.measured is None else self.measured
 
     @property
     def honest(self) -> Tensor | None:

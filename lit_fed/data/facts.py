@@ -1,4 +1,4 @@
-"""What a federation is built from beside its settings: sizes of the data, kept in checkpoints."""
+"""Facts that a federation is built from, beside its settings: sizes and types of the data, and terms of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["TrainingFacts", "name_digests"]
 
 
 class TrainingFacts(NamedTuple):
-    """What building a federation takes to know of its training; a checkpoint tells it, to serve unseen clients."""
+    """Facts about the data and the terms of a run that building its federation takes.
+
+    Checkpoints keep them to serve unseen clients; nodes receive those of `public` as JSON.
+    """
 
     input_shape: tuple[int, ...]  # of one sample
     input_type: str  # torch's name of the inputs' type, `float32` or `int64`
@@ -33,18 +36,16 @@ class TrainingFacts(NamedTuple):
     seed: int
     num_rounds: int
     normalisation: Normalisation | None  # of inputs in 0..1; None: inputs are taken as they are
-    class_names: tuple[str, ...] | None = None  # what the data call the classes 0 … C − 1; None: by their numbers
-    columns: TableColumns | None = None  # of the table that inputs were made from
+    class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1; None: their numbers
+    columns: TableColumns | None = None  # columns of the table that inputs come from
     augment: str | None = None  # transforms of the inputs of local steps, as `written_out` gives them
     sampling_probability: float = 1.0  # with which a client takes part in a round
-    capped_samples: int = 0  # of all clients, each with no more than it may weigh; 0: weights have no cap
-    attackers: Tensor | None = None  # [A] clients that attack; None: nobody was asked for
+    capped_samples: int = 0  # sum of the clients' samples, each up to the cap of weights; 0: no cap
+    attackers: Tensor | None = None  # [A] clients that attack; None: no attack is simulated
     learned: tuple[str, ...] = ()  # constants that were learned from training samples, in words
     sizes: Tensor | None = None  # [T] int64 training samples of each client, where ε depends on all of them
-    named: Tensor | None = None  # [T] int64 digests of the clients' names; None: the data give them none
-    stored_type: str = (
-        ""  # in which inputs were stored; "": not known, or of no consequence for clients that come later
-    )
+    named: Tensor | None = None  # [T] int64 digests of the clients' names; None: clients have numbers alone
+    stored_type: str = ""  # in which inputs were stored; "": unknown, or irrelevant for later clients
 
     @property
     def dtype(self) -> torch.dtype:
@@ -53,7 +54,7 @@ class TrainingFacts(NamedTuple):
 
     @property
     def attacking(self) -> Tensor | None:
-        """Whether each client attacks, [T] bool; None: nobody was asked for."""
+        """Whether each client attacks, [T] bool; None: no attack is simulated."""
         if self.attackers is None:
             return None
         return torch.zeros(self.num_clients, dtype=torch.bool).index_fill(0, self.attackers, True)
@@ -65,8 +66,15 @@ class TrainingFacts(NamedTuple):
         known = set(self.named.tolist())
         return [name for name in names if _digest(name) in known]
 
+    @property
+    def public(self) -> TrainingFacts:
+        """The facts without those that only the server may know: groups, attackers, names and sizes of clients."""
+        return self._replace(
+            groups=None, attackers=None, columns=None, class_names=None, named=None, sizes=None, learned=()
+        )
+
     def plain(self) -> dict[str, Any]:
-        """These facts in numbers, strings, tuples and tensors, which a checkpoint may hold."""
+        """The facts in numbers, strings, tuples and tensors, for checkpoints; those of `public` go into JSON."""
         target, constants = self.target, self.normalisation
         return self._asdict() | {
             "target": (target.kind, target.num_classes, target.positions),
@@ -78,21 +86,26 @@ class TrainingFacts(NamedTuple):
 
     @classmethod
     def from_plain(cls, plain: dict[str, Any]) -> TrainingFacts:
-        """The inverse of `plain`."""
-        constants, columns = plain["normalisation"], plain.get("columns")  # older checkpoints know of no columns
-        return cls(
-            **plain
-            | {
-                "target": Target.from_plain(*plain["target"]),
-                "normalisation": None if constants is None else Normalisation(*constants),
-                "columns": None if columns is None else TableColumns.from_plain(columns),
-                "groups": None if plain["groups"] is None else plain["groups"].long(),
-            }
-        )
+        """The inverse of `plain`, also after a way through JSON.
+
+        Args:
+            plain: all fields; values from elsewhere have to be checked first.
+
+        Raises:
+            ConfigError: if there is no such target.
+        """
+        constants, columns = plain["normalisation"], plain["columns"]
+        given: Any = {name: tuple(one) if isinstance(one, list) else one for name, one in plain.items()}
+        given["target"] = Target.from_plain(*plain["target"])
+        given["normalisation"] = None if constants is None else Normalisation(*map(tuple, constants))
+        given["columns"] = None if columns is None else TableColumns.from_plain(columns)
+        for name in ("groups", "sizes"):
+            given[name] = None if plain[name] is None else plain[name].long()
+        return cls(**given)
 
 
 def name_digests(names: Sequence[str]) -> Tensor | None:
-    """By what a checkpoint knows a client's name again, [T] int64; None for clients that are but numbered."""
+    """Digests by which a checkpoint recognises clients' names, [T] int64; None for clients that are only numbered."""
     if all(name == str(position) for position, name in enumerate(names)):
         return None
     return torch.tensor([_digest(name) for name in names])
@@ -103,6 +116,6 @@ def _digest(name: str) -> int:
 
 
 def _narrowed(numbers: Tensor) -> Tensor:
-    """Whole numbers >= 0 as the narrowest type that holds them: of a million clients a checkpoint keeps one each."""
+    """Whole numbers >= 0 in the narrowest type that holds them, since a checkpoint keeps one for each client."""
     most = int(numbers.max()) if len(numbers) else 0
     return numbers.to(next(kind for kind in (torch.uint8, torch.int16, torch.int64) if most <= torch.iinfo(kind).max))

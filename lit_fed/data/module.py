@@ -269,13 +269,29 @@ class FederatedDataModule(LightningDataModule):
         train = self.seen.train
         either = self.normalisation or self.seen.columns  # pictures that are normalised may come in either type
         return TrainingFacts(
-            self.input_shape, str(train.x.dtype).removeprefix("torch."), tuple(train.y.shape[1:]), self.target,
-            train.num_clients, train.num_samples, int(train.sizes.max()), self.seen.groups, self.batch_size,
-            self.clients_per_block, weighting, seed, num_rounds, self.normalisation,
-            self.seen.class_names, self.seen.columns, self.augment, self.sampling_probability,
-            attackers=self.seen.attackers, stored_type="" if either else self.seen.stored_type,
-            named=name_digests(self.seen.names), learned=learned_constants(self.dataset, self.seen, self.target),
-        )  # fmt: skip
+            input_shape=self.input_shape,
+            input_type=str(train.x.dtype).removeprefix("torch."),
+            label_shape=tuple(train.y.shape[1:]),
+            target=self.target,
+            num_clients=train.num_clients,
+            total_samples=train.num_samples,
+            most_samples=int(train.sizes.max()),
+            groups=self.seen.groups,
+            batch_size=self.batch_size,
+            clients_per_block=self.clients_per_block,
+            weighting=weighting,
+            seed=seed,
+            num_rounds=num_rounds,
+            normalisation=self.normalisation,
+            class_names=self.seen.class_names,
+            columns=self.seen.columns,
+            augment=self.augment,
+            sampling_probability=self.sampling_probability,
+            attackers=self.seen.attackers,
+            learned=learned_constants(self.dataset, self.seen, self.target),
+            named=name_digests(self.seen.names),
+            stored_type="" if either else self.seen.stored_type,
+        )
 
     def capped_samples(self, cap: int) -> int:
         """Training samples of all seen clients, of each no more than a cap."""

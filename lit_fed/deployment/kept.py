@@ -1,6 +1,6 @@
 """What a node keeps of a finished training, and how its clients are served from that alone.
 
-Beside the clients' states, one sealed file holds the settings, the facts of the training, and the shared state as it
+Beside the clients' states, one file holds the settings, the facts of the training, and the shared state as it
 was sent to the clients. Nothing in it is executed when it is read.
 """
 
@@ -24,9 +24,9 @@ from lit_fed.deployment.session_facts import facts_from_json, session_name
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError
 from lit_fed.errors import ConfigError
+from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import whole_file
 from lit_fed.system.given_paths import reason
-from lit_fed.system.sealed_files import DamagedFileError, load_sealed, save_sealed
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
 
@@ -58,7 +58,7 @@ def keep_training(training: NodeTraining, packet: Packet) -> Packet:
     trees = {name: list(leaves) for name, leaves in packet.trees.items()}
     training.states.folder.mkdir(parents=True, exist_ok=True)
     with whole_file(training.states.folder / KEPT_FILE, private=True) as file:
-        save_sealed({"facts": json.dumps([training.sent, facts]), "trees": trees}, file)
+        torch.save({"facts": json.dumps([training.sent, facts]), "trees": trees}, file)
     training.states.kept = dict(training.states.versions)
     return Packet({"kept": clients})
 
@@ -83,7 +83,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Packet]:
         DamagedFileError: if the file is not what was written.
         OSError: if it cannot be opened.
     """
-    content = load_sealed(path)
+    content = load_checked(path)
     try:
         sent, facts = json.loads(content["facts"])
         return sent, Packet(facts | {"needed": None}, content["trees"])

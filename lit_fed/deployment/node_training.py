@@ -14,8 +14,7 @@ from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
 from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core import tree
-from lit_fed.core.noise import Secret
-from lit_fed.core.server import InMemoryServer
+from lit_fed.core.seeds import Secret
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Tree
 from lit_fed.deployment.forms import in_form
 from lit_fed.deployment.node_data import NodeData
@@ -24,7 +23,7 @@ from lit_fed.deployment.states import NodeStates, node_key
 from lit_fed.deployment.wire import Packet, WireError, digest_of_question
 from lit_fed.errors import ClientError, NotFiniteError, logged
 from lit_fed.metrics.selection import choose_metrics
-from lit_fed.rounds import FederatedRounds
+from lit_fed.rounds import FederatedRounds, InMemoryServer
 
 __all__ = ["NodeTraining"]
 

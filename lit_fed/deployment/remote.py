@@ -76,8 +76,7 @@ class RemoteTrainer:
             "versions": dict(zip(ids, job.states["versions"].tolist(), strict=True)),
             "multiplicity": dict(zip(ids, job.block.multiplicity.tolist(), strict=True)),
         }
-        faults = self.rounds.faults
-        deadline = None if faults is None or not job.drops_failures else faults.deadline
+        deadline = phase.absences.deadline if phase.absences is not None and job.drops_failures else None
         answers = self.questions.ask(
             job.ctx, job.shared, ids, common, each, form, lambda answer, mine: worked_of_answer(answer, mine, form),
             job.drops_failures, deadline,

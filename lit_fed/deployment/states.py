@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.clients.store import ClientStore
-from lit_fed.clients.store_files import ClientFiles
-from lit_fed.clients.store_index import CheckpointIndex
+from lit_fed.clients.store_files import CheckpointIndex, ClientFiles
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.system.files import whole_file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -16,9 +15,8 @@ from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.chosen import ChosenMetrics, ClientMetric, quiet
 from lit_fed.metrics.client_table import summarise
-from lit_fed.system.library_options import check_library_options, names_in
+from lit_fed.system.names import check_library_options, did_you_mean, import_path, lies_below, names_in
 from lit_fed.system.packages import imported_later
-from lit_fed.system.whitelist import import_path, lies_below
 
 if TYPE_CHECKING:
     import torchmetrics
@@ -202,8 +200,8 @@ def _found(name: str) -> Any:
 def _no_such_metric(path: str, error: Exception) -> ConfigError:
     known = [one for place in _places() for one in _names_of_metrics(place)]
     begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
-    close = begin[:1] or difflib.get_close_matches(path, known, 1, 0.7)
-    fix = f"did you mean {close[0]}?" if close else "give a class of torchmetrics, or the path of one of your own"
+    otherwise = "give a class of torchmetrics, or the path of one of your own"
+    fix = did_you_mean(path, known, otherwise, cutoff=0.7, first=begin[:1])
     why = f" ({error})" if isinstance(error, ImportError) else ""
     return ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}")
 

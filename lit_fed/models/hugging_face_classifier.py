@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
 from lit_fed.models.library_options import TRANSFORMERS
 from lit_fed.system.given_paths import given_path
-from lit_fed.system.library_options import check_library_options
+from lit_fed.system.names import check_library_options, did_you_mean
 from lit_fed.system.packages import optional_package
 
 __all__ = ["HuggingFaceClassifier"]
@@ -205,8 +204,7 @@ def _read(read: Any, place: str, option: str, **options: Any) -> Any:
 def _of_type(library: Any, model_type: Any) -> Any:
     known = list(library.CONFIG_MAPPING)
     if model_type not in known:
-        near = get_close_matches(str(model_type), known, n=1)
-        meant = f"did you mean {near[0]}?" if near else "such as bert, distilbert, gpt2, vit"
+        meant = did_you_mean(str(model_type), known, "such as bert, distilbert, gpt2, vit")
         raise ConfigError(f"{OPTION}.config.model_type is {model_type}; give a type that transformers know, {meant}")
     return library.AutoConfig.for_model(model_type)
 
@@ -216,8 +214,7 @@ def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
     known = {*settings.to_dict(), *settings.attribute_map, "attn_implementation"}
     for name in fields:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            meant = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known)[:12])} …"
+            meant = did_you_mean(name, known, f"it has {', '.join(sorted(known)[:12])} …")
             raise ConfigError(f"{OPTION}.config has {name!r}, which is no field of {type(settings).__name__}; {meant}")
     attention = fields.pop("attn_implementation", None)
     if attention not in ATTENTION:

@@ -7,7 +7,7 @@ names of layers of its value: never a file, an address, a class or code. `checkp
 
 from __future__ import annotations
 
-from lit_fed.system.library_options import names_in
+from lit_fed.system.names import names_in
 
 __all__ = ["TIMM", "TRANSFORMERS"]
 

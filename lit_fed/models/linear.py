@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from lit_fed.core.networks.affine_map import AffineMap
+from lit_fed.core.networks.products import AffineMap
 from lit_fed.models.base import Network
 
 __all__ = ["Linear"]

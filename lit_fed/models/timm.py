@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout, image_shape
 from lit_fed.models.library_options import TIMM
 from lit_fed.models.pretrained import SUFFIXES, fit_weights, read_weights
-from lit_fed.system.library_options import check_library_options
+from lit_fed.system.names import check_library_options, did_you_mean
 from lit_fed.system.packages import optional_package
 
 __all__ = ["Timm"]
@@ -83,8 +82,7 @@ class Timm(Network):
 
 def _check_names(library: Any, name: str, pretrained: bool, weights: str | None, options: dict[str, Any]) -> None:
     if NAME.fullmatch(name) is None or not library.is_model(name):
-        near = get_close_matches(name, library.list_models(), n=1)
-        meant = f"did you mean {near[0]}?" if near else "timm.list_models() lists them"
+        meant = did_you_mean(name, library.list_models(), "timm.list_models() lists them")
         raise ConfigError(f"--model.network.name is {name}; give a network that timm knows, {meant}")
     for option, instead in FILLED_IN.items():
         if option in options:

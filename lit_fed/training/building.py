@@ -8,7 +8,6 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.clients.session import ModelSettings, Session
-from lit_fed.core.demands import check_deployment, check_division, check_sampling
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.remote import RemoteTrainer
@@ -16,8 +15,7 @@ from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.session_facts import facts_to_json
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
-from lit_fed.training.frozen_part import source_of
-from lit_fed.training.module_server import ModuleServer
+from lit_fed.training.module_server import ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 
 __all__ = ["build_federation", "facts_of", "remote_trainer", "rounds_of_fit", "without_noise_seed"]
@@ -29,8 +27,8 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
     Raises:
         ConfigError: if their clients are divided in another way than the algorithm needs, or are too many.
     """
-    check_division(settings.algorithm, settings.name, data.dataset.divided_by, type(data.dataset).__name__)
-    usual = "uniform" if data.client_sampling == "size" else settings.algorithm.default_weighting
+    settings.check_combination(dataset=(type(data.dataset).__name__, data.dataset.divided_by))
+    usual = "uniform" if data.client_sampling == "size" else settings.algorithm.participation.weighting
     if settings.privacy is not None:
         usual = settings.privacy.usual_weighting() or usual
     usual = settings.robustness.usual_weighting() or usual
@@ -43,7 +41,7 @@ def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int
         settings.faults.check_clients(facts.num_clients)
     if settings.secure_aggregation is not None:
         most_weight = facts.most_samples if facts.weighting == "samples" else 1
-        settings.secure_aggregation.check_cohort(settings.algorithm, settings.name, num_messages, most_weight)
+        settings.secure_aggregation.check_cohort(num_messages, most_weight)
     if settings.privacy is not None and settings.privacy.needs_sizes:
         facts = facts._replace(sizes=data.populations[0].train.sizes)
     cap = settings.robustness.weight_cap if settings.privacy is None else settings.privacy.weight_cap
@@ -62,15 +60,7 @@ def rounds_of_fit(settings: ModelSettings, trainer: Trainer, data: FederatedData
         raise ConfigError(
             "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
         )
-    settings.codecs.check_sampling(data.client_sampling)
-    probability = data.sampling_probability
-    check_sampling(
-        settings.algorithm, settings.name, data.client_sampling, settings.aggregation, settings.weighting, probability
-    )
-    if settings.privacy is not None:
-        settings.privacy.check_sampling(data.client_sampling)
-    if settings.faults is not None:
-        settings.faults.check_sampling(data.client_sampling)
+    settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
     limits = [one for one in (trainer.max_epochs, trainer.max_steps) if one not in (None, -1)]
     return max(min(limits, default=1), 1)
 
@@ -116,19 +106,7 @@ def remote_trainer(
     """
     dataset = data.dataset
     assert isinstance(dataset, RemoteClients)
-    check_deployment(settings.algorithm, settings.name)
-    if settings.secure_aggregation is not None:
-        raise ConfigError(
-            "--model.secure_aggregation makes its masks from the training seed, which the server knows; leave it "
-            "out for clients on machines of their own, or simulate it with data on this machine"
-        )
-    if data.poison is not None:
-        raise ConfigError("--data.poison alters samples, and those of a federation are on their nodes; leave it out")
-    if dataset.missing == "drop" and not (settings.faults is not None and settings.faults.forgives):
-        raise ConfigError(
-            "--data.dataset.missing is drop, and nothing says what a round without a client is; add "
-            "--model.faults.on_bad_client drop, or choose wait or stop"
-        )
+    settings.check_combination(deployed=True, missing=dataset.missing, poison=data.poison is not None)
     seen, unseen = data.populations
     assert isinstance(seen.train, RemoteSplit)
     session = {

@@ -1,38 +1,247 @@
-"""What tells a run from others, and what was changed when it went on."""
+"""The history of a run: its identity, what may change on resume, and what its checkpoints keep of both."""
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
 
+from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, refuse_other_run, refuse_other_terms, schedule_rounds
-from lit_fed.training.resume import changes_on_resume, note_after_schedule
+from lit_fed.training.checkpoint import CHECKPOINT_KEY
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.faults.wrapper import faults_of
 from lit_fed.wrappers.privacy.settings import privacy_of, spent_by, whole_guarantee
 
-__all__ = ["RunHistory"]
+__all__ = [
+    "Difference", "RunHistory", "compare_arguments", "plain_settings", "refuse_other_run",
+    "refuse_other_terms",
+]  # fmt: skip
+
+CHANGEABLE = {f"solver.{name}" for name in ("lr", "adapt_lr", "schedule", "schedule_rounds", "clip_norm")}
+"""Settings that may change on resume: the size of the clients' steps, not what they compute."""
+
+COUNTED_ON = {
+    "sampling_probability": "the share of clients in a round",
+    "num_clients": "the number of clients",
+    "total_samples": "the number of training samples",
+    "weighting": "model.weighting",
+    "batch_size": "data.batch_size",
+}
+"""Terms that ε and redrawn noise rely on in all rounds, with their names in messages."""
+
+MEASURED = {"model.metrics"}
+"""Settings that change what is measured of a run, not what it computes."""
+
+
+# ---------------------------------------------------------------------- comparing two runs
+class Difference(NamedTuple):
+    """A setting that differs between a checkpoint and the run that reads it."""
+
+    setting: str  # its name on the command line, without the dashes
+    before: Any
+    now: Any
+
+    @property
+    def may_change(self) -> bool:
+        """Whether `--resume_with_changes` accepts the new value."""
+        return self.setting.removeprefix("model.") in CHANGEABLE
+
+    def decides_serving(self, algorithm: Any) -> bool:
+        """Whether the setting affects only how clients of this algorithm are served."""
+        owner, _, name = self.setting.removeprefix("model.").replace(".inner", "").rpartition(".")
+        return name in {"algorithm": algorithm.serving_settings, "solver": ("adapt_lr",)}.get(owner, ())
+
+    def keeps_the_horizon(self, stored: dict[str, Any]) -> bool:
+        """Whether the schedule ends in the same round: one side names it, the other leaves it to the checkpoint."""
+        return self.setting.endswith("solver.schedule_rounds") and self.now in (None, stored["schedule_rounds"])
+
+    def __str__(self) -> str:
+        """The difference as part of a message."""
+        return f"{self.setting} is {self.now}, in the checkpoint {self.before}"
+
+
+def plain_settings(value: Any) -> Any:
+    """Settings in types that a checkpoint may hold; dataclasses become dicts with their class in `class_path`.
+
+    Example:
+        >>> from lit_fed.algorithms import FedEM
+        >>> plain_settings(FedEM(num_components=2))["num_components"]
+        2
+    """
+    if is_dataclass(value):
+        shown = {one.name: plain_settings(getattr(value, one.name)) for one in fields(value) if one.repr}
+        return {"class_path": type(value).__name__} | shown
+    if isinstance(value, dict):
+        return {str(name): plain_settings(one) for name, one in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(plain_settings, value))
+    if isinstance(value, float) and not math.isfinite(value):  # NaN would differ from itself
+        return repr(value)
+    return value if value is None or type(value) in (bool, int, float, str) else repr(value)
+
+
+def compare_arguments(stored: dict[str, Any], given: dict[str, Any], prefix: str = "") -> list[Difference]:
+    """Settings that differ between two nested dicts, empty if one of them is; of another class, the class alone.
+
+    Settings that only `given` holds are ignored.
+
+    Example:
+        >>> [str(one) for one in compare_arguments({"lr": 0.1}, {"lr": 0.2}, "model.solver.")]
+        ['model.solver.lr is 0.2, in the checkpoint 0.1']
+    """
+    if not stored or not given:
+        return []
+    classes = [one.get("class_path") for one in (stored, given)]
+    if classes[0] != classes[1] and None not in classes and not _same_class(*classes):
+        return [Difference(prefix.removesuffix(".").replace(".init_args.", "."), *classes)]
+    found = []
+    for key, before in stored.items():
+        name, now = f"{prefix}{key}", given.get(key)
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += compare_arguments(before, now, f"{name}.") if name not in MEASURED else []
+        elif before != now and name not in MEASURED and not (key == "class_path" and _same_class(before, now)):
+            found.append(Difference(name.replace(".init_args.", ".").replace(".class_path", ""), before, now))
+    return found
+
+
+def _same_class(one: Any, other: Any) -> bool:
+    """Whether two import paths name one class of lit_fed, which has long paths and short ones."""
+    paths = [str(path).rpartition(".") for path in (one, other)]
+    return paths[0][2] == paths[1][2] and all(module.partition(".")[0] == "lit_fed" for module, _, _ in paths)
+
+
+def refuse_other_run(
+    stored: dict[str, Any] | None,
+    arguments: dict[str, Any],
+    identity: dict[str, Any],
+    algorithm: Any,
+    *,
+    goes_on: bool = False,
+    with_changes: bool = False,
+) -> list[Difference]:
+    """Compare the run of a checkpoint with the run that reads it.
+
+    Args:
+        stored: entry of the checkpoint under `CHECKPOINT_KEY`.
+        arguments: this run's arguments from the command line; {} without one.
+        identity: this run's identity, compared with or without a command line.
+        algorithm: this run's algorithm.
+        goes_on: the run is a fit.
+        with_changes: `--resume_with_changes` was given.
+
+    Returns:
+        The accepted changes; without `with_changes` none.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    if stored is None:
+        raise ConfigError("the checkpoint was not written by lit_fed; give one of a run's checkpoints folder")
+    found = compare_arguments(stored["arguments"], arguments), compare_arguments(stored["identity"], identity)
+    given, inside = ([one for one in each if not one.keeps_the_horizon(stored)] for each in found)
+    if not goes_on:
+        given, inside = ([one for one in each if not one.decides_serving(algorithm)] for each in (given, inside))
+    refused = [one for one in given + inside if not one.may_change]
+    if goes_on and with_changes:
+        _refuse(refused)
+    else:
+        _refuse(given or inside, may_change=goes_on and not refused)
+    return given or inside
+
+
+def _refuse(differences: list[Difference], *, may_change: bool = False) -> None:
+    """Raise a `ConfigError` that names the first differences, if any, and with `may_change` how to accept them."""
+    if differences:
+        way_out = "add --resume_with_changes to go on with the new ones, " if may_change else ""
+        raise ConfigError(
+            f"the checkpoint is of another run: {'; '.join(map(str, differences[:4]))}. Give the same values, {way_out}"
+            "or start a new run without --ckpt_path"
+        )
+
+
+def refuse_other_terms(before: dict[str, Any], now: Any) -> None:
+    """Refuse to resume a private run under other terms: the reported ε assumes the same terms in all rounds.
+
+    Args:
+        before: terms of the rounds so far, by name.
+        now: object with the terms of the coming rounds as attributes.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    for name, said in COUNTED_ON.items():
+        if before[name] != getattr(now, name):
+            raise ConfigError(
+                f"--model.privacy counts on the same terms in all rounds, and {said} is {getattr(now, name)}, in the "
+                f"rounds so far {before[name]}; give the same value, or start a new run"
+            )
+
+
+# ---------------------------------------------------------------------- rounds that are added
+def note_after_schedule(solver: LocalSolver, horizon: int, done: int, num_rounds: int) -> str:
+    """A notice about rounds after the end of the schedule; empty if there are none.
+
+    Args:
+        solver: the local solver.
+        horizon: length of the schedule in rounds, where the solver does not set it.
+        done: completed rounds.
+        num_rounds: rounds of the whole run.
+    """
+    horizon = solver.schedule_rounds or horizon
+    first = max(done, horizon) + 1
+    if not solver.has_horizon or first > num_rounds:
+        return ""
+    return (
+        f"lit_fed: the schedule {solver.schedule} ends with round {horizon}; rounds {first} to {num_rounds} keep its "
+        f"last learning rate, {float(solver.lr_at(num_rounds - 1, horizon)):.4g}; --resume_with_changes "
+        "--model.solver.schedule_rounds sets another end\n"
+    )
+
+
+def changes_on_resume(
+    stored: dict[str, Any], differences: list[Difference], done: int, num_rounds: int
+) -> list[dict[str, Any]]:
+    """All changes of a resumed run, oldest first, as plain types: setting, old and new value, rounds done by then.
+
+    Args:
+        stored: entry of the checkpoint under `CHECKPOINT_KEY`.
+        differences: the new changes.
+        done: completed rounds.
+        num_rounds: rounds of the whole run.
+
+    Raises:
+        ConfigError: if no round is left to train with the changes.
+    """
+    if differences and done >= num_rounds:
+        raise ConfigError(
+            f"--resume_with_changes changes {differences[0].setting}, and all {num_rounds} rounds are done; give a "
+            "larger --trainer.max_epochs, or leave it out"
+        )
+    if stored["num_rounds"] != num_rounds:
+        differences = [*differences, Difference("trainer.max_epochs", stored["num_rounds"], num_rounds)]
+    new = [{"after_rounds": done, "setting": one.setting, "from": one.before, "to": one.now} for one in differences]
+    return [*stored["changes"], *new]
 
 
 @dataclass
 class RunHistory:
-    """The history of a run, as its checkpoints tell it.
+    """The history of a run, as its checkpoints keep it.
 
     Args:
-        arguments: the arguments that the command line gave, nested; {} without one.
+        arguments: arguments of the command line, nested; {} without one.
         fingerprint: of the data.
-        changes: settings that were changed when the run went on, oldest first, see `changes_on_resume`.
-        resume_with_changes: whether a fit may go on with some other settings.
+        changes: settings changed on resume, oldest first, see `changes_on_resume`.
+        resume_with_changes: whether a fit may resume with other settings.
         warm_start: models of another run that this one started from.
-        noise: name of the secret that noise came from before the run went on; "": not known.
-        asks_otherwise: whether it asks its clients otherwise than in a round that may have been interrupted.
+        noise: name of the noise secret before the resume; "" if unknown.
+        asks_otherwise: whether its questions to clients differ from those of a round that may have been interrupted.
     """
 
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -52,17 +261,17 @@ class RunHistory:
         num_models: int,
         is_built: bool,
     ) -> str:
-        """Take the arguments of a fit that say what it goes on from; returns what is to be said of them.
+        """Take the arguments of a fit that name where it starts; returns a notice, or "".
 
         Args:
             ckpt_path: checkpoint of the run itself.
             init_from: checkpoint of another run.
-            resume_with_changes: whether it may go on with some other settings.
+            resume_with_changes: whether the run may resume with other settings.
             num_models: M of the algorithm.
             is_built: whether the module has a state already.
 
         Raises:
-            ConfigError: if they do not go together, or another run's checkpoint cannot be read.
+            ConfigError: if they contradict each other, or another run's checkpoint cannot be read.
         """
         if resume_with_changes and ckpt_path is None:
             raise ConfigError("--resume_with_changes is of a run that goes on; give its checkpoint by --ckpt_path")
@@ -85,7 +294,7 @@ class RunHistory:
         )
 
     def guarantee(self, federation: FederatedRounds, exact: bool = True) -> dict[str, Any]:
-        """What differential privacy promises of the run's models, those included that it started from; {} without."""
+        """The privacy guarantee of the run's models, including those that it started from; {} without one."""
         warm, ctx = self.warm_start, federation.context("plan")
         spent = None if warm is None else warm.spent
         return whole_guarantee(
@@ -93,12 +302,12 @@ class RunHistory:
         )
 
     def identity(self, federation: FederatedRounds) -> dict[str, Any]:
-        """What a resumed run must share with its checkpoint, where no command line says more."""
+        """What a resumed run must share with its checkpoint, with or without a command line."""
         criterion, faults = federation.terms.task.criterion, faults_of(federation.algorithm)
         files = {} if faults is None else faults.files
         return {
-            "algorithm": repr(federation.algorithm),
-            "solver": repr(federation.terms.solver),
+            "algorithm": plain_settings(federation.algorithm),
+            "solver": plain_settings(federation.terms.solver),
             "clients": federation.terms.num_clients,
             "client states in files": federation.store.in_files,
             "data (fingerprint)": self.fingerprint,
@@ -108,84 +317,69 @@ class RunHistory:
         } | {f"{option.removeprefix('--')} (contents)": digest for option, digest in files.items()}
 
     def entry(self, federation: FederatedRounds, facts: TrainingFacts, results: dict[str, float]) -> dict[str, Any]:
-        """What a checkpoint keeps of the run beside its state, as plain types.
+        """The checkpoint's entry under `CHECKPOINT_KEY`, in plain types.
 
         Args:
             federation: the algorithm with its server and its clients.
-            facts: what it was built from, which serving unseen clients takes to know.
+            facts: what it was built from, needed to serve unseen clients.
             results: the latest metrics.
         """
         terms, store = federation.terms, federation.store
-        horizon = terms.solver.schedule_rounds or federation.schedule_rounds or terms.num_rounds
         per_block = min(facts.clients_per_block, store.clients_per_block or facts.clients_per_block)
-        frozen = federation.server.frozen_part.entry()  # type: ignore[attr-defined] # of a `ModuleServer`
-        return ({} if frozen is None else {"frozen": frozen}) | {
+        return {
             "identity": self.identity(federation),
             "arguments": self.arguments,
             "num_rounds": terms.num_rounds,
-            "schedule_rounds": horizon,
+            "schedule_rounds": terms.solver.schedule_rounds or federation.schedule_rounds or terms.num_rounds,
             "changes": self.changes,
             "results": dict(results),
             "client_files": store.location,
-            "init_from": None if self.warm_start is None else self.warm_start.plain(),
+            "init_from": None if self.warm_start is None else self.warm_start._asdict(),
             "spent": spent_by(self.guarantee(federation, exact=False)),
             "noise": "" if terms.secret is None else terms.secret.name,
             "serving": facts._replace(num_rounds=terms.num_rounds, clients_per_block=per_block).plain(),
+            "frozen": federation.server.frozen_part.entry(),  # type: ignore[attr-defined] # of a `ModuleServer`
         }
 
     def restore(
         self, checkpoint: dict[str, Any], federation: FederatedRounds, trainer: Trainer | None
     ) -> dict[str, float]:
-        """Take over the history of a checkpoint, as `load`, and say what there is to be said; returns the metrics."""
-        goes_on = trainer is not None and bool(trainer.training)
-        results, note = self.load(
-            checkpoint, federation, None if trainer is None else trainer.ckpt_path, goes_on=goes_on
-        )
-        if note and (trainer is None or trainer.is_global_zero):
-            sys.stderr.write(note)
-        return results
-
-    def load(
-        self, checkpoint: dict[str, Any], federation: FederatedRounds, path: str | Path | None, *, goes_on: bool
-    ) -> tuple[dict[str, float], str]:
-        """Take over the history of a checkpoint, and find the client files that it needs.
+        """Take over the history of a checkpoint, find its client files and write a notice; returns the metrics.
 
         Args:
             checkpoint: its content.
             federation: the algorithm with its server and its clients; gets number of rounds and schedule.
-            path: of the checkpoint; None where that is not known.
-            goes_on: the run is a fit, which may be told to go on with changes.
-
-        Returns:
-            The latest metrics, and what to say of rounds that come after the end of the schedule.
+            trainer: of the run; None outside one.
 
         Raises:
             ConfigError: if the checkpoint is of another run or another frozen part, files are missing, or no round is
-                left to be trained with the changes.
+                left to train with the changes.
         """
+        goes_on = trainer is not None and bool(trainer.training)
         stored, terms = checkpoint.get(CHECKPOINT_KEY), federation.terms
-        settings = {"algorithm": federation.algorithm, "solver": terms.solver}
         differences = refuse_other_run(
-            stored, self.arguments, self.identity(federation), settings, goes_on=goes_on,
+            stored, self.arguments, self.identity(federation), federation.algorithm, goes_on=goes_on,
             with_changes=self.resume_with_changes,
         )  # fmt: skip
         assert stored is not None
         if goes_on and privacy_of(federation.algorithm) is not None:  # without a command line no argument tells
-            refuse_other_terms(stored.get("serving", {}), terms)
-        federation.server.frozen_part.load(stored.get("frozen"), checkpoint["state_dict"])  # type: ignore[attr-defined]
-        federation.store.find(checkpoint["state_dict"], path, stored.get("client_files"))
+            refuse_other_terms(stored["serving"], terms)
+        federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
+        path = None if trainer is None else trainer.ckpt_path
+        federation.store.find(checkpoint["state_dict"], path, stored["client_files"])
         self.warm_start = WarmStart.found_in(stored)
         if self.warm_start is not None:
             self.warm_start.restart(federation)
-        self.changes, federation.schedule_rounds = list(stored.get("changes", [])), schedule_rounds(stored)
-        self.noise, note = stored.get("noise", ""), ""
-        if goes_on:
+        self.changes, federation.schedule_rounds = list(stored["changes"]), int(stored["schedule_rounds"])
+        self.noise = stored["noise"]
+        if not goes_on:
+            federation.terms = terms._replace(num_rounds=stored["num_rounds"])
+        else:
             rounds = checkpoint["global_step"], terms.num_rounds
             cut_off = rounds[0] < stored["num_rounds"] != rounds[1]
             self.asks_otherwise = self.resume_with_changes or cut_off
             if self.resume_with_changes:
                 self.changes = changes_on_resume(stored, differences, *rounds)
-            note = note_after_schedule(terms.solver, federation.schedule_rounds, *rounds)
-        else:
-            federation.terms = terms._replace(num_rounds=stored["num_rounds"])
-        return dict(stored["results"]), note  # what a finished run has to report without another round
+            if trainer is not None and trainer.is_global_zero:
+                sys.stderr.write(note_after_schedule(terms.solver, federation.schedule_rounds, *rounds))
+        return dict(stored["results"])  # so that a finished run can report without another round

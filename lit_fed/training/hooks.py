@@ -1,19 +1,21 @@
-"""Hooks that a federated round adds to Lightning's."""
+"""Hooks of a federated round, in addition to Lightning's, and helpers of callbacks."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lit_fed.core.types import RoundRecord
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["FederatedCallback", "data_of", "federated", "log_round"]
+__all__ = ["FederatedCallback", "data_of", "federated", "log_round", "results_folder"]
 
 
 def federated(module: LightningModule | None) -> FederatedModule:
-    """The module of a run, as what it is.
+    """The module of a run as a `FederatedModule`.
 
     Raises:
         ConfigError: if it is another module.
@@ -38,32 +40,41 @@ def data_of(trainer: Trainer) -> FederatedDataModule:
 
 
 def log_round(trainer: Trainer, module: FederatedModule, values: dict[str, float]) -> None:
-    """Send numbers of the round just committed to the loggers.
-
-    `self.log` would make them metrics that other callbacks can watch, at half a millisecond each; these only tell what
-    the round cost.
-    """
+    """Send numbers of the committed round to the loggers; `self.log`, for callbacks that monitor, takes 0.5 ms each."""
     for logger in trainer.loggers:
         logger.log_metrics(values, step=module.num_rounds_done - 1)
+
+
+def results_folder(trainer: Trainer) -> Path | None:
+    """The run's folder, for rank zero to write in; None on other ranks and where nothing is logged."""
+    logs = trainer.is_global_zero and trainer.log_dir and trainer.logger is not None
+    return Path(str(trainer.log_dir)) if logs and Path(str(trainer.log_dir)).is_dir() else None
 
 
 class FederatedCallback(Callback):
     """A callback with the hooks of a round.
 
     Attributes:
-        is_server: takes the server's step in `on_phase_reduce`; a fit needs exactly one that does.
+        is_server: takes the server's step in `on_phase_reduce`; a fit needs exactly one such callback.
     """
 
     is_server = False
 
+    def notice_once(self, kind: str, text: str) -> None:
+        """Print the first notice of its kind."""
+        said: set[str] = self.__dict__.setdefault("_said", set())
+        if kind not in said:
+            said.add(kind)
+            notice(text)
+
     def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        """`num_clients` more clients of the current phase are done on this rank; `module.log` is not available."""
+        """Called after `num_clients` more clients of the current phase on this rank; `module.log` is not available."""
 
     def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        """`num_clients` more clients are measured or predicted on this rank; `module.log` is not available."""
+        """Called after `num_clients` more clients are measured or predicted on this rank, without `module.log`."""
 
     def on_phase_reduce(self, trainer: Trainer, module: FederatedModule) -> None:
-        """All clients of a phase are done on this rank; `module.log` is not available."""
+        """Called after all clients of a phase on this rank; `module.log` is not available."""
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """The round is committed, and neither evaluated nor in a checkpoint yet."""
+        """Called when the round is committed, before its evaluation and checkpoint."""

@@ -14,7 +14,7 @@ from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lit_fed.core.types import ClientBlock
-from lit_fed.training.hooks import FederatedCallback, federated
+from lit_fed.training.hooks import federated
 from lit_fed.training.stopping import StopRequests
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ class ClientLoop(_ManualOptimization):
         super().advance(kwargs)
         module = federated(self.trainer.lightning_module)
         if block.ends_phase:
-            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, FederatedCallback):
-                    callback.on_phase_reduce(self.trainer, module)
+            module.tell("on_phase_reduce")
         if block.ends_round:
             module.commit_round()
 

@@ -1,21 +1,26 @@
-"""The LightningModule: what Lightning needs to know of a federation."""
+"""The LightningModule around a federation."""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import nn
+import numpy as np
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
 
+from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.losses import Loss
-from lit_fed.core.types import ClientBlock, Population, RoundRecord
+from lit_fed.core.targets import Loss
+from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBlock, Split, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
@@ -23,80 +28,87 @@ from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
 from lit_fed.deployment.states import VersionStore
 from lit_fed.errors import ConfigError, notice
+from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
+from lit_fed.rounds import FederatedRounds
 from lit_fed.training.building import build_federation, facts_of, remote_trainer, rounds_of_fit
-from lit_fed.training.checkpoint import CHECKPOINT_KEY, WITHOUT_DATA, clients_folder, refuse_other_terms
-from lit_fed.training.description import Described
-from lit_fed.training.history import RunHistory
+from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
+from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run, refuse_other_terms
 from lit_fed.training.module_server import Assign
-from lit_fed.training.planner import FederationPlanner
-from lit_fed.training.serving_steps import ServingSteps
+from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
-from lit_fed.wrappers.compression.codecs.vectors import Scope
-from lit_fed.wrappers.compression.uplink import Feedback
-from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.compression.codecs.base import Scope
+from lit_fed.wrappers.compression.wrapper import Feedback
+from lit_fed.wrappers.faults.wrapper import Faults, faults_of
+from lit_fed.wrappers.privacy.client_level import clips_messages
 from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
 __all__ = ["FederatedModule"]
 
 
-class FederatedModule(Described, ServingSteps):
-    """A federated algorithm with its state: what the server knows and what each client keeps.
+class FederatedModule(LightningModule):
+    """A federated algorithm with its state: the shared state of the server and the state of each client.
 
     Args:
-        algorithm: the algorithm, with its hyper-parameters.
-        solver: how clients train.
-        network: makes the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
-            weights all models start from; those of a mixture then have a fresh last layer each, to be different.
-        client_trainer: how clients are run: `sequential` one after another, `vectorized` at once, `graphed` one after
-            another with local steps replayed from CUDA graphs, `debug` slowly and with every result checked; `auto`
-            chooses by device and network.
-        aggregation: what clients that were not sampled count for in an average of models: nothing (`renormalised`), or
-            the model that they were last sent (`stale_fill`, as the official FedEM code does).
+        algorithm: the algorithm with its hyper-parameters.
+        solver: the local solver of the clients.
+        network: builds the network from the sizes of the data: a class, a function, or in Python an `nn.Module` whose
+            weights all models start from; each model of a mixture then has a fresh last layer.
+        client_trainer: how clients run: `sequential` one after another, `vectorized` at once, `graphed` one after
+            another with local steps replayed from CUDA graphs, `debug` slowly with every result checked; `auto` chooses
+            by device and network.
+        aggregation: contribution of clients that were not sampled to an average of models: none (`renormalised`), or
+            the model that they last received (`stale_fill`, as in the official FedEM code).
         weighting: weight of a client's message: its `samples`, or `uniform`; null takes the algorithm's (mostly
             `samples`), and `uniform` where clients are sampled in proportion to their samples.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; null derives them from the training seed.
-        client_memory_gb: memory in GB (10⁹ bytes) that the states of all clients may take together; beyond it, their
-            largest parts lie in files beside the run's checkpoints.
-        memory_format: layout of images and of weights of 2-D convolutions; `auto` puts the channels last, which pays,
-            wherever clients are run one after another.
-        batch_norm: parameters and running statistics of BatchNorm layers: treated like all weights (`average`), or kept
-            by each client (`local`, FedBN).
-        trainable: patterns of names of parameters that are trained, such as `[layer4.*, fc]`, or `head` for the last
-            layer; the others are frozen, and held once for all models and clients. Null trains what the network says.
+        client_memory_gb: memory in GB (10⁹ bytes) for the states of all clients; beyond it, the largest leaves are
+            stored in files beside the run's checkpoints.
+        memory_format: layout of images and of weights of 2-D convolutions; `auto` takes channels last unless clients
+            run at once.
+        batch_norm: parameters and running statistics of BatchNorm layers: averaged like all weights (`average`), or
+            kept by each client (`local`, FedBN).
+        trainable: patterns of names of trained parameters, such as `[layer4.*, fc]`, or `head` for the last layer; the
+            others are frozen and stored once for all models and clients. Null: the network's `requires_grad`.
         lora_rank: rank of adapters (LoRA, extra `lora`) on linear layers; `trainable` is then `head` by default.
-        lora_targets: patterns of names of the layers that get one, such as `*query`; null: all that are frozen.
-        lora_alpha: adapters are scaled by this divided by their rank; null: not at all.
-        metrics: what clients are measured by beside accuracy and loss: names of torchmetrics classes, such as
-            `[AUROC, F1Score]`; null measures nothing else.
-        loss: what local steps minimise in place of the log-loss, which all else takes; null: the log-loss.
-        privacy: differential privacy of what the server learns, a simulation of the mechanism; null: none.
-        secure_aggregation: let the server see sums of masked messages alone, such as `SecureSum`, which simulates the
+        lora_targets: patterns of names of layers that get an adapter, such as `*query`; null: all frozen ones.
+        lora_alpha: adapters are scaled by this divided by their rank; null: unscaled.
+        metrics: metrics of the clients beside accuracy and loss: names of torchmetrics classes, such as
+            `[AUROC, F1Score]`; null: none.
+        loss: loss of the local steps in place of the log-loss; null: the log-loss.
+        privacy: simulated differential privacy of what the server learns; null: none.
+        secure_aggregation: show the server only sums of masked messages, such as `SecureSum`, which simulates the
             arithmetic and keeps nothing secret from this process; null: it sees the messages.
-        compression: codec of what clients send, which is encoded as the change of each leaf; null: none.
-        compression_feedback: what becomes of what the codec loses: nothing (`none`), the client tells it later
-            (`ef14`), or it tells how its change differs from what the server knows (`ef21`); null takes `ef14` for a
-            codec that is biased, else `none`.
+        compression: codec of the clients' messages, applied to the change of each leaf; null: none.
+        compression_feedback: treatment of the codec's error: dropped (`none`), added to the client's next message
+            (`ef14`), or avoided by sending differences to the server's copy (`ef21`); null: `ef14` for a biased codec,
+            else `none`.
         compression_scope: what is encoded as one vector: each `leaf` of a model, or the `whole` model.
         downlink_compression: codec of what the server sends; null: none.
-        robust_aggregation: rule by which the server makes one change of those that clients send, of which some may lie,
-            such as `CenteredClipping`; null: their average.
-        attack: what the clients of `--data.attackers` send in place of what they learnt; null: that.
-        faults: how clients fail: drop out, come too late, cannot be reached, compute no numbers; null: not at all.
+        robust_aggregation: rule that combines the clients' changes when some clients may lie, such as
+            `CenteredClipping`; null: their average.
+        attack: what the clients of `--data.attackers` send in place of their updates; null: their updates.
+        faults: how clients fail: drop out, come late, are unreachable, compute NaN; null: not at all.
 
     Attributes:
-        algorithm: the algorithm; the one that was given, inside the wrappers that the settings ask for.
-        federation: the algorithm with its server and its clients, which runs the rounds; made by `setup`.
-        facts: what the federation was built from.
-        record: what the last committed round produced.
-        history: what tells the run from others, and what was changed on resume.
+        algorithm: the given algorithm inside the wrappers of the settings.
+        federation: runs the rounds: the algorithm with its server and clients; built by `setup`.
+        facts: sizes and terms that the federation was built from.
+        record: record of the last committed round.
+        history: identity of the run, and its changes on resume.
         results: the latest metrics, by key.
+        store: the states of the seen clients.
+        tables: results of the measured clients, by population.
+        chosen_metrics: metrics beside accuracy and loss.
+        client_rows: sums over each client's samples, [T, 3 + M] by population: their number, loss, hits, then the
+            mixture weights that it was served with.
+        client_metrics: the chosen metrics of each client, [T, K] by population; NaN where undefined.
     """
 
     record: RoundRecord
@@ -130,18 +142,16 @@ class FederatedModule(Described, ServingSteps):
         faults: Faults | None = None,
     ) -> None:
         super().__init__()
-        self.settings = ModelSettings(
-            algorithm, solver, network, client_trainer, aggregation, weighting, init_seeds, client_memory_gb,
-            memory_format, batch_norm, trainable, lora_rank, lora_targets, lora_alpha, with_classes(metrics), loss,
-            privacy, secure_aggregation, compression, compression_feedback, compression_scope, downlink_compression,
-            robust_aggregation, attack, faults,
-        )  # fmt: skip
+        given = locals()  # the settings by name, without repeating the names
+        self.settings = ModelSettings(**{name: given[name] for name in ModelSettings._fields})
+        self.settings = self.settings._replace(metrics=with_classes(metrics))
         self.settings.check()
         self.algorithm, self.algorithm_name = self.settings.wrapped, self.settings.name
         self.automatic_optimization = False
         self.history, self.outlier_noticed = RunHistory(), False
         self.results: dict[str, float] = {}
-        self.client_rows, self.client_metrics = {}, {}
+        self.client_rows: dict[str, Tensor] = {}
+        self.client_metrics: dict[str, Tensor] = {}
 
     # ------------------------------------------------------------------ set-up
     def setup(self, stage: str) -> None:
@@ -163,14 +173,14 @@ class FederatedModule(Described, ServingSteps):
             self.federation.client_trainer = remote_trainer(
                 self.federation, self.settings, self.facts, self.history.arguments, data
             )
-        data.plan_with(FederationPlanner(self.federation))
+        data.plan_with(_Planner(self.federation))
         self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
 
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
-        """Lay out another fit: its rounds come after those that are done, unless a checkpoint says what is done."""
+        """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
         if self.settings.privacy is not None:
             refuse_other_terms(self.federation.terms._asdict(), facts_of(self.settings, data, num_rounds))
         done = 0 if self.trainer.ckpt_path is not None else self.num_rounds_done - self.trainer.global_step
@@ -178,7 +188,7 @@ class FederatedModule(Described, ServingSteps):
         self.federation.schedule_rounds = num_rounds if done else None
 
     def build(self, facts: TrainingFacts, seen: Population, unseen: Population | None = None) -> None:
-        """Make the federation for these clients, what the seen ones keep, and the tables of results."""
+        """Build the federation for these clients, the store of the seen ones, and the tables of results."""
         self.build_shared(facts)
         memory_bytes = self.settings.client_memory_gb * 1e9
         self.store = self.federation.store = (
@@ -192,33 +202,63 @@ class FederatedModule(Described, ServingSteps):
             self.tables["unseen"] = ClientTable(unseen.num_measured, *each)
 
     def build_shared(self, facts: TrainingFacts) -> None:
-        """Make the federation without any seen client, which is enough to serve unseen ones."""
+        """Build the federation without seen clients, which is enough to serve unseen ones."""
         self.facts, self.target = facts, facts.target
         self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
         self.federation = build_federation(self, self.settings, facts, self.history.warm_start)
 
+    def restore_shared(
+        self,
+        checkpoint: dict[str, Any],
+        unknown_categories: Literal["error", "zeros"] | None = None,
+    ) -> TrainingFacts:
+        """Take the shared state of a checkpoint, but no seen client's, to serve unseen clients; returns its facts.
+
+        Args:
+            checkpoint: content of a checkpoint of this module's run.
+            unknown_categories: as of `Table`, for later tables; None: that of the training.
+
+        Raises:
+            ConfigError: if the checkpoint is of another run, or the module has a state already.
+        """
+        if self.is_built:
+            raise ConfigError(
+                "personalize builds the module from the checkpoint; pass a FederatedModule without a state"
+            )
+        stored, history = checkpoint[CHECKPOINT_KEY], self.history
+        own = {"algorithm": plain_settings(self.algorithm), "solver": plain_settings(self.settings.solver)}
+        kept = stored | {"identity": {name: stored["identity"][name] for name in own}}
+        refuse_other_run(kept, history.arguments, own, self.algorithm)
+        facts = TrainingFacts.from_plain(stored["serving"])
+        if unknown_categories is not None and facts.columns is not None:
+            facts = facts._replace(columns=facts.columns._replace(unknown_categories=unknown_categories))
+        history.warm_start = WarmStart.found_in(stored)
+        self.build_shared(facts)
+        self.federation.schedule_rounds = int(stored["schedule_rounds"])
+        self.federation.server.frozen_part.check(stored["frozen"])  # type: ignore[attr-defined] # of a `ModuleServer`
+        self.load_state_dict(
+            {name: leaf for name, leaf in checkpoint["state_dict"].items() if not name.startswith("store.")}
+        )
+        return facts
+
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
         """Run a block of clients."""
         for num_clients in self.federation.train_block(batch):
-            self._tell("on_clients_end", num_clients)
+            self.tell("on_clients_end", num_clients)
 
     def commit_round(self) -> None:
-        """Write what the round staged; from here on it has happened."""
+        """Commit what the round staged."""
         self.record = self.federation.commit()
         self._show_lr()
 
-    def hand_out_record(self) -> None:
-        """Hand the record of the round to the callbacks, where `self.log` is available."""
-        self._tell("on_round_end", self.record)
-
-    def _tell(self, hook: str, about: Any) -> None:
-        """Call a hook of `FederatedCallback`."""
+    def tell(self, hook: str, *about: Any) -> None:
+        """Call a hook of `FederatedCallback` in all callbacks that have it."""
         for callback in self._trainer.callbacks if self._trainer is not None else ():  # type: ignore[attr-defined]
             if hasattr(callback, hook):
-                getattr(callback, hook)(self.trainer, self, about)
+                getattr(callback, hook)(self.trainer, self, *about)
 
     def on_train_start(self) -> None:
-        """Forget what an interrupted round left, and make the folder of client files ready."""
+        """Discard an interrupted round, and open the folder of client files."""
         self.federation.discard()
         trainer = self.trainer
         self.store.open(
@@ -228,13 +268,13 @@ class FederatedModule(Described, ServingSteps):
         self._show_lr()
 
     def on_fit_end(self) -> None:
-        """Delete what was kept for checkpoints that are gone; let nodes keep what serving their clients takes."""
+        """Delete client files of deleted checkpoints; let nodes store what serving their clients needs."""
         self.store.collect()
         if isinstance(self.federation.client_trainer, RemoteTrainer):
             self.federation.client_trainer.keep()
 
     def _show_lr(self) -> None:
-        """Let Lightning's learning-rate monitor see the coming round's local learning rate."""
+        """Show the next round's local learning rate to Lightning's learning-rate monitor."""
         optimizer: Any = self.optimizers()
         optimizer.optimizer.param_groups[0]["lr"] = float(self.federation.context("plan").lr)
 
@@ -242,17 +282,173 @@ class FederatedModule(Described, ServingSteps):
         """The optimizer that writes the server's new state."""
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
+    # ------------------------------------------------------------------ serving
+    def measure(
+        self, block: ServingBlock, population: Literal["seen", "unseen"], table: ClientTable | None = None
+    ) -> None:
+        """Serve some clients, predict their samples and add the results to a table (default: of their population)."""
+        results: Any = self.tables[population] if table is None else table
+        measured = serving.measure(self.federation, block, seen=population == "seen", chosen=self.chosen_metrics)
+        for positions, rows in measured:
+            results.update(positions, rows[:, : results.rows.shape[1]])
+            self.tell("on_clients_served", len(positions))
+
+    def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
+        """Measure a block of seen clients."""
+        self.measure(batch, "seen")
+
+    def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
+        """Measure a block of seen clients."""
+        self.measure(batch, "seen")
+
+    def predict_step(self, batch: ServingBlock, batch_idx: int) -> serving.BlockPredictions | tuple[()]:
+        """Serve a block of clients, all seen or all unseen; () for a block without clients."""
+        if not len(batch.client_ids):
+            return ()
+        seen = int(batch.client_ids[0]) < self.facts.num_clients
+        predictions = serving.predict_block(self.federation, batch, seen=seen, chosen=self.chosen_metrics)
+        self.tell("on_clients_served", len(batch.client_ids))
+        return predictions
+
+    def keep_rows(self, population: str, rows: Tensor) -> None:
+        """Store the results of all clients of a population.
+
+        Args:
+            population: `seen` or `unseen`.
+            rows: as of `ClientTable.compute`, [T, 3 + M + K].
+        """
+        width = rows.shape[1] - len(self.chosen_metrics)
+        self.client_rows[population] = rows[:, :width]
+        nobody = rows[:, :1] == 0  # a client without samples
+        self.client_metrics[population] = rows[:, width:].masked_fill(nobody, float("nan"))
+
+    def statistics(self, rows: Tensor) -> dict[str, float]:
+        """The reported statistics over clients, by key; {} if no client has samples.
+
+        Args:
+            rows: as of `ClientTable.compute`, [T, 3 + M + K].
+        """
+        chosen = rows[:, rows.shape[1] - len(self.chosen_metrics) :]
+        return summarise(rows, self.facts.target.metric) | self.chosen_metrics.statistics(chosen, rows[:, 0])
+
     # ------------------------------------------------------------------ checkpoints
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what tells this run from another, and what serving it takes."""
+        """Add the entry of lit_fed: identity, history, and the facts for serving."""
         checkpoint[CHECKPOINT_KEY] = self.history.entry(self.federation, self.facts, self.results)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the checkpoint of another run, and go on from its results and with its schedule.
+        """Refuse the checkpoint of another run; take over results and schedule of this one.
 
         Raises:
             ConfigError: naming what differs, or if the module has no data to build its state from.
         """
         if not self.is_built:
-            raise ConfigError(WITHOUT_DATA)
+            raise ConfigError(
+                "a checkpoint holds states, not data: pass it to a trainer with the data module, as in "
+                "trainer.test(module, datamodule=..., ckpt_path=...)"
+            )
         self.results = self.history.restore(checkpoint, self.federation, self._trainer)
+
+    # ------------------------------------------------------------------ description
+    @property
+    def is_built(self) -> bool:
+        """Whether the module has its federation."""
+        return "federation" in self.__dict__
+
+    @property
+    def shared(self) -> Tree:
+        """The shared state; within a round, that after the last phase."""
+        return self.federation.shared
+
+    @property
+    def mixture_weights(self) -> Tensor:
+        """Mixture weights of all clients, [T, M]; an `AttributeError` if the algorithm has none."""
+        return self.store.mixture_weights  # type: ignore[return-value]
+
+    @property
+    def num_rounds_done(self) -> int:
+        """Completed rounds."""
+        return self.federation.server.rounds_done
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the fit, those done before a resume included."""
+        return self.federation.terms.num_rounds
+
+    def __repr__(self) -> str:
+        """Algorithm, solver and network with their settings; once it is built, parameters and clients."""
+        said = {"algorithm": _with_settings(self.settings.algorithm, "all")}
+        said["solver"] = _with_settings(self.settings.solver, "changed")
+        said["network"] = _network(self) if self.is_built else _made_by(self.settings.network)
+        said["clients"] = (
+            _clients(self) if self.is_built else "not known yet: the trainer builds the states from the data"
+        )
+        lines = [_wrapped(f"  {name + ':':<11}{text}") for name, text in said.items()]
+        return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+
+class _Planner:
+    """Plans the rounds of a data module (`lit_fed.data.module.RoundPlanner`) for a federation with a store."""
+
+    def __init__(self, federation: FederatedRounds) -> None:
+        self._federation = federation
+
+    @property
+    def next_draw(self) -> dict[str, Any]:
+        """Arguments of the draw: seed and round; with faults, who is available and how many more to sample."""
+        federation = self._federation
+        seed, round_idx, faults = federation.terms.seed, federation.server.rounds_done, faults_of(federation.algorithm)
+        hidden = federation.terms.secret if clips_messages(federation.algorithm) else None
+        # amplification by sampling holds only if the cohort is a secret
+        draw: dict[str, Any] = {"seed": seed if hidden is None else hidden.seed("cohorts"), "round_idx": round_idx}
+        if faults is None:
+            return draw
+        there = faults.available(seed, round_idx, federation.terms.num_clients)
+        return draw | {"available": there, "over_selection": faults.over_selection}
+
+    @property
+    def most_per_block(self) -> int | None:
+        """Upper limit of the clients in a block, for the memory of their states; None: no limit."""
+        return self._federation.store.clients_per_block
+
+    def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
+        """One rank's blocks of the coming round."""
+        return self._federation.blocks(client_ids, train, **division)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False)
+
+
+def _with_settings(part: Any, shown: Literal["all", "changed"]) -> str:
+    """A dataclass with all settings, or with its rate and those that differ from the defaults."""
+    settings = [
+        f"{field.name}={getattr(part, field.name)!r}"
+        for field in dataclasses.fields(part)
+        if field.init and (shown == "all" or field.name == "lr" or getattr(part, field.name) != field.default)
+    ]
+    return f"{type(part).__name__}({', '.join(settings)})"
+
+
+def _made_by(factory: Any) -> str:
+    if isinstance(factory, partial):
+        settings = [*map(repr, factory.args), *(f"{name}={value!r}" for name, value in factory.keywords.items())]
+        return f"{_made_by(factory.func)}({', '.join(settings)})"
+    return getattr(factory, "__name__", type(factory).__name__)
+
+
+def _network(module: FederatedModule) -> str:
+    network = module.federation.terms.task.network
+    sizes = dict.fromkeys((True, False), 0)
+    for parameter in network.parameters():
+        sizes[parameter.requires_grad] += parameter.numel()
+    frozen = f", {sizes[False]:,} frozen" if sizes[False] else ""
+    many = f", {module.algorithm.num_models} models" if module.algorithm.num_models > 1 else ""
+    return f"{type(network).__name__}, {sizes[True]:,} parameters trained{frozen}{many}"
+
+
+def _clients(module: FederatedModule) -> str:
+    facts = module.facts
+    mean = facts.total_samples / facts.num_clients
+    samples = f"{facts.total_samples:,} samples, of a client {mean:,.0f} on average and {facts.most_samples:,} at most"
+    return f"{facts.num_clients:,} in training with {samples}"

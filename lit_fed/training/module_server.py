@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from inspect import unwrap
 from typing import Any
 
@@ -13,25 +14,28 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_fed.core import tree
+from lit_fed.core.networks.layers import digest_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
-from lit_fed.training.frozen_part import FrozenPart
+from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import buffer_names
 
-__all__ = ["Assign", "ModuleServer", "register_leaves"]
+__all__ = ["Assign", "FrozenPart", "ModuleServer", "register_leaves", "source_of"]
+
+PREFIX = "frozen__"
 
 
 class ModuleServer:
-    """A server whose state a LightningModule holds, so that checkpoints restore it and devices are Lightning's affair.
+    """A server whose state lives in a LightningModule, so that Lightning saves it and moves it between devices.
 
-    Leaves of models become parameters of the module; all other leaves and the number of rounds become buffers, as does
-    what is frozen, which no checkpoint holds.
+    Leaves of models become parameters of the module; all other leaves and the number of rounds become buffers, as do
+    frozen leaves, which no checkpoint holds.
 
     Args:
         module: the module.
         task: the task.
         shared: the initial shared state.
-        source: where the network came from, for messages.
+        source: description of the network, for messages.
     """
 
     def __init__(self, module: LightningModule, task: Task, shared: Tree, source: str = "") -> None:
@@ -41,12 +45,12 @@ class ModuleServer:
         module.register_buffer("rounds", torch.zeros((), dtype=torch.int64))
 
     def start_from(self, task: Task, shared: Tree) -> None:
-        """Take another task, whose models start elsewhere, and what clients without a state of their own start from."""
+        """Set the task and the shared state that clients without a stored state start from."""
         self._task, self.initial_shared = task, shared
 
     @property
     def task(self) -> Task:
-        """The task with what is frozen on the module's device."""
+        """The task, with frozen leaves on the module's device."""
         return replace(self._task, frozen=self.frozen_part.leaves) if self._task.frozen else self._task
 
     @property
@@ -66,11 +70,11 @@ class ModuleServer:
 
     @property
     def device(self) -> torch.device:
-        """The module's."""
+        """Device of the module."""
         return self._module.device
 
     def overwrite(self, shared: Tree) -> None:
-        """Take another shared state, between rounds and without counting one."""
+        """Replace the shared state between rounds, without counting a round."""
         for leaf, new in zip(self.leaves, tree.leaves(shared), strict=True):
             leaf.data.copy_(new)
 
@@ -81,6 +85,103 @@ class ModuleServer:
         optimizer.step()
         rounds: Any = self._module.rounds
         rounds += 1
+
+
+class FrozenPart:
+    """Frozen parameters and buffers of the network, as non-persistent buffers of a module that share its memory.
+
+    Args:
+        module: the module.
+        leaves: frozen leaves by their names in the network.
+        source: description of the network, for messages.
+    """
+
+    def __init__(self, module: nn.Module, leaves: dict[str, Tensor], source: str) -> None:
+        self._module, self._names, self.source = module, {name: _registered(name) for name in leaves}, source
+        for name, leaf in leaves.items():
+            module.register_buffer(_registered(name), leaf, persistent=False)
+        self._digest: str | None = None
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """Frozen leaves on the module's device, by their names in the network."""
+        return {name: getattr(self._module, registered) for name, registered in self._names.items()}
+
+    @property
+    def digest(self) -> str:
+        """Digest of all frozen leaves; "" without any."""
+        if self._digest is None:
+            self._digest = digest_of(self.leaves)
+        return self._digest
+
+    def entry(self) -> dict[str, Any] | None:
+        """The checkpoint's entry; None if nothing is frozen."""
+        leaves = self.leaves.values()
+        size = {"tensors": len(leaves), "numbers": sum(leaf.numel() for leaf in leaves)}
+        return {"digest": self.digest, "source": self.source, **size} if self._names else None
+
+    def check(self, stored: dict[str, Any] | None) -> None:
+        """Compare the frozen part with that of a checkpoint.
+
+        Args:
+            stored: the checkpoint's entry; None if nothing was frozen.
+
+        Raises:
+            ConfigError: if they differ, naming both and the fix.
+        """
+        if ("" if stored is None else stored["digest"]) == self.digest:
+            return
+        if stored is not None and not self._names:
+            raise ConfigError(
+                f"the checkpoint's run froze a part of its network ({stored['source']}), and this run trains all of "
+                "it; give the --model.trainable of that run, or the network that froze it"
+            )
+        now = _in_words(self.entry())
+        if stored is None:
+            raise ConfigError(
+                f"the checkpoint's run trained its whole network, and this run froze a part of it: {now}; leave out "
+                "--model.trainable, or give the network of that run"
+            )
+        raise ConfigError(
+            f"the checkpoint's frozen part is {_in_words(stored)}, and that of this run {now}; {self._fix(stored)}"
+        )
+
+    def _fix(self, stored: dict[str, Any]) -> str:
+        now: Any = self.entry()
+        if (stored["tensors"], stored["numbers"]) != (now["tensors"], now["numbers"]):
+            return "give the same --model.network and the same --model.trainable"
+        if stored["source"] != self.source:
+            return "give the same --model.network with the same weights and seeds where they are random"
+        return (
+            "the same source gave other numbers: a weights file that has changed, or random values drawn on another "
+            "kind of processor. Give the file as it was, or go on where the run began; random features that shall "
+            "serve everywhere are saved once, and loaded by the network"
+        )
+
+
+def _in_words(entry: dict[str, Any] | None) -> str:
+    assert entry is not None
+    return f"{entry['source']} ({entry['numbers']:,} numbers, digest {entry['digest'][:12]})"
+
+
+def _registered(name: str) -> str:
+    return PREFIX + name.replace(".", "_")
+
+
+def source_of(network: Callable[..., nn.Module], seed: int | None) -> str:
+    """A network's class, options and seed of the initial weights, for messages.
+
+    Example:
+        >>> from lit_fed import MLP
+        >>> source_of(partial(MLP, hidden_sizes=[8]), 3)
+        'MLP(hidden_sizes=[8]) from seed 3'
+    """
+    options: dict[str, Any] = {}
+    while isinstance(network, partial):
+        options = network.keywords | options
+        network = next((one for one in (*network.args, network.func) if isinstance(one, type)), network.func)
+    name = getattr(network, "__qualname__", type(network).__name__)
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in options.items())}) from seed {seed}"
 
 
 class Assign(Optimizer):
@@ -94,7 +195,7 @@ class Assign(Optimizer):
         lr: local learning rate of the current round, shown by Lightning's learning-rate monitor; never used here.
     """
 
-    # PyTorch keeps its compiler out of these, and loads it for that, which takes longer than a small run
+    # unwrapped: PyTorch's decorator imports its compiler, which takes longer than a small run
     add_param_group, zero_grad = unwrap(Optimizer.add_param_group), unwrap(Optimizer.zero_grad)
     state_dict, load_state_dict = unwrap(Optimizer.state_dict), unwrap(Optimizer.load_state_dict)
 

@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import (
 )
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.processors import require_cores
+from lit_fed.system.machine import require_cores
 
 __all__ = ["refuse_arguments", "refuse_callbacks", "refuse_remote", "rounds_of"]
 

@@ -21,12 +21,13 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
+from lit_fed.core.reduce import guard_collectives
 from lit_fed.errors import ConfigError
-from lit_fed.system.joining import join
 from lit_fed.system.roll_call import (
     LostRanksError,
     check_timeout,
     exchange,
+    join,
     roll_call,
     take_up,
     waiting_for_work,
@@ -133,6 +134,7 @@ class FederatedStrategy(DDPStrategy):
             hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
             roll = join(self.global_rank, self.world_size, self.timeout, address, hosted=hosted, gone=self._ended_ranks)
             take_up(roll)
+            guard_collectives(exchange)
             with exchange(), self._ending_if_stuck():
                 super().setup_distributed()
             if dist.get_backend() == "gloo":  # of NCCL's, Lightning takes care

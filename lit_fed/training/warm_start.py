@@ -1,4 +1,4 @@
-"""Starting a new run from the shared models of another: what a checkpoint has of them, and where they go."""
+"""Start a new run from the shared models of another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.core.networks.frozen import digest_of
+from lit_fed.core.networks.layers import digest_of
 from lit_fed.core.networks.start import Start
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
@@ -19,8 +19,8 @@ from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 
 __all__ = ["WarmStart"]
 
-PARAMETERS, BUFFERS, FROZEN = "__parameters__", "__buffers__", "frozen__"
-"""What stands between the place of models in a shared state, or before a frozen one, and the name of a leaf."""
+PARAMETERS, BUFFERS = "__parameters__", "__buffers__"
+"""Infixes of leaf names in a checkpoint, between the path of the models in the shared state and the leaf's name."""
 
 
 class WarmStart(NamedTuple):
@@ -31,9 +31,8 @@ class WarmStart(NamedTuple):
     rounds: int
     parameters: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    frozen: dict[str, Tensor]  # leaves without a model axis, of a checkpoint that holds them
-    digest: str = ""  # of what was frozen, of one that does not; '' if nothing was
-    spent: dict[str, Any] | None = None  # its guarantee of privacy, see `spent_by`; None: it has none
+    digest: str  # of the frozen part; "" without one
+    spent: dict[str, Any] | None  # its privacy guarantee, see `spent_by`; None: it has none
 
     @classmethod
     def read(cls, path: str) -> WarmStart:
@@ -45,30 +44,29 @@ class WarmStart(NamedTuple):
         if not Path(path).is_file():
             raise ConfigError(f"--init_from {shown(path)}: no such file; give a .ckpt file of another run")
         content = load_checkpoint(Path(path), option="--init_from")
-        state, algorithm = content["state_dict"], content[CHECKPOINT_KEY]["identity"]["algorithm"].partition("(")[0]
-        place = _place_of_models(list(state))
+        state, stored = content["state_dict"], content[CHECKPOINT_KEY]
+        settings, place = stored["identity"]["algorithm"], _place_of_models(list(state))
+        algorithm = settings["class_path"] if isinstance(settings, dict) else settings
         if place is None:
             raise ConfigError(
                 f"--init_from {path}: {algorithm} has no models that all of its clients share; give the checkpoint of "
                 "another algorithm"
             )
-        parameters, buffers, frozen = (
+        parameters, buffers = (
             {name.removeprefix(start): leaf for name, leaf in state.items() if name.startswith(start)}
-            for start in (place + PARAMETERS, place + BUFFERS, FROZEN)
+            for start in (place + PARAMETERS, place + BUFFERS)
         )
-        digest = (content[CHECKPOINT_KEY].get("frozen") or {"digest": ""})["digest"]
-        spent = content[CHECKPOINT_KEY].get("spent")
-        return cls(str(path), algorithm, int(content["global_step"]), parameters, buffers, frozen, digest, spent)
+        digest = (stored["frozen"] or {"digest": ""})["digest"]
+        return cls(str(path), algorithm, int(content["global_step"]), parameters, buffers, digest, stored["spent"])
 
     @classmethod
     def found_in(cls, stored: dict[str, Any]) -> WarmStart | None:
-        """Those that a checkpoint's own run started from, of what it keeps under `CHECKPOINT_KEY`; None: none."""
-        plain = stored.get("init_from")
-        return None if plain is None else cls(**plain, frozen={})  # its own state has what is frozen
+        """The models that a checkpoint's own run started from; None without any.
 
-    def plain(self) -> dict[str, Any]:
-        """What `found_in` reads."""
-        return {name: value for name, value in self._asdict().items() if name != "frozen"}
+        Args:
+            stored: entry of the checkpoint under `CHECKPOINT_KEY`.
+        """
+        return None if stored["init_from"] is None else cls(**stored["init_from"])
 
     @property
     def num_models(self) -> int:
@@ -77,14 +75,14 @@ class WarmStart(NamedTuple):
 
     @property
     def origin(self) -> dict[str, Any]:
-        """Where the models come from, for people."""
+        """Source of the models, as in `summary.json`."""
         return {"path": self.path, "algorithm": self.algorithm, "rounds": self.rounds}
 
     def into(self, task: Task) -> Task:
-        """A task whose models start from these; what is frozen is that of the other run, too.
+        """A task whose models start from these.
 
         Raises:
-            ConfigError: naming what is frozen and does not fit.
+            ConfigError: if the frozen parts of the two runs do not fit.
         """
         trained = [name for name in task.frozen if _flat(name) in {**self.parameters, **self.buffers}]
         if trained:
@@ -97,18 +95,10 @@ class WarmStart(NamedTuple):
                 f"--init_from {self.path} does not fit: its models were trained over other frozen parameters than "
                 "those of this run; give the same --model.network with the same weights, and the same --model.trainable"
             )
-        for name, leaf in task.frozen.items():
-            found = self.frozen.get(_flat(name))
-            if found is not None and found.shape != leaf.shape:
-                raise ConfigError(
-                    f"--init_from {self.path} does not fit: the frozen {name} is {list(found.shape)}, and "
-                    f"{list(leaf.shape)} here"
-                )
-        frozen = {name: self.frozen.get(_flat(name), leaf).to(leaf) for name, leaf in task.frozen.items()}
-        return replace(task, frozen=frozen, start=self._start(task))
+        return replace(task, start=self._start(task))
 
     def restart(self, federation: FederatedRounds) -> None:
-        """Let a federation that goes on start clients without a state of their own where the run started them."""
+        """Give a resumed federation the initial models of its run, for clients without a stored state."""
         server: Any = federation.server  # a `ModuleServer`
         task = replace(federation.terms.task, start=self._start(federation.terms.task))
         federation.terms = federation.terms._replace(task=task)
@@ -127,7 +117,7 @@ def _flat(name: str) -> str:
 
 
 def _place_of_models(keys: list[str]) -> str | None:
-    """What the names of the shared models' leaves begin with; of peers without a server, their mean."""
+    """Prefix of the leaves of the shared models; without a server, of the peers' mean."""
     own = [key for key in keys if PARAMETERS in key and not key.startswith(("store.", "tables."))]
     places = list(dict.fromkeys(key.partition(PARAMETERS)[0] for key in own))
     preferred = [one for one in places if one == "models" or one.split("__")[-1] in ("mean", "common")]

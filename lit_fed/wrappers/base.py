@@ -138,7 +138,6 @@ class Around:
         return own
 
     def inside(self, shared: Tree) -> Tree:
-        """The algorithm's shared state."""
         return shared.inner if self.remembers_rounds else shared
 
     def heard(self, ctx: Context, shared: Tree) -> Tree:
@@ -162,7 +161,6 @@ class Around:
         return Kept(state, self.client_memory(ctx, heard, data)) if self.remembers_clients else state
 
     def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        """As the algorithm's."""
         return self.inner.phases(ctx, client_ids)  # type: ignore[no-any-return]
 
     def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> Tensor | None:
@@ -170,7 +168,6 @@ class Around:
         return self.inner.shared_losses(ctx, self.heard(ctx, shared), batch)  # type: ignore[no-any-return]
 
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
-        """The algorithm's."""
         heard = self.heard(ctx, shared)
         if not self.remembers_clients:
             return self.inner.client_init(ctx, heard, state, data, losses)
@@ -178,7 +175,6 @@ class Around:
         return Carried(work, state.memory, getattr(work, "optimizer", ()))
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
-        """The algorithm's."""
         heard = self.heard(ctx, shared)
         if not self.remembers_clients:
             return self.inner.client_step(ctx, heard, work, batch)
@@ -200,7 +196,6 @@ class Around:
         return ClientResult(message, Kept(result.state, memory) if self.remembers_clients else result.state, metrics)
 
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
-        """The algorithm's, on what is decoded."""
         own = shared.own if self.remembers_rounds else ()
         if tree.leaves(reduced.value):
             reduced, own = self.decode(ctx, shared, reduced, client_ids)
@@ -223,22 +218,18 @@ class Around:
         return Guarded(inner, self.told(shared.own, client_id)) if self.remembers_rounds else inner
 
     def received(self, ctx: Context, sent: Tree, client_id: int) -> Tree:
-        """The algorithm's."""
         if not self.remembers_rounds:
             return self.inner.received(ctx, sent, client_id)
         return Guarded(self.inner.received(ctx, sent.inner, client_id), sent.own)
 
     def collaboration(self, ctx: Context, shared: Tree, states: Tree) -> Tensor | None:
-        """As the algorithm's."""
         states = states.inner if self.remembers_clients else states
         return self.inner.collaboration(ctx, self.inside(shared), states)  # type: ignore[no-any-return]
 
     def num_payloads(self, ctx: Context, shared: Tree, num_clients: int) -> int:
-        """As the algorithm's."""
         return self.inner.num_payloads(ctx, self.inside(shared), num_clients)  # type: ignore[no-any-return]
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """As the algorithm's."""
         return self.inner.adapt_work(ctx, seen)  # type: ignore[no-any-return]
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> Tree | None:
@@ -246,7 +237,6 @@ class Around:
         return self.inner.shared_outputs(ctx, self.heard(ctx, shared), x)
 
     def log_prob(self, ctx: Context, shared: Tree, state: Tree, x: Tensor, outputs: Any) -> Tensor:
-        """The algorithm's prediction, [B, C]."""
         state = state.inner if self.remembers_clients else state
         return self.inner.log_prob(ctx, self.heard(ctx, shared), state, x, outputs)  # type: ignore[no-any-return]
 

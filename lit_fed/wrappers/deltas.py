@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import ModelState, Tree
+from lit_fed.core.types import Chosen, ModelState, Tree
 
 __all__ = ["known", "names_of_parameters", "news", "parameter_trees", "tell", "with_parameter_trees"]
 
@@ -20,7 +19,7 @@ def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
     """What a server knows of a message already.
 
     Args:
-        algorithm: says by `sends` whether messages hold models, or changes.
+        algorithm: says by `message.kind` whether messages hold models, or changes.
         shared: what the server sent; its first models are those that clients start from.
         value: the message's value, or the mean of several.
 
@@ -28,7 +27,7 @@ def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
         For each `ModelState` of the message the server's leaves of the same names, for all else zeros; of models of
         which a client sends some, zeros in the place of the others. A tree of the message's structure and shapes.
     """
-    if algorithm.sends != "models":
+    if algorithm.message.kind != "models":
         return tree.zeros_like(value)
     return _counterpart(value, tree.models(shared)[0])
 

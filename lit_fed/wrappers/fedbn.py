@@ -22,8 +22,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState, Reduced, Tree
+from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Around
 
@@ -60,6 +59,8 @@ class LocalNorm(Around):
         inner: the algorithm.
     """
 
+    adapts_statistics = True  # unseen clients need samples for their running statistics
+
     def __post_init__(self) -> None:
         """Refuse an algorithm that cannot do without the normalisation of its clients."""
         reason = self.inner.conformance_exempt.get("local_batch_norm")
@@ -67,7 +68,6 @@ class LocalNorm(Around):
             raise ConfigError(f"--model.batch_norm is local, and {type(self.inner).__name__} cannot: {reason}")
 
     def collaboration(self, ctx: Context, shared: Tree, states: NormState) -> Tensor | None:
-        """As the algorithm's."""
         return self.inner.collaboration(ctx, shared, states.inner)  # type: ignore[no-any-return]
 
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> NormState:
@@ -90,7 +90,6 @@ class LocalNorm(Around):
         return NormWork(work, state.norm, work.optimizer)
 
     def client_step(self, ctx: Context, shared: Tree, work: NormWork, batch: Batch) -> NormWork:
-        """The algorithm's."""
         inner = work.inner._replace(optimizer=work.optimizer)
         inner = self.inner.client_step(ctx, _put(shared, work.norm), inner, batch)
         return NormWork(inner, work.norm, inner.optimizer)

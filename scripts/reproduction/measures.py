@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.callbacks.client_metrics import measure_population
+from lit_fed.callbacks.evaluation import measure_population
 from lit_fed.callbacks.component_accuracy import has_components, measure_components
 from lit_fed.clients import PredictJob, SequentialTrainer
 from lit_fed.core.mixtures.e_step import expectation

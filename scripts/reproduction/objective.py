@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState, RoundRecord

@@ -186,9 +186,9 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
     """
     import torch
 
+    from lit_fed.callbacks.defaults import keep_notices_out
     from lit_fed.cli import FederatedCLI
     from lit_fed.errors import NotFiniteError
-    from lit_fed.training.notices import keep_notices_out
     from reproduction.measures import MEASURES
 
     class DataCLI(FederatedCLI):

@@ -297,8 +297,8 @@ def test_one_model_goes_each_way():
 
 
 def test_what_it_asks_of_a_run():
-    assert ClusteredFL.needs_all_clients
-    assert ClusteredFL.reduce == "stack"
+    assert ClusteredFL.participation.needs_all_clients
+    assert ClusteredFL.message.reduce == "stack"
     assert ClusteredFL(5).num_models == 5
     assert flat(Federation(ClusteredFL(), make_clients([5])).states).tolist() == [[1.0, *[0.0] * 7]]
 

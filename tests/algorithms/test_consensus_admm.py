@@ -20,8 +20,7 @@ from references.consensus_admm_numpy import consensus_admm_round, predict
 from lit_fed.algorithms import ConsensusADMM, FedProx
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear

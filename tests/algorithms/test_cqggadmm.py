@@ -369,7 +369,7 @@ def test_one_client_trains_alone(client_trainer):
 
 
 def test_every_client_takes_part():
-    assert CQGGADMM.needs_all_clients
+    assert CQGGADMM.participation.needs_all_clients
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,10 @@ def test_samples_weigh_a_clients_surrogate(surrogate, trainer):
     algorithm = DecentralizedSurrogate(surrogate, **CHAIN)
     server, weighted = (run_rounds(one, **options) for one in (SurrogateOptimization(surrogate), algorithm))
     alike = run_rounds(algorithm, **(options | {"weighting": None}))
-    assert (alike.weighting, SurrogateOptimization(MixtureSurrogate()).default_weighting) == ("uniform", "samples")
+    assert (alike.weighting, SurrogateOptimization(MixtureSurrogate()).participation.weighting) == (
+        "uniform",
+        "samples",
+    )
     assert distance(weighted.shared.mean, server.shared.models) < 1e-12
     assert distance(alike.shared.mean, server.shared.models) > 1e-3
 

@@ -22,13 +22,14 @@ from references.fedbuff_numpy import one_round, schedule, server_step
 
 from lit_fed.algorithms import FedAvg, FedBuff
 from lit_fed.core import tree
-from lit_fed.core.demands import check_cohort
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.seeds import generator
 from lit_fed.errors import ConfigError
+from lit_fed.rounds import check_cohort
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD
-from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
@@ -247,9 +248,9 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(ConfigError, match=r"FedBuff needs every client .* leave out --data\.client_fraction"):
         check_cohort(algorithm, "FedBuff", np.array([0, 2]), 5)
     with pytest.raises(ConfigError, match=r"FedBuff takes clients as they come in, and not each with a probability"):
-        ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3).check(algorithm, "FedBuff", "renormalised", None)
+        Compatibility(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
     with pytest.raises(ConfigError, match=r"^--model\.downlink_compression encodes .* were sent older ones; leave it"):
-        Compression(down=QSGD()).check(algorithm, "FedBuff", "renormalised")
-    Compression(QSGD()).check(algorithm, "FedBuff", "renormalised")
+        Compatibility(algorithm, compression=Compression(down=QSGD())).check()
+    Compatibility(algorithm, compression=Compression(QSGD())).check()
     with pytest.raises(ConfigError, match=r"^--model\.batch_norm is local, and FedBuff cannot: clients start from"):
         LocalNorm(algorithm)

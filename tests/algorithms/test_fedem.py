@@ -406,9 +406,9 @@ def test_clients_that_send_all_components_are_those_of_the_paper(options, aggreg
 
 
 def test_without_the_options_messages_are_the_models_alone(client_trainer):
-    assert FedEM(min_weight=0.0).sends_all
-    assert not FedEM(min_weight=0.1).sends_all
-    assert not FedEM(most_components=3).sends_all
+    assert FedEM(min_weight=0.0).message.complete
+    assert not FedEM(min_weight=0.1).message.complete
+    assert not FedEM(most_components=3).message.complete
     federation = Federation(FedEM(), make_clients([5, 2, 8]), trainer=client_trainer)
     messages = []
     original = FedEM.client_final

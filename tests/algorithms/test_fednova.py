@@ -25,11 +25,11 @@ from lit_fed.algorithms import FedAvg, FedNova, FedProx
 from lit_fed.algorithms.fednova import largest_pull
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels
-from lit_fed.core.demands import check_aggregation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ClientData, ModelState, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [
@@ -329,7 +329,7 @@ def test_clipping_alone_is_taken():
 
 def test_absent_clients_are_not_filled_in():
     with pytest.raises(ConfigError, match="stale_fill"):
-        check_aggregation(FedNova(), "stale_fill")
+        Compatibility(FedNova(), "stale_fill").check()
 
 
 @pytest.mark.parametrize(

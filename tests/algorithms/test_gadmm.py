@@ -305,7 +305,7 @@ def test_an_unseen_client_is_attached_to_the_end_of_the_chain(local_solve, every
 
 
 def test_every_client_takes_part():
-    assert GADMM.needs_all_clients
+    assert GADMM.participation.needs_all_clients
     assert GADMM().collaboration(None, None, None) is None
 
 

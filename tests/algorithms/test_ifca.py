@@ -277,7 +277,7 @@ def test_shared_layers_go_down_once():
 
 
 def test_options():
-    assert IFCA().default_weighting == "uniform"
+    assert IFCA().participation.weighting == "uniform"
     assert IFCA(5).num_models == 5
     federation = Federation(IFCA(), make_clients([5]))
     (model,), (gradient,) = (

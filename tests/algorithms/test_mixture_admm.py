@@ -20,8 +20,7 @@ from references.mixture_admm_numpy import Solver, mixture_admm_round, mixture_so
 from lit_fed.algorithms import MixtureADMM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ClientError, ConfigError

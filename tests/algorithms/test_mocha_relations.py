@@ -11,7 +11,7 @@ from lit_fed.algorithms.mocha import (
     _with_changes,
     learned_relations,
 )
-from lit_fed.core.solvers.affine_networks import to_columns
+from lit_fed.core.solvers.linear_models import to_columns
 
 
 def random_tasks(num_tasks=4):

@@ -17,9 +17,9 @@ from references.oracle_numpy import closest_group, oracle_round, predict
 from lit_fed.algorithms import IFCA, FedAvg, Oracle
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.demands import check_aggregation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
@@ -97,7 +97,7 @@ def test_it_is_ifca_with_the_right_choices(client_trainer):
 def test_clients_of_other_groups_do_not_count_for_a_group():
     """Not even with the model that absent clients were last sent: it is that of another group."""
     with pytest.raises(ConfigError, match="stale_fill, and Oracle says itself"):
-        check_aggregation(Oracle(), "stale_fill")
+        Compatibility(Oracle(), "stale_fill").check()
 
 
 # ---------------------------------------------------------------------- state, serving, traffic

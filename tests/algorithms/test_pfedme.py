@@ -21,8 +21,7 @@ from references.pfedme_numpy import local_updates, pfedme_round, predict
 from lit_fed.algorithms import FedAvg, PFedMe
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Batch, LocalWork
 from lit_fed.errors import ConfigError

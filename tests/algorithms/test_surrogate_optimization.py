@@ -274,8 +274,8 @@ def test_all_models_go_each_way_and_no_local_variable(surrogate, num_models, cli
 
 
 def test_the_surrogate_says_models_and_weights():
-    assert (SurrogateOptimization(MixtureSurrogate(5)).num_models, MIXTURE.default_weighting) == (5, "samples")
-    assert (MOREAU.num_models, MOREAU.default_weighting) == (1, "uniform")
+    assert (SurrogateOptimization(MixtureSurrogate(5)).num_models, MIXTURE.participation.weighting) == (5, "samples")
+    assert (MOREAU.num_models, MOREAU.participation.weighting) == (1, "uniform")
     assert SurrogateOptimization() == MIXTURE
 
 

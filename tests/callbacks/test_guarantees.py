@@ -14,7 +14,7 @@ from fed_runs import run_cli
 
 from lit_fed import FedAvg, FederatedModule, FederatedTrainer
 from lit_fed.callbacks.guarantees import guarantee_in_words
-from lit_fed.core.noise import Secret
+from lit_fed.core.seeds import Secret
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.privacy import accountant

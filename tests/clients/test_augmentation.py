@@ -11,12 +11,11 @@ from torchvision.transforms import v2
 from lit_fed.algorithms import GADMM, L2GD, MOCHA, ConsensusADMM, FedAvg, FedAvgPlus, FedEM, PerFedAvg, ProxAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.base import augmented_inputs
-from lit_fed.core.augmentation import Augmentation
-from lit_fed.core.demands import check_augmented_steps
+from lit_fed.clients.session import check_augmented_steps
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.noise import Secret
-from lit_fed.core.seeds import seed_of
+from lit_fed.core.seeds import Secret, seed_of
 from lit_fed.core.types import LocalWork, Split
+from lit_fed.data.augmentation import Augmentation
 from lit_fed.data.batch_transforms import in_batches
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear

@@ -17,13 +17,14 @@ from federated_round import (
 from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob, client_scores
+from lit_fed.clients import PredictJob, SequentialTrainer, TrainJob
 from lit_fed.clients.base import check_finite, complete
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Phase, Split
 from lit_fed.errors import ClientError
 from lit_fed.models import MLP, LeafCNN
+from lit_fed.serving import client_scores
 
 SIZES = [7, 1, 30, 12, 5]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.clients import store_index as checkpoint_index
-from lit_fed.clients.store_index import INDEX_KEY, CheckpointIndex
+from lit_fed.clients import store_files as checkpoint_index
+from lit_fed.clients.store_files import INDEX_KEY, CheckpointIndex
 
 
 @pytest.fixture

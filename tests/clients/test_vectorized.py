@@ -18,13 +18,12 @@ from torch import nn
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
-from lit_fed.clients.base import client_scores
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ClientBlock, LocalWork, Phase, Split
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.models import MLP, LeafCNN, Linear
-from lit_fed.serving import predict_job
+from lit_fed.serving import client_scores, predict_job
 
 ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(), FedEM(num_components=2, shuffle_per_component=True), Local()]
 RAGGED = [300, 1, 17, 2, 128, 4, 5, 33]

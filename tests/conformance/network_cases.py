@@ -111,7 +111,7 @@ def images(sizes=SIZES, side=4, dtype=torch.float64, first_id=0):
 
 def federation(algorithm, network, trainer, train=None, dtype=torch.float64, **options):
     """A federation on small images, or for an algorithm whose parties hold features on columns of them."""
-    vertical = algorithm.divided_by == "features"
+    vertical = algorithm.participation.divided_by == "features"
     train = images(dtype=dtype) if train is None else train
     if vertical:
         train = make_parties(Split(train.x.flatten(1), train.y.clamp(max=1), train.offsets))

@@ -36,13 +36,13 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.demands import check_aggregation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 ROOT = Path(__file__).parents[2]
@@ -111,13 +111,13 @@ def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear,
     defaults = {"solver": LocalSolver(lr=0.2, momentum=0.5), "num_rounds": 3}
     options = defaults | {"groups": torch.arange(train.num_clients) % 2} | options
     task = make_task(target, network=network, dtype=dtype)
-    train = make_parties(train) if algorithm.divided_by == "features" else train
+    train = make_parties(train) if algorithm.participation.divided_by == "features" else train
     return Federation(algorithm, train, task, trainer=trainer or SequentialTrainer(), **options)
 
 
 def after_rounds(algorithm, train, rounds=3, cohorts=None, **options):
     federation = federation_of(algorithm, train, **options)
-    cohorts = None if algorithm.needs_all_clients else cohorts
+    cohorts = None if algorithm.participation.needs_all_clients else cohorts
     for round_idx in range(rounds):
         federation.round(None if cohorts is None else cohorts[round_idx])
     return federation
@@ -159,9 +159,9 @@ def tensors(value):
 # ---------------------------------------------------------------------- absent clients
 def test_stale_fill_changes_an_average_or_is_refused(algorithm):
     """Where absent clients would count with the model that they were last sent, or where that has no meaning."""
-    if not algorithm.fills_in_absent_clients:
+    if not algorithm.participation.fills_in_absent:
         with pytest.raises(ConfigError, match="stale_fill"):
-            check_aggregation(algorithm, "stale_fill")
+            Compatibility(algorithm, "stale_fill").check()
         return
     cohorts = [[0, 2], [1, 3], [0, 2]]
     plain, filled = (
@@ -311,7 +311,7 @@ def test_client_order(algorithm, client_trainer):
 
 def test_order_of_the_cohort(algorithm, client_trainer):
     runs = []
-    for cohort in ([0, 1, 2, 3], [3, 2, 0, 1]) if algorithm.needs_all_clients else ([0, 1, 3], [3, 0, 1]):
+    for cohort in ([0, 1, 2, 3], [3, 2, 0, 1]) if algorithm.participation.needs_all_clients else ([0, 1, 3], [3, 0, 1]):
         federation = federation_of(algorithm, make_clients(SIZES), client_trainer)
         federation.round(cohort)
         runs.append(everything(federation))
@@ -422,9 +422,9 @@ def test_one_client(algorithm, strict_trainer):
 @pytest.mark.parametrize("aggregation", ["renormalised", "stale_fill"])
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_cohort_of_one(algorithm, aggregation, weighting):
-    if algorithm.needs_all_clients:
+    if algorithm.participation.needs_all_clients:
         pytest.skip("it needs all clients in every round")
-    if aggregation == "stale_fill" and not algorithm.fills_in_absent_clients:
+    if aggregation == "stale_fill" and not algorithm.participation.fills_in_absent:
         pytest.skip("it says itself what absent clients count for")
     options = {"cohorts": [[1], [3], [1]], "aggregation": aggregation, "weighting": weighting}
     federation = after_rounds(algorithm, make_clients(SIZES), trainer=DebugTrainer(), **options)
@@ -446,7 +446,7 @@ def test_ghost(algorithm, client_trainer):
         ctx = federation.context(phase.name)
         accumulators = {}
         for with_ghost in (False, True):
-            accumulator = accumulators[with_ghost] = Accumulator(algorithm.reduce)
+            accumulator = accumulators[with_ghost] = Accumulator(algorithm.message.reduce)
             for one, multiplicity in ((0, 1.0), (2, 0.0)) if with_ghost else ((0, 1.0),):
                 count = torch.tensor([multiplicity], dtype=torch.float64)
                 block = ClientBlock(phase._replace(client_ids=torch.tensor([one])), count, federation.train)

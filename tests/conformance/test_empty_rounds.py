@@ -17,11 +17,12 @@ from test_algorithms import SMALL, all_algorithms, federation_of
 from lit_fed.algorithms import EASGD, FedAdam, FedAvg, FedEM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
-from lit_fed.core.demands import check_sampling
+from lit_fed.core.algorithm import MessageSpec, Participation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers import newton
 from lit_fed.core.types import ClientResult, LocalWork, Phase
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.secure.wrapper import MaskedAverage, SecureSum
@@ -31,8 +32,8 @@ COHORTS = [[], [2], [], [0, 2, 3]]
 """Of two ranks one has no client in round 1, and neither has one before and after it."""
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
-NEEDING_ALL = [one for one in ALL if one.needs_all_clients]
-TAKEN = [StackedAverage(), EASGD(mode="asynchronous"), *(one for one in ALL if not one.needs_all_clients)]
+NEEDING_ALL = [one for one in ALL if one.participation.needs_all_clients]
+TAKEN = [StackedAverage(), EASGD(mode="asynchronous"), *(one for one in ALL if not one.participation.needs_all_clients)]
 
 
 def name_of(algorithm):
@@ -131,7 +132,7 @@ def test_two_ranks_equal_one(two_ranks, algorithm):
 class Watching(FedAvg):
     """Wants every reduction, also those of nothing, and adds 1 to the models."""
 
-    steps_on_empty_rounds = True
+    participation = Participation(steps_on_empty_rounds=True)
 
     def server_step(self, ctx, shared, reduced, client_ids):
         seen = [(leaf.shape, leaf.dtype, float(leaf.double().abs().sum())) for leaf in tree.leaves(reduced)]
@@ -141,7 +142,7 @@ class Watching(FedAvg):
 
 @dataclass(frozen=True)
 class WatchingRows(Watching):
-    reduce = "stack"
+    message = MessageSpec(reduce="stack")
 
 
 SEEN: list = []
@@ -244,10 +245,10 @@ def test_algorithms_that_need_all_clients_refuse_to_miss_one(algorithm):
         rf"{name} needs every client in every round; leave out --data\.client_fraction and --data\.clients_per_round$"
     )
     with pytest.raises(ConfigError, match=said):
-        check_sampling(algorithm, name, "poisson", "renormalised", None, 0.25)
-    check_sampling(algorithm, name, "poisson", "renormalised", None, 1.0)
+        Compatibility(algorithm, sampling="poisson", probability=0.25).check()
+    Compatibility(algorithm, sampling="poisson", probability=1.0).check()
 
 
 @pytest.mark.parametrize("algorithm", TAKEN, ids=name_of)
 def test_all_others_take_it(algorithm):
-    check_sampling(algorithm, name_of(algorithm), "poisson", "stale_fill", "samples", 0.25)
+    Compatibility(algorithm, weighting="samples", sampling="poisson", probability=0.25).check()

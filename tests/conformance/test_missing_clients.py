@@ -17,9 +17,9 @@ from lit_fed.wrappers.faults.wrapper import Faults
 SIZES = [6, 3, 9, 4, 5]
 SHARE = 0.4
 ALL = [*(cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()), EASGD(mode="asynchronous")]
-TAKEN = [one for one in ALL if not one.needs_all_clients]
-AVERAGED = [one for one in TAKEN if one.reduce == "sum" and one.sends in ("models", "changes") and one.sends_all]
-AVERAGED = [one for one in AVERAGED if not one.keeps_running_sum and not one.refuses_privacy]
+TAKEN = [one for one in ALL if not one.participation.needs_all_clients]
+AVERAGED = [one for one in TAKEN if one.message[:3] in (("models", "sum", True), ("changes", "sum", True))]
+AVERAGED = [one for one in AVERAGED if not one.message.accumulates and "privacy" not in one.incompatible]
 
 
 def name_of(algorithm):

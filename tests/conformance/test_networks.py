@@ -53,7 +53,7 @@ def refused(case, kind, network, **options):
 
 def after_rounds(run, unseen=None, rounds=2):
     """All that some rounds leave; one of the clients has a single sample, where clients have samples of their own."""
-    assert 1 in run.train.sizes.tolist() or run.algorithm.divided_by == "features"
+    assert 1 in run.train.sizes.tolist() or run.algorithm.participation.divided_by == "features"
     for _ in range(rounds):
         run.round()
     shown = everything(run, unseen)

@@ -11,6 +11,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -47,12 +48,12 @@ every_protected = named([one for one in ALL if name_of(one) in PROTECTED])
 
 def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
     """The algorithm inside; without noise, bound and draws its steps are full batches."""
-    if algorithm.heeds_mixture_noise:
+    if "noise_in_steps_alone" in algorithm.incompatible:
         more = {"mixture_noise": 5 * noise} | more
     settings = ExamplePrivacy(
         noise_multiplier=noise, clip_norm=clip_norm, sample_rate=sample_rate, delta=1e-3, noise_seed=0, **more
     )
-    settings.check(algorithm, name_of(algorithm), "renormalised", None)
+    Compatibility(algorithm, privacy=settings).check()
     return settings.around(algorithm)
 
 
@@ -60,7 +61,7 @@ def private(algorithm, noise=0.0, clip_norm=1e300, sample_rate=1.0, **more):
 def test_what_cannot_be_protected_is_refused(algorithm):
     settings = ExamplePrivacy(noise_multiplier=1.0, clip_norm=1.0, sample_rate=0.1, delta=1e-3)
     with pytest.raises(ConfigError, match=rf"^--model.privacy ExamplePrivacy cannot protect {name_of(algorithm)}: "):
-        settings.check(algorithm, name_of(algorithm), "renormalised", None)
+        Compatibility(algorithm, privacy=settings).check()
 
 
 @named([FedProx(local_solve="exact"), FedProx(inexactness=0.5), ProxAvg(local_solve="exact"), SCAFFOLD(option="I")])
@@ -109,7 +110,8 @@ def with_another_sample(train, row):
 def test_a_sample_moves_what_is_learnt_by_no_more_than_the_bound(algorithm):
     """Messages of one step differ by η·2C/L at most when one sample is another one."""
     train, sent = make_clients([6, 6], seed=3), []
-    wrapped = private(algorithm, 0.0, 0.2, **({"mixture_noise": 0.0} if algorithm.heeds_mixture_noise else {}))
+    mixture = {"mixture_noise": 0.0} if "noise_in_steps_alone" in algorithm.incompatible else {}
+    wrapped = private(algorithm, 0.0, 0.2, **mixture)
     for clients in (train, with_another_sample(train, 2)):
         models = tree.models(one_phase(wrapped, clients).shared)[0].parameters
         sent.append(models)

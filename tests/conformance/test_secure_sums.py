@@ -5,10 +5,11 @@ from federated_round import distance, make_clients
 from test_algorithms import SIZES, SMALL, after_rounds, all_algorithms, small_mlp
 
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
-SUMS = [one for one in ALL if one.sends in ("models", "changes") and not one.refuses_secure_sums]
+SUMS = [one for one in ALL if one.message.kind in ("models", "changes") and "secure_sums" not in one.incompatible]
 
 FINE = SecureSum(modulus_bits=64, fraction_bits=40)
 
@@ -35,4 +36,4 @@ def test_algorithms_that_need_more_than_a_sum_are_refused(algorithm):
     with pytest.raises(
         ConfigError, match=f"--model.secure_aggregation shows the server a sum .*, and {name} .*; choose"
     ):
-        SecureSum().check(algorithm, name)
+        Compatibility(algorithm, secure=SecureSum()).check()

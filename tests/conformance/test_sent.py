@@ -12,14 +12,14 @@ from torch import Tensor
 
 from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, ClusteredFL, FedBuff, FedEM, FedFOMO, MixtureADMM
 from lit_fed.clients import SequentialTrainer
+from lit_fed.clients.session import surround
 from lit_fed.core import tree
-from lit_fed.core.demands import check_deployment
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import Around, innermost
-from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
@@ -104,13 +104,13 @@ def run(algorithm, trainer=None, network=Linear, solver=None, **options):
     """Three rounds, the second and third without some of the clients."""
     inner, train = innermost(algorithm), make_clients(SIZES, 64, dtype=torch.float32)
     network = small_mlp if type(inner).__name__ == "FedPer" else network
-    train = make_parties(train) if inner.divided_by == "features" else train
+    train = make_parties(train) if inner.participation.divided_by == "features" else train
     solver = solver or LocalSolver(lr=0.2, momentum=0.5, local_epochs=2)
     options = {"num_rounds": 3, "groups": torch.arange(len(SIZES)) % 2, "solver": solver} | options
     task = make_task(num_features=64, network=network, dtype=torch.float32)
     federation = Federation(algorithm, train, task, trainer=trainer, **options)
     for cohort in (None, [0, 2], [1, 2, 3]):
-        federation.round(None if inner.needs_all_clients else cohort)
+        federation.round(None if inner.participation.needs_all_clients else cohort)
     return federation
 
 
@@ -173,10 +173,10 @@ def test_who_begins_holds_no_models_of_all_clients(algorithm):
 def test_who_may_be_deployed(algorithm):
     name = type(algorithm).__name__
     if name not in REFUSED:
-        check_deployment(algorithm, name)
+        Compatibility(algorithm, deployed=True).check()
         return
     with pytest.raises(ConfigError, match=rf"^{name} .*{REFUSED[name]}.* simulate it"):
-        check_deployment(algorithm, name)
+        Compatibility(algorithm, deployed=True).check()
 
 
 def test_bytes_of_ucfl():

@@ -5,6 +5,7 @@ nothing tells that it was drawn twice. The others name themselves and the settin
 """
 
 import itertools
+from typing import ClassVar
 
 import pytest
 import torch
@@ -14,12 +15,13 @@ from test_algorithms import SMALL, all_algorithms, federation_of
 from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, SCAFFOLD, FedAvg, FedEM, MeanRegularizedMTL
 from lit_fed.core import tree
-from lit_fed.core.demands import check_cohort, check_sampling
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.rounds import check_cohort
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [6, 6, 9, 3, 4]
@@ -27,7 +29,7 @@ COHORTS = [[0, 0, 2], [4, 0, 0, 3], [0, 0, 2, 3]]
 WITH_A_TWIN = [[0, 1, 2], [4, 0, 1, 3], [0, 1, 2, 3]]
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
-REFUSED = [one for one in ALL if one.needs_all_clients or one.refuses_size_sampling]
+REFUSED = [one for one in ALL if one.participation.needs_all_clients or "size_sampling" in one.incompatible]
 TAKEN = [one for one in ALL if one not in REFUSED]
 
 
@@ -51,7 +53,7 @@ def after(algorithm, train, cohorts):
     return federation
 
 
-@pytest.mark.parametrize("algorithm", [one for one in TAKEN if one.counts_draws], ids=name_of)
+@pytest.mark.parametrize("algorithm", [one for one in TAKEN if one.participation.counts_draws], ids=name_of)
 def test_a_client_drawn_twice_counts_as_two(algorithm):
     one, two = (after(algorithm, clients(twin=twin), cohort) for twin, cohort in ((0, COHORTS), (1, WITH_A_TWIN)))
     assert distance(one.shared, two.shared) < 1e-12
@@ -60,7 +62,7 @@ def test_a_client_drawn_twice_counts_as_two(algorithm):
     assert one.metrics == pytest.approx(two.metrics, abs=1e-12)
 
 
-@pytest.mark.parametrize("algorithm", [one for one in TAKEN if not one.counts_draws], ids=name_of)
+@pytest.mark.parametrize("algorithm", [one for one in TAKEN if not one.participation.counts_draws], ids=name_of)
 def test_or_it_counts_once(algorithm):
     once = [sorted(set(cohort)) for cohort in COHORTS]
     one, other = (after(algorithm, clients(twin=False), cohorts) for cohorts in (COHORTS, once))
@@ -71,25 +73,25 @@ def test_or_it_counts_once(algorithm):
 def test_or_it_is_refused_by_name(algorithm):
     name = name_of(algorithm)
     with pytest.raises(ConfigError, match=rf"^--data\.client_sampling is size, .* and {name} .*; give uniform$"):
-        check_sampling(algorithm, name, "size", "renormalised", None)
-    check_sampling(algorithm, name, "uniform", "stale_fill", "samples")
+        Compatibility(algorithm, sampling="size").check()
+    Compatibility(algorithm, weighting="samples", sampling="uniform").check()
 
 
 @pytest.mark.parametrize("algorithm", TAKEN, ids=name_of)
 def test_what_is_taken_is_not_refused(algorithm):
-    check_sampling(algorithm, name_of(algorithm), "size", "renormalised", None)
-    check_sampling(algorithm, name_of(algorithm), "size", "renormalised", "uniform")
+    Compatibility(algorithm, sampling="size").check()
+    Compatibility(algorithm, weighting="uniform", sampling="size").check()
 
 
 def test_local_batch_norm_changes_nothing():
     class Refusing(FedAvg):
-        refuses_size_sampling = "does not like it"
+        incompatible: ClassVar = {"size_sampling": "does not like it"}
 
-    assert LocalNorm(FedAvg()).counts_draws
-    assert not LocalNorm(MeanRegularizedMTL()).counts_draws
-    for algorithm, reason in ((Refusing(), "and Mine does not like it"), (AFL(), "Mine needs every client once")):
+    assert LocalNorm(FedAvg()).participation.counts_draws
+    assert not LocalNorm(MeanRegularizedMTL()).participation.counts_draws
+    for algorithm, reason in ((Refusing(), "and Refusing does not like it"), (AFL(), "AFL needs every client once")):
         with pytest.raises(ConfigError, match=reason):
-            check_sampling(LocalNorm(algorithm), "Mine", "size", "renormalised", None)
+            Compatibility(LocalNorm(algorithm), sampling="size").check()
 
 
 def test_both_kinds_are_there():

@@ -9,16 +9,16 @@ from test_algorithms import SIZES, after_rounds, everything, small_mlp
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import IFCA, FedEM
+from lit_fed.clients.session import surround
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.compression.codecs import QSGD, RandomK, TopK
-from lit_fed.wrappers.compression.settings import Compression
+from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.robust.rules import CenteredClipping
-from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 0.5, "clip_norm": 1.0, "delta": 1e-3, "noise_seed": 0}
@@ -69,11 +69,10 @@ def arguments(pair):
     """The pair as a module is given it."""
     options = WRAPPERS[pair[0]] | WRAPPERS[pair[1]]
     codecs = options.pop("compression", Compression())
-    up, feedback, scope, down = codecs
-    chosen = {"compression": up, "compression_feedback": feedback, "compression_scope": scope}
+    chosen = {"compression": codecs.up, "compression_feedback": codecs.feedback, "compression_scope": codecs.scope}
     robustness = options.pop("robustness", Robustness())
     against = {"robust_aggregation": robustness.rule, "attack": robustness.attack}
-    return options | chosen | against | {"downlink_compression": down}
+    return options | chosen | against | {"downlink_compression": codecs.down}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=" and ".join)

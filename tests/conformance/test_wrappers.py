@@ -14,20 +14,18 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 from lit_fed.wrappers.base import Around, innermost
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
-from lit_fed.wrappers.compression.downlink import CompressedBroadcast
-from lit_fed.wrappers.compression.settings import Compression
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
 from lit_fed.wrappers.deltas import known, news
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.robust.rules import CenteredClipping, NormBound
-from lit_fed.wrappers.robust.settings import Robustness
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness
 
 ALL = [cls(**SMALL.get(cls.__name__, {})) for cls in all_algorithms()]
-SUMS = [one for one in ALL if one.sends in ("models", "changes")]
-JUDGED = [one for one in SUMS if not one.keeps_running_sum]
-AVERAGES = [one for one in SUMS if not one.keeps_running_sum and not one.refuses_privacy]
+SUMS = [one for one in ALL if one.message.kind in ("models", "changes")]
+JUDGED = [one for one in SUMS if not one.message.accumulates]
+AVERAGES = [one for one in SUMS if not one.message.accumulates and "privacy" not in one.incompatible]
 
 
 def named(algorithms):
@@ -140,12 +138,12 @@ def test_privacy_is_the_same_for_both_client_trainers(algorithm):
 @named([one for one in ALL if one not in AVERAGES])
 def test_privacy_refuses_what_is_no_average(algorithm):
     with pytest.raises(ConfigError, match=rf"--model.privacy .* {type(algorithm).__name__}"):
-        ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3).check(algorithm, type(algorithm).__name__, "renormalised", None)
+        Compatibility(algorithm, privacy=ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)).check()
 
 
 @named(SUMS)
 def test_compression_is_the_same_for_both_client_trainers(algorithm):
-    usual = not algorithm.keeps_running_sum and not algorithm.sends_beside_models and algorithm.sends_all
+    usual = not algorithm.message.accumulates and not algorithm.message.beside_models and algorithm.message.complete
     wrapped = compressed(algorithm, TopK(0.5), QSGD(3), "ef21" if usual else "ef14")
     runs = (two_rounds(wrapped, trainer, dtype=torch.float64) for trainer in (SequentialTrainer, VectorizedTrainer))
     assert distance(*map(everything, runs)) < 1e-9
@@ -156,7 +154,7 @@ def test_compression_refuses_what_is_no_sum_of_changes(algorithm):
     name = type(algorithm).__name__
     for option, settings in (("compression", Compression(QSGD())), ("downlink_compression", Compression(down=QSGD()))):
         with pytest.raises(ConfigError, match=rf"--model.{option} .* {name}"):
-            settings.check(algorithm, name, "renormalised")
+            Compatibility(algorithm, compression=settings).check()
 
 
 @named(JUDGED)
@@ -184,4 +182,4 @@ def test_robust_rules_are_the_same_for_both_client_trainers_and_all_blocks(algor
 def test_robust_rules_refuse_what_is_no_average(algorithm):
     name = type(algorithm).__name__
     with pytest.raises(ConfigError, match=rf"--model.robust_aggregation NormBound acts on changes .* {name}"):
-        Robustness(NormBound()).check(algorithm, name, None)
+        Compatibility(algorithm, robustness=Robustness(NormBound())).check()

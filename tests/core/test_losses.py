@@ -4,11 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.losses import Criterion, CrossEntropy, Loss
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.core.targets import Binary, Criterion, CrossEntropy, Loss, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
 from lit_fed.errors import ConfigError

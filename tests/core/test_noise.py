@@ -6,7 +6,8 @@ import pickle
 import pytest
 import torch
 
-from lit_fed.core.noise import Secret, protecting_normals
+from lit_fed.core.noise import protecting_normals
+from lit_fed.core.seeds import Secret
 
 SECRET = Secret.of_seed(0)
 

@@ -17,8 +17,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.models import MLP, Linear
 

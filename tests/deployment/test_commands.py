@@ -226,9 +226,7 @@ def test_a_configuration_gives_way_to_clients_of_a_data_set(dataset, more, left,
     assert (partition, data.num_clients, data.unseen_fraction) == left
     said = capsys.readouterr().err
     name = dataset[0]
-    assert said == (
-        f"lit_fed: {out} of the configuration left out: {name} says itself who its clients are\n" if out else ""
-    )
+    assert said == (f"lit_fed: {out} of the configuration left out: {name} comes with its clients\n" if out else "")
 
 
 # ---------------------------------------------------------------------- on one machine
@@ -247,7 +245,7 @@ def test_a_local_federation_is_the_fit(clients, tmp_path):
         key: value for key, value in numbers(folders[1]).items() if key not in left_out
     }
     assert not list(tmp_path.glob("lit-fed-*"))
-    assert "what these nodes kept is gone with this command" in other.stderr
+    assert "the states of these nodes are deleted with this command" in other.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ from lit_fed import FederatedModule, algorithms, serving
 from lit_fed.clients.session import Session
 from lit_fed.clients.store import ClientStore
 from lit_fed.core import tree
-from lit_fed.core.demands import check_deployment
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.server import InMemoryServer
 from lit_fed.core.types import ServingBlock
 from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
@@ -24,7 +22,8 @@ from lit_fed.deployment.remote import RemoteTrainer
 from lit_fed.deployment.session_facts import facts_to_json
 from lit_fed.deployment.states import VersionStore
 from lit_fed.errors import ConfigError
-from lit_fed.rounds import FederatedRounds
+from lit_fed.rounds import FederatedRounds, InMemoryServer
+from lit_fed.wrappers.compatibility import Compatibility
 
 NUM_ROUNDS = 2
 
@@ -50,7 +49,7 @@ def deployable() -> list[str]:
     found = []
     for name in sorted(set(algorithms.__all__) - {"Algorithm"}):
         try:
-            check_deployment(getattr(algorithms, name)(**OPTIONS.get(name, {})), name)
+            Compatibility(getattr(algorithms, name)(**OPTIONS.get(name, {})), deployed=True).check()
         except ConfigError:
             continue
         found.append(name)
@@ -70,7 +69,7 @@ def sides(folders, states, settings, **changed) -> Sides:
     train = seen.train
     facts = TrainingFacts(
         tuple(train.x.shape[1:]), "float32", (), infer_target(train.y), train.num_clients, train.num_samples,
-        int(train.sizes.max()), None, 4, 1024, settings.weighting or settings.algorithm.default_weighting, 0,
+        int(train.sizes.max()), None, 4, 1024, settings.weighting or settings.algorithm.participation.weighting, 0,
         NUM_ROUNDS, None,
     )._replace(**changed)  # fmt: skip
     made = []
@@ -100,7 +99,7 @@ def test_nodes_equal_the_simulation(name, folders, tmp_path):
     settings = FederatedModule(algorithm, solver, client_trainer="sequential").settings
     both = sides(folders, tmp_path, settings)
     everyone = range(both.simulated.terms.num_clients)
-    cohorts = [everyone] * NUM_ROUNDS if algorithm.needs_all_clients else [[0, 2, 3], everyone]
+    cohorts = [everyone] * NUM_ROUNDS if algorithm.participation.needs_all_clients else [[0, 2, 3], everyone]
     for cohort in cohorts:
         records = [
             getattr(both, which).round(population[0].train, list(cohort), per_block=2)

@@ -20,7 +20,7 @@ from lit_fed.deployment import kept
 from lit_fed.deployment.kept import KeptTraining
 from lit_fed.deployment.wire import from_bytes, to_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.system.sealed_files import load_sealed, save_sealed
+from lit_fed.system.checked_archive import load_checked
 
 
 def module_of(algorithm):
@@ -88,9 +88,9 @@ def test_commands_of_a_node(algorithm, folders, tmp_path, monkeypatch, capsys):
     fit(tmp_path / "run", InProcessFederation(transport), module, rounds=2)
     monkeypatch.setattr(kept, "settings_from_json", lambda model, trusted: module.settings)
     path = next((tmp_path / "states/ben").glob("*/serving.pt"))
-    content = load_sealed(path)
+    content = load_checked(path)
     with path.open("w+b") as file:  # settings as the command line would have sent them
-        save_sealed(content | {"facts": content["facts"].replace('"model": null', '"model": {}')}, file)
+        torch.save(content | {"facts": content["facts"].replace('"model": null', '"model": {}')}, file)
     own = ["--data.root", str(folders["ben"]), "--states", str(tmp_path / "states/ben")]
     capsys.readouterr()
     run_client(["measure", *own, "--output", str(tmp_path / "m.csv")])
@@ -197,7 +197,7 @@ def test_nothing_in_the_file_is_executed(folders, copied, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     (path,) = copied.states.glob("ben/*/serving.pt")
     with path.open("w+b") as file:
-        save_sealed({"facts": "[]", "trees": Evil()}, file)
+        torch.save({"facts": "[]", "trees": Evil()}, file)
     with pytest.raises(ConfigError, match="something else than tensors and plain types, which is never loaded"):
         kept_of(copied, folders)
     assert not (tmp_path / "evil").exists()

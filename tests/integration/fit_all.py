@@ -16,7 +16,7 @@ from running import folder
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
 from lit_fed.callbacks import FederatedCallback, TrainingSplitEvaluation
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
+from lit_fed.core.algorithm import Algorithm, MessageSpec
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Digits, FeatureBlocks, Synthetic
 from lit_fed.data.module import FederatedDataModule
@@ -35,7 +35,7 @@ from lit_fed.wrappers.secure.wrapper import SecureSum
 class StackedAverage(Algorithm):
     """FedAvg by the other reduction: the server sees every message."""
 
-    reduce = "stack"
+    message = MessageSpec(reduce="stack")
 
     def server_step(self, ctx, shared, reduced, client_ids):
         share = reduced.weight / reduced.weight.sum()
@@ -82,9 +82,9 @@ def fit(
     """Fit and test one algorithm, by default on the CPU; returns its module and trainer."""
     seed_everything(3, verbose=False)
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**OPTIONS.get(name, {}))
-    vertical = algorithm.divided_by == "features"
+    vertical = algorithm.participation.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
-    options = {"client_fraction": 1.0 if algorithm.needs_all_clients else 0.7} | (data or {})
+    options = {"client_fraction": 1.0 if algorithm.participation.needs_all_clients else 0.7} | (data or {})
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25,
         clients_per_block=2, batch_size=32, **options,

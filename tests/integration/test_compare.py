@@ -8,9 +8,7 @@ import pytest
 import yaml
 
 from lit_fed.cli import main
-from lit_fed.command_line.comparison.naming import differences, named
-from lit_fed.command_line.comparison.pictures import _curves
-from lit_fed.command_line.comparison.runs import find_run, grouped, read_run, without_seeds
+from lit_fed.command_line.compare import _curves, differences, find_run, grouped, named, read_run, without_seeds
 
 BASE = {
     "seed_everything": 0,

@@ -10,7 +10,7 @@ import torch
 from running import SMALL, folder
 
 from lit_fed.cli import main
-from lit_fed.command_line.trusted_classes import classes_in, trusted_arguments
+from lit_fed.deployment.settings import classes_in, trusted_arguments
 from lit_fed.errors import ConfigError
 from lit_fed.training.checkpoint import load_checkpoint
 
@@ -168,7 +168,7 @@ def test_known_classes_are_taken(place):
         source("FakeData", size=10, transform={"class_path": "torchvision.transforms.ToTensor"}),
         {"model": {"metrics": {"mine": {"class_path": "torchmetrics.classification.MulticlassAUROC"}}}},
         {"data": {"dataset": {"class_path": "lit_fed.Table", "init_args": {"path": "foreign.csv"}}}},  # a value
-        {"data": {"partition": {"class_path": "lit_fed.data.partition.IID"}}},  # it has moved
+        {"data": {"partition": {"class_path": "lit_fed.data.partitions.iid.IID"}}},
     ):
         assert trusted_arguments(arguments, Path("its.ckpt"), set(), []).keys() == arguments.keys()
     assert not (place / "code_ran").exists()

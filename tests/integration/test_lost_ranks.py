@@ -15,7 +15,7 @@ from running import SMALL, ended, folder, forked, history, numbers, of_ranks, ru
 
 from lit_fed import FederatedTrainer
 from lit_fed.core.reduce import all_reduce
-from lit_fed.system import joining
+from lit_fed.system import roll_call
 from lit_fed.system.roll_call import LostRanksError
 
 TIMEOUT = 2
@@ -125,10 +125,10 @@ def processes_of(session):
 
 
 def join_where_nobody_answers(out):
-    joining.SECONDS_TO_START = 1.0
+    roll_call.SECONDS_TO_START = 1.0
     with socket.create_server(("127.0.0.1", 0)) as silent:
         try:
-            joining.join(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
+            roll_call.join(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
         except LostRanksError as lost:
             out.write_text(str(lost))
         os._exit(0)  # a thread of torch still waits for an answer

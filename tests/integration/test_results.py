@@ -15,7 +15,7 @@ from reproduction.registry import TABLES
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.cli import FederatedCLI
-from lit_fed.core.demands import check_init_seeds
+from lit_fed.clients.session import check_init_seeds
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
 

@@ -5,9 +5,13 @@ from pathlib import Path
 import pytest
 
 from lit_fed.cli import main
-from lit_fed.command_line.shipped_configs import configs_folder, find_configs
+from lit_fed.command_line.arguments import CONFIG, configs_folder, shipped, with_values
 
 QUICKSTART = "configs/experiment/quickstart.yaml"
+
+
+def found_in(given):
+    return with_values(given, lambda option, value: shipped(value) if option in CONFIG else value)
 
 
 def test_folder_is_that_of_the_checkout():
@@ -16,27 +20,27 @@ def test_folder_is_that_of_the_checkout():
 
 def test_a_file_here_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shipped = str(configs_folder() / "experiment/quickstart.yaml")
+    place = str(configs_folder() / "experiment/quickstart.yaml")
     given = ["fit", "--config", QUICKSTART, f"--config={QUICKSTART}", "-c", QUICKSTART, "--name", QUICKSTART]
-    assert find_configs(given) == [
+    assert found_in(given) == [
         "fit",
         "--config",
-        shipped,
-        f"--config={shipped}",
+        place,
+        f"--config={place}",
         "-c",
-        shipped,
+        place,
         "--name",
         QUICKSTART,
     ]
     (tmp_path / "configs/experiment").mkdir(parents=True)
     (tmp_path / QUICKSTART).write_text("{}")
-    assert find_configs(given) == given
+    assert found_in(given) == given
 
 
 def test_what_is_not_shipped_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = ["fit", "--config", "configs/experiment/mine.yaml", "--config", "experiment/quickstart.yaml", "--config"]
-    assert find_configs(given) == given
+    assert found_in(given) == given
 
 
 @pytest.mark.parametrize("command", ["fit", "partition"])

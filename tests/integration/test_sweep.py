@@ -16,15 +16,11 @@ from running import fork_what_is_spawned, start
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from lit_fed.cli import arguments_of, main
-from lit_fed.command_line.sweep import number_of_points
-from lit_fed.command_line.sweeping.folder import SweepFolder
-from lit_fed.command_line.sweeping.picture import draw_sweep
-from lit_fed.command_line.sweeping.results import Result
-from lit_fed.command_line.sweeping.search import Search
-from lit_fed.command_line.sweeping.sweep_file import read_sweep
-from lit_fed.command_line.sweeping.validation import check_arguments
+from lit_fed.command_line.sweep import SweepFolder, number_of_points
+from lit_fed.command_line.sweep_file import Search, check_arguments, read_sweep
+from lit_fed.command_line.sweep_results import Result, draw_sweep
 from lit_fed.errors import ConfigError
-from lit_fed.system.processors import cores
+from lit_fed.system.machine import cores
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "configs/sweep").glob("*.yaml"))

@@ -1,4 +1,4 @@
-"""What a terminal shows: the start page, the help of every command and class, completion, progress."""
+"""What a terminal shows: the start page, the help of every command and class, progress."""
 
 import contextlib
 import fcntl
@@ -17,15 +17,16 @@ from running import command_line, forked, run
 
 import lit_fed.callbacks
 from lit_fed.cli import WITHOUT_TRAINER, FederatedCLI, main
-from lit_fed.command_line.classes import CLASSES, subclasses
+from lit_fed.command_line.classes import subclasses
 from lit_fed.command_line.deployed import DEPLOYED, run_deployed
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS, WITHOUT_LIGHTNING, start_page
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.deployment.settings import CLASSES
 
 OWN = [
-    (option[2:], one)
-    for option, (_, base) in CLASSES.items()
+    (setting, one)
+    for setting, base in CLASSES.items()
     for one in subclasses(base)
     if one.__module__.startswith("lit_fed.")  # and not of another test
 ]
@@ -93,48 +94,6 @@ def test_help_of_classes(place, one, monkeypatch):
 
 def test_class_without_arguments_is_explained():
     assert "One global model" in said(["fit", "--model.algorithm.help", "FedAvg"])
-
-
-@pytest.fixture(scope="module")
-def bash_completion(tmp_path_factory):
-    path = tmp_path_factory.mktemp("completion") / "lit-fed"
-    path.write_text(said(["--print_completion", "bash"]))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("pe", {"personalize"}),
-        ("", set(COMMANDS)),
-        ("fit --model.algorithm DF", {"DFedEM"}),
-        ("fit --model.algorithm.num_comp", {"--model.algorithm.num_components"}),
-        ("fit --config x.yaml --model.solver.optimizer ", {"sgd", "adam", "adamw"}),
-        ("fit --model.algorithm.local_solve ", {"exact", "inexact", "sgd", "gradient"}),
-        ("fit --trainer.max_e", {"--trainer.max_epochs"}),
-        ("partition --model", set()),
-        ("compare --f", {"--formats"}),
-        ("sweep --tr", {"--trials"}),
-        ("client --st", {"--states", "--stay"}),
-    ],
-)
-def test_bash_completes(bash_completion, typed, offered):
-    words = ["lit-fed", *typed.split(), *([""] if typed.endswith(" ") or not typed else [])]
-    quoted = " ".join(f"'{word}'" for word in words)
-    script = f"""source {bash_completion}
-    COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; COMP_LINE='lit-fed {typed}'; COMP_POINT=${{#COMP_LINE}}
-    $(complete -p lit-fed | sed 's/.*-F \\([^ ]*\\).*/\\1/') lit-fed '{words[-1]}' '{words[-2]}'
-    printf '%s\\n' "${{COMPREPLY[@]}}" """
-    out = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert set(out.split()) == offered
-
-
-def test_completion_for_zsh_and_for_a_shell_that_there_is_not(capsys):
-    assert said(["--print_completion", "zsh"]).startswith("#compdef lit-fed")
-    with pytest.raises(SystemExit) as stopped:
-        main(["--print_completion", "cmd"])
-    assert stopped.value.code == 2
-    assert "bash, zsh" in capsys.readouterr().err
 
 
 def on_terminal(columns, arguments):

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from lit_fed.core.networks.frozen import choose_trained
-from lit_fed.core.networks.layers import drops_units
+from lit_fed.core.networks.layers import choose_trained, drops_units
 from lit_fed.errors import ConfigError
 from lit_fed.models import Timm
 

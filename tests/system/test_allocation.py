@@ -3,20 +3,20 @@ import resource
 import pytest
 import torch
 
-from lit_fed.system import allocation
+from lit_fed.system import machine
 
 
 @pytest.fixture
 def as_in_a_fresh_process(monkeypatch):
-    for name in allocation.BY_HAND:
+    for name in machine.BY_HAND:
         monkeypatch.delenv(name, raising=False)
-    allocation._tell_glibc.cache_clear()
+    machine._tell_glibc.cache_clear()
     yield
-    allocation._tell_glibc.cache_clear()
+    machine._tell_glibc.cache_clear()
 
 
 def test_pages_of_freed_tensors_are_kept(as_in_a_fresh_process):
-    if not allocation.keep_freed_memory(torch.device("cpu")):
+    if not machine.keep_freed_memory(torch.device("cpu")):
         pytest.skip("another C library than glibc")
     faults = []
     for _ in range(20):  # small blocks that the first tensors bring along may lie behind them and keep them apart
@@ -28,10 +28,10 @@ def test_pages_of_freed_tensors_are_kept(as_in_a_fresh_process):
 
 def test_what_users_set_themselves_stays(as_in_a_fresh_process, monkeypatch):
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
-    assert not allocation.keep_freed_memory(torch.device("cpu"))
+    assert not machine.keep_freed_memory(torch.device("cpu"))
 
 
 def test_other_devices_and_libraries_are_left_alone(as_in_a_fresh_process, monkeypatch):
-    monkeypatch.setattr(allocation.ctypes, "CDLL", lambda name: object())
-    assert not allocation.keep_freed_memory(torch.device("cpu"))
-    assert not allocation.keep_freed_memory(torch.device("meta"))
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    assert not machine.keep_freed_memory(torch.device("cpu"))
+    assert not machine.keep_freed_memory(torch.device("meta"))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lit_fed.core.networks.stacked_network import check_network
 from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task
 from lit_fed.data import Sine, Synthetic
@@ -13,7 +14,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.models import CNN2, MLP, CharLSTM, Linear, ResNet18
 from lit_fed.models.base import build_network
 from lit_fed.system import memory
-from lit_fed.system.memory import available_memory, check_network, require_memory
+from lit_fed.system.machine import available_memory, require_memory
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.system import joining, roll_call
-from lit_fed.system.joining import join
-from lit_fed.system.roll_call import LostRanksError, RollCall, check_timeout, waiting_for_work
+from lit_fed.system import roll_call
+from lit_fed.system.roll_call import LostRanksError, RollCall, check_timeout, join, waiting_for_work
 
 TIMEOUT = 0.4
 
@@ -19,8 +18,7 @@ TIMEOUT = 0.4
 def quick(monkeypatch):
     monkeypatch.setattr(roll_call, "SECONDS_BETWEEN_LOOKS", 0.05)
     monkeypatch.setattr(roll_call, "SECONDS_TO_EXPLAIN", 0.3)
-    monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(joining, "SECONDS_TO_START", 2.0)
+    monkeypatch.setattr(roll_call, "SECONDS_TO_START", 2.0)
 
 
 @contextmanager
@@ -177,7 +175,7 @@ def test_ranks_find_each_other_and_strangers_are_sent_away():
     assert outcomes(*(lambda rank=rank: starts(rank, 3, port) for rank in range(3))) == [None] * 3
     connection, stranger = socket.socketpair()
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: somebody.example.org\r\n\r\n")
-    assert joining._introduced(connection, "secret") == -1
+    assert roll_call._introduced(connection, "secret") == -1
     connection.close()
     stranger.close()
 

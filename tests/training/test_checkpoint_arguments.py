@@ -1,12 +1,16 @@
 """Arguments of a checkpoint and of the run that goes on from it."""
 
+import math
+
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
 from lit_fed.callbacks import LastCheckpoint
+from lit_fed.core.graphs.topology import Complete, Ring
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.training.checkpoint import clients_folder, compare_arguments, compare_identities
+from lit_fed.training.checkpoint import clients_folder
+from lit_fed.training.history import compare_arguments, plain_settings
 from lit_fed.wrappers.fedbn import LocalNorm
 
 
@@ -26,46 +30,32 @@ def test_a_class_is_the_same_wherever_the_package_has_it(before, now, differs):
     assert [str(one) for one in compare_arguments(stored, given, "data.")] == expected
 
 
-def differences(stored, algorithm, solver=LocalSolver()):  # noqa: B008 - frozen
-    settings = {"algorithm": algorithm, "solver": solver}
-    found = compare_identities(stored, {name: repr(one) for name, one in settings.items()}, settings)
-    return [str(one) for one in found]
+def differences(before, now):
+    return [str(one) for one in compare_arguments(*({"algorithm": plain_settings(one)} for one in (before, now)))]
 
 
-def older(settings, *options):
-    """How a version without these options, all at their defaults, wrote the settings."""
-    shown = repr(settings)
-    for option in options:
-        assert option in shown
-        shown = shown.replace(f", {option}", "")
-    return shown
-
-
-def test_an_option_that_came_later_counts_with_its_default():
-    stored = {
-        "algorithm": older(FedEM(num_components=2), "position_loss='mean'"),
-        "solver": older(LocalSolver(), "schedule_rounds=None", "adapt_lr=None"),
-    }
-    assert differences(stored, FedEM(num_components=2)) == []
-    assert differences(stored, FedEM(num_components=2, position_loss="sum")) == [
-        "algorithm.position_loss is sum, in the checkpoint mean"
-    ]
-    assert differences(stored, FedEM(), LocalSolver(adapt_lr=0.5)) == [
-        "algorithm.num_components is 3, in the checkpoint 2", "solver.adapt_lr is 0.5, in the checkpoint None",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (FedEM(), FedEM(), []),
+        (
+            FedEM(num_components=2),
+            FedEM(position_loss="sum"),
+            ["num_components is 3, in the checkpoint 2", "position_loss is sum, in the checkpoint mean"],
+        ),
+        (LocalNorm(FedEM()), LocalNorm(FedEM(em_steps=2)), ["inner.em_steps is 2, in the checkpoint 1"]),
+        (DFedEM(), DFedEM(), []),
+        (DFedEM(topology=Ring()), DFedEM(topology=Complete()), ["topology is Complete, in the checkpoint Ring"]),
+        (math.nan, math.nan, []),
+        (LocalSolver(), LocalSolver(adapt_lr=0.5), ["adapt_lr is 0.5, in the checkpoint None"]),
+    ],
+)
+def test_settings_are_compared_field_by_field(before, now, said):
+    assert differences(before, now) == [f"algorithm.{one}" for one in said]
 
 
 def test_of_another_algorithm_the_class_alone_is_named():
-    stored = {"algorithm": repr(FedEM()), "solver": repr(LocalSolver())}
-    assert differences(stored, FedAvg()) == ["algorithm is FedAvg, in the checkpoint FedEM"]
-
-
-def test_settings_inside_settings():
-    inner = {"algorithm": older(LocalNorm(FedEM()), "position_loss='mean'"), "solver": repr(LocalSolver())}
-    assert differences(inner, LocalNorm(FedEM())) == []
-    assert differences(inner, LocalNorm(FedEM(em_steps=2)))
-    graph = {"algorithm": repr(DFedEM()), "solver": repr(LocalSolver())}
-    assert differences(graph, DFedEM()) == []
+    assert differences(FedEM(), FedAvg()) == ["algorithm is FedAvg, in the checkpoint FedEM"]
 
 
 def test_arguments_that_are_only_given_came_later():

@@ -13,11 +13,11 @@ from lightning.pytorch import seed_everything
 
 from lit_fed import FederatedModule, FederatedTrainer, algorithms
 from lit_fed.core.blocks import draw_cohort
-from lit_fed.core.demands import check_sampling
 from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 
 SIZES = [9, 2, 14, 5, 1, 7]
 GROUPS = torch.tensor([0, 1, 0, 1, 1, 0])
@@ -42,10 +42,10 @@ class Clients(FederatedDataModule):
 
 def settings(algorithm):
     """How clients are drawn: by size where that is allowed, else uniformly, and all where all are needed."""
-    if algorithm.needs_all_clients:
+    if algorithm.participation.needs_all_clients:
         return {}
     try:
-        check_sampling(algorithm, "", "size", "renormalised", None)
+        Compatibility(algorithm, sampling="size").check()
     except ConfigError:
         return {"clients_per_round": 3}
     return {"client_sampling": "size", "clients_per_round": 5}
@@ -61,7 +61,7 @@ def test_the_trainer_s_rounds_are_the_plain_ones(tmp_path, name, sampling):
     solver = solver_of(name, lr=0.1, schedule="cosine", local_epochs=2)
     seed_everything(SEED, verbose=False)
     sampling = settings(algorithm) if sampling is None else sampling
-    data = Clients(parties=algorithm.divided_by == "features", **sampling)
+    data = Clients(parties=algorithm.participation.divided_by == "features", **sampling)
     module = FederatedModule(algorithm, solver, client_trainer="sequential")
     trainer = FederatedTrainer(
         accelerator="cpu", max_epochs=ROUNDS, logger=False, enable_checkpointing=False, enable_progress_bar=False,

@@ -50,7 +50,7 @@ def fitted(name, tmp_path, **arguments):
     seed_everything(3, verbose=False)
     options = OPTIONS | {"FedeRiCo": {"most_models": 2, "loss": "mean"}}
     algorithm = StackedAverage() if name == "StackedAverage" else getattr(algorithms, name)(**options.get(name, {}))
-    vertical = algorithm.divided_by == "features"
+    vertical = algorithm.participation.divided_by == "features"
     dataset = FeatureBlocks(num_parties=4) if vertical else GROUPED if name == "Oracle" else Digits()
     data = FederatedDataModule(
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25, batch_size=32

@@ -15,6 +15,7 @@ from running import folder, history, numbers
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
+from lit_fed.core.algorithm import Participation
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import num_steps
 from lit_fed.core.types import LocalWork, Phase
@@ -218,9 +219,7 @@ def test_unseen_clients_keep_their_beat(tmp_path, every):
 class Demanding(Algorithm):
     """FedAvg with uniform weights that wants every client."""
 
-    default_weighting = "uniform"
-    fills_in_absent_clients = False
-    needs_all_clients = True
+    participation = Participation(weighting="uniform", fills_in_absent=False, needs_all_clients=True)
 
 
 @pytest.mark.parametrize(("given", "taken"), [(None, "uniform"), ("samples", "samples")])

@@ -13,7 +13,7 @@ from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback, NetworkSummary
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.frozen import digest_of
+from lit_fed.core.networks.layers import digest_of
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
@@ -126,26 +126,6 @@ def test_resume_equals_uninterrupted(run, tmp_path):
     for key, leaf in module.state_dict().items():
         assert torch.equal(leaf, resumed.state_dict()[key]), key
     assert history(out)[-1] == history(folder(tmp_path, "FedEM"))[-1]
-
-
-def test_a_checkpoint_that_holds_the_values(run, tmp_path):
-    """Those of earlier versions do; their values count, whatever this process has drawn."""
-    module, out, _ = run
-    content = torch.load(out / "checkpoints/last.ckpt", weights_only=True)
-    held = {name: torch.full_like(getattr(module, name), 0.5) for name in FROZEN}
-    content["state_dict"] |= held
-    del content["lit_fed"]["frozen"]
-    torch.save(content, tmp_path / "old.ckpt")
-    seed_everything(3, verbose=False)
-    one = FederatedModule(FedEM(), SOLVER, **MODEL)
-    trainer(tmp_path).test(one, datamodule=digits(), ckpt_path=str(tmp_path / "old.ckpt"), verbose=False)
-    assert all(torch.equal(getattr(one, name), leaf) for name, leaf in held.items())
-    assert one.federation.server.frozen_part.entry()["digest"] != module.federation.server.frozen_part.digest
-    content["state_dict"] |= held
-    del content["state_dict"]["frozen__body_0_bias"]
-    torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(ConfigError, match="the checkpoint holds other frozen parameters than this run has"):
-        trainer(tmp_path).test(one, datamodule=digits(), ckpt_path=str(tmp_path / "other.ckpt"), verbose=False)
 
 
 FOUR = r"part is RandomFeatures\(\) from seed 4 \(51 numbers, digest \w{12}\), and that of this run "

@@ -12,11 +12,11 @@ import pytest
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.callbacks import NetworkSummary, TrainingSplitEvaluation
+from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.report import RunReport
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.training.notices import keep_notices_out
 
 ROUNDS = 3
 GUIDE = Path(__file__).parents[2] / "docs/guides/lightning.md"

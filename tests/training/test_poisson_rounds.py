@@ -22,7 +22,6 @@ from lit_fed.callbacks import SimulatedTime, TrainingSplitEvaluation
 from lit_fed.core import tree
 from lit_fed.core.blocks import draw_cohort
 from lit_fed.data import Digits
-from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 
@@ -97,13 +96,9 @@ def test_a_round_without_clients_sends_nothing_takes_no_time_and_has_no_loss(who
     assert summary["train/seen/loss"] == pytest.approx(rows["train/seen/loss"].iloc[-1])
 
 
-def test_clients_know_their_probability(whole, tmp_path):
+def test_clients_know_their_probability(whole):
     assert whole.module.facts.sampling_probability == FRACTION
     assert whole.module.federation.terms.sampling_probability == FRACTION
-    plain = whole.module.facts.plain()
-    assert TrainingFacts.from_plain(plain).sampling_probability == FRACTION
-    del plain["sampling_probability"]  # as checkpoints were written before
-    assert TrainingFacts.from_plain(plain).sampling_probability == 1
 
 
 @pytest.mark.parametrize(

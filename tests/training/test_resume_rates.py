@@ -12,12 +12,11 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedAvg, Local
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.cli import main
-from lit_fed.command_line.comparison.runs import read_run
+from lit_fed.command_line.compare import read_run
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.training.checkpoint import CHECKPOINT_KEY
 
 HORIZON, MORE = 8, 12
 SCHEDULES = ["multi_step", "cosine"]
@@ -137,24 +136,6 @@ def test_the_configuration_of_a_continued_run_runs_again_as_it_is(tmp_path, caps
     assert command(capsys, "fit", "--config", str(config), "--trainer.max_epochs", "4", "--name", "again") == (0, "")
     assert numbers(folder("runs", "run")) == numbers(folder("runs", "again"))
     assert command(capsys, *plain, "--ckpt_path", "last", "--model.solver.schedule_rounds", "9")[0] == 2
-
-
-def as_older_versions_wrote_it(path):
-    """Take from a checkpoint what was added to it since."""
-    checkpoint = torch.load(path, weights_only=True)
-    stored = checkpoint[CHECKPOINT_KEY]
-    del stored["schedule_rounds"], stored["changes"]
-    for field in ("schedule_rounds=None, ", "adapt_lr=None, "):
-        assert field in stored["identity"]["solver"]
-        stored["identity"]["solver"] = stored["identity"]["solver"].replace(field, "")
-    torch.save(checkpoint, path)
-
-
-def test_older_checkpoints_take_their_number_of_rounds_for_the_end(tmp_path):
-    fit(tmp_path, HORIZON, schedule="multi_step", test=False)
-    as_older_versions_wrote_it(last(tmp_path))
-    _, rates = fit(tmp_path, MORE, ckpt_path=last(tmp_path), schedule="multi_step", test=False)
-    assert rates == pytest.approx([0.005] * (MORE - HORIZON))
 
 
 # ---------------------------------------------------------------------- settings that are changed

@@ -10,7 +10,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import APFL, FML, DFedEM, FedAvg, FedEM, Local
 from lit_fed.callbacks import RunReport
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.losses import CrossEntropy
+from lit_fed.core.targets import CrossEntropy
 from lit_fed.data import Digits, Sine
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError

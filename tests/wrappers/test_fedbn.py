@@ -172,7 +172,7 @@ def test_context_is_shared():  # the algorithm's own phases and reduction are ta
     wrapped = LocalNorm(FedEM(shuffle_per_component=True))
     phases = wrapped.phases(make_context(), torch.arange(3))
     assert phases[0].work.batches_per_step == 3
-    assert (wrapped.reduce, wrapped.num_models) == ("sum", 3)
+    assert (wrapped.message.reduce, wrapped.num_models) == ("sum", 3)
 
 
 def test_clients_that_send_some_components_keep_the_normalisation_of_the_others(client_trainer):

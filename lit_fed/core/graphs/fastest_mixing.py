@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.solvers.anderson import Jumps
 from lit_fed.system.packages import imported_later
+
+__all__ = ["Certified", "Jumps", "certified", "fastest_mixing", "lower_bound"]
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 else:
     nx, optimize = imported_later("networkx"), imported_later("scipy.optimize")
 
-__all__ = ["Certified", "certified", "fastest_mixing", "lower_bound"]
 
 SMALL = 100
 """Nodes up to which a step is cheap enough to go on until the certificate is tight."""
@@ -152,3 +152,49 @@ def _better(best: Certified, matrix: Tensor, dual: Tensor, edges: Tensor) -> Cer
 def _balance(ratio: float) -> float:
     """Factor on the weight for both sides to settle equally fast: more weight pulls P and M together, less moves Y."""
     return 2.0 if ratio > IMBALANCE else 0.5 if ratio < 1 / IMBALANCE else 1.0
+
+
+JUMP_EVERY, MEMORY = 5, 10
+RIDGE = 1e-8
+"""What keeps the small linear system solvable where steps repeat each other, relative to its mean diagonal."""
+
+
+class Jumps:
+    """Anderson acceleration of x ← G(x): every few steps, go to the fixed point of a linear map through the last ones.
+
+    Anderson. "Iterative Procedures for Nonlinear Integral Equations". Journal of the ACM 12(4), 1965.
+    https://doi.org/10.1145/321296.321305
+
+    Plain steps of an averaged map never lengthen; a jump after which the next step is longer than the one before is
+    taken back, so convergence stays what it is without jumps.
+    """
+
+    def __init__(self) -> None:
+        self.moves: list[Tensor] = []
+        self.images: list[Tensor] = []
+        self.plain: Tensor | None = None  # where to go on if the last jump was wrong
+        self.length, self.count = torch.inf, 0
+
+    def next(self, point: Tensor, move: Tensor) -> Tensor:
+        """The point to go on from.
+
+        Args:
+            point: x, of any shape; what the last call returned.
+            move: G(x) − x.
+        """
+        length = float(move.norm())
+        if self.plain is not None and length > self.length:
+            point, self.plain, self.moves, self.images = self.plain, None, [], []
+            return point
+        image = point + move
+        self.moves, self.images = [*self.moves[-MEMORY:], move], [*self.images[-MEMORY:], image]
+        self.plain, self.length, self.count = None, length, self.count + 1
+        if self.count % JUMP_EVERY or len(self.moves) <= MEMORY:
+            return image
+        self.plain = image
+        changes = torch.stack(self.moves).flatten(1).diff(dim=0)
+        gram = changes @ changes.T
+        gram = gram + RIDGE * gram.diagonal().mean() * torch.eye(MEMORY, dtype=gram.dtype)
+        share: Tensor = torch.linalg.solve(gram, changes @ move.flatten())
+        past = torch.stack(self.images).flatten(1).diff(dim=0)
+        return image - (share @ past).view_as(image)

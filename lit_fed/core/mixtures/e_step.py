@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,10 +12,9 @@ from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientData, ModelState, Reduced
+from lit_fed.core.types import Batch, Chosen, ClientData, ModelState, Reduced
 
 __all__ = [
-    "Chosen",
     "PositionLoss",
     "average_chosen",
     "batch_weights",
@@ -129,13 +128,6 @@ def largest(mixture: Tensor, most: int | None = None, at_least: float = 0.0) -> 
     rank = before.sum(1)
     wanted = (mixture >= at_least) & (rank < (len(mixture) if most is None else most))
     return (wanted | (rank == 0)).double()
-
-
-class Chosen(NamedTuple):
-    """What a client sends that trained some of the M models: zeros in the place of the others."""
-
-    models: ModelState  # leaves [M, ...]
-    taken: Tensor  # [M] float64, 1 for a model that it sends
 
 
 def choose(models: ModelState, taken: Tensor) -> Chosen:

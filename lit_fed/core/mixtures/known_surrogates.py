@@ -12,9 +12,9 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import check_solvable, minimise
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState

@@ -6,29 +6,35 @@ takes the very same arithmetic, but where the channels of several models are tak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.networks.affine_map import AffineMap, affine_map
-from lit_fed.core.networks.forward_memory import ForwardMemory, Pass
-from lit_fed.core.networks.fresh import fresh_network, initial_seeds
-from lit_fed.core.networks.frozen import train_mode
-from lit_fed.core.networks.grouped import Layers, grouped_layers, grouped_outputs
-from lit_fed.core.networks.layers import drops_units, normalises_batches
-from lit_fed.core.networks.products import fast_products
-from lit_fed.core.networks.start import Start
-from lit_fed.core.networks.trained_end import TrainedEnd
+from lit_fed.core.networks.layers import TrainedEnd, drops_units, normalises_batches, train_mode
+from lit_fed.core.networks.products import AffineMap, Layers, affine_map, fast_products, grouped_layers, grouped_outputs
+from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import ModelState
-from lit_fed.system.memory import check_models
+from lit_fed.errors import ConfigError
+from lit_fed.system.machine import require_memory
 
-__all__ = ["StackedNetwork", "num_models_of"]
+__all__ = [
+    "ForwardMemory",
+    "Pass",
+    "StackedNetwork",
+    "check_models",
+    "check_network",
+    "check_trained",
+    "fresh_network",
+    "initial_seeds",
+    "num_models_of",
+]
 
 Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
 """Outputs of one model from its parameters, its buffers and inputs [B, ...], without a model axis."""
@@ -54,7 +60,8 @@ class StackedNetwork:
         channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
             are taken one after another; the numbers are the same up to rounding.
         memory: the forward pass of one client that is worth keeping.
-        start: models that take the place of fresh ones; None: fresh ones.
+        start: makes the models that training starts from, given fresh models and the network, see `Start`; None: the
+            fresh ones.
     """
 
     build: Callable[[], nn.Module]
@@ -68,7 +75,7 @@ class StackedNetwork:
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     memory: ForwardMemory | None = None
-    start: Start | None = field(default=None, compare=False)
+    start: Callable[[ModelState, nn.Module], ModelState] | None = field(default=None, compare=False)
 
     def init(self, num_models: int, seed: int) -> ModelState:
         """The models that a training starts from: fresh ones, or those of `start` in their place.
@@ -77,7 +84,7 @@ class StackedNetwork:
             ConfigError: as `fresh`, or if the models to start from do not fit.
         """
         fresh = self.fresh(num_models, seed)
-        return fresh if self.start is None else self.start.into(fresh, self.network)
+        return fresh if self.start is None else self.start(fresh, self.network)
 
     def fresh(self, num_models: int, seed: int) -> ModelState:
         """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
@@ -273,3 +280,118 @@ class StackedNetwork:
 def num_models_of(models: ModelState) -> int:
     """M."""
     return next(iter(models.parameters.values())).shape[0]
+
+
+# ---------------------------------------------------------------------- fresh networks
+def initial_seeds(num_models: int, seed: int, given: Sequence[int] | None = None) -> list[int]:
+    """Seeds of the initial models, [M].
+
+    Args:
+        num_models: M.
+        seed: the training seed, which the seeds are derived from unless they are given.
+        given: at least M seeds, or None.
+
+    Raises:
+        ConfigError: if fewer seeds are given than there are models.
+    """
+    if given is None:
+        return [int(seed_of(seed, 0, m, "init").generate_state(1)[0]) for m in range(num_models)]
+    if len(given) < num_models:
+        raise ConfigError(f"--model.init_seeds has {len(given)} seeds; give one for each of {num_models}")
+    return list(given[:num_models])
+
+
+def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
+    """A network whose weights follow from the seed; the global generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        # torch.manual_seed seeds devices as well, and takes a millisecond to find that there are none
+        (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
+        return build().to(dtype)
+
+
+def check_trained(network: nn.Module) -> None:
+    """Refuse a network without a parameter that is trained.
+
+    Raises:
+        ConfigError: naming the network.
+    """
+    if not any(leaf.requires_grad for leaf in network.parameters()):
+        number = sum(1 for _ in network.parameters())
+        which = f"all of its {number} parameters have requires_grad=False" if number else "it has no parameters"
+        raise ConfigError(
+            f"{type(network).__name__} has nothing to train: {which}; leave requires_grad=True for a part of it, or "
+            "choose another --model.network"
+        )
+
+
+def check_models(num_models: int, network: nn.Module) -> None:
+    """Refuse more stacked models than fit.
+
+    Args:
+        num_models: M.
+        network: one of them; what is not trained is not stacked.
+
+    Raises:
+        ConfigError: naming their number and size.
+    """
+    each = _bytes_of(network) - sum(leaf.nbytes for leaf in network.parameters() if not leaf.requires_grad)
+    require_memory(
+        2 * num_models * each,  # one by one, and stacked
+        f"{num_models} initial models of {each} bytes each",
+        "lower the number of models in --model.algorithm, or choose a smaller --model.network",
+    )
+
+
+def check_network(build: Callable[[], nn.Module]) -> None:
+    """Refuse a network that does not fit, by building it without memory first, which takes no random numbers.
+
+    Args:
+        build: makes a network from torch's global generator.
+
+    Raises:
+        ConfigError: naming what it would take, and what the machine has.
+    """
+    try:
+        with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # weights that are loaded find no room
+            size = _bytes_of(build())
+    except Exception:  # a network that wants numbers while it is built; what else is wrong, the real build finds
+        return
+    require_memory(size, "the --model.network", "choose smaller sizes, or another network")
+
+
+def _bytes_of(network: nn.Module) -> int:
+    """Bytes of parameters and buffers."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in (*network.parameters(), *network.buffers()))
+
+
+# ---------------------------------------------------------------------- shared forward passes
+class Pass(NamedTuple):
+    """A forward pass of one model with its graph; or of M together, with an axis of models everywhere."""
+
+    parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] of M models
+    outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] of M models
+    buffers: dict[str, Tensor]  # after the pass
+
+
+class ForwardMemory:
+    """A forward pass that an E-step and the first local step have in common.
+
+    Where both see the same samples under the same models, the gradient of the step needs no second pass. What is
+    remembered is recognised by identity, so that nothing but time depends on it.
+
+    Args:
+        x: the samples [B, ...] to be remembered.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x
+        self.models: ModelState | None = None
+        self.passes: list[Pass] = []
+
+    def take(self, models: ModelState, x: Tensor) -> list[Pass]:
+        """The passes of these models on these samples, handed out once; [] if they are not remembered."""
+        if self.models is None or x is not self.x or models.parameters is not self.models.parameters:
+            return []
+        passes, self.passes, self.models = self.passes, [], None
+        return passes

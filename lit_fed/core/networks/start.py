@@ -22,7 +22,7 @@ class Start(NamedTuple):
     source: str  # where they come from, for messages
     only: str  # what to give where several different models are wanted, for messages
 
-    def into(self, fresh: ModelState, network: nn.Module) -> ModelState:
+    def __call__(self, fresh: ModelState, network: nn.Module) -> ModelState:
         """These models in the place of fresh ones.
 
         As many models take each other's place. One model is the start of several, which share all but the last layer

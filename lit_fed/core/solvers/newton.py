@@ -8,8 +8,8 @@ from torch.func import grad, jacrev, vmap
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.networks.precision import full_precision
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import Penalty
+from lit_fed.core.networks.products import full_precision
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState
 from lit_fed.errors import ConfigError

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Batch, ClientData, ModelState, Tree
 

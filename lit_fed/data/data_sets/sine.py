@@ -17,7 +17,7 @@ import numpy as np
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["Sine"]
 

@@ -27,7 +27,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.populations.drawn_clients import DrawnSplit, NumberedClients
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
 

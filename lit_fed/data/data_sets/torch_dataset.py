@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, require
 from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
 from lit_fed.errors import ConfigError
-from lit_fed.system.memory import require_memory
+from lit_fed.system.machine import require_memory
 
 __all__ = ["TorchDataset"]
 

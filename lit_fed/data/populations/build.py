@@ -186,12 +186,12 @@ def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients
     name = type(dataset).__name__
     require(
         num_clients is None,
-        f"num_clients = {num_clients}: num_clients is for partitions; {name} says itself who its clients are, "
+        f"num_clients = {num_clients}: num_clients is for partitions; {name} comes with its clients, "
         "so leave num_clients out",
     )
     require(
         partition is None or isinstance(partition, Natural),
-        f"partition {type(partition).__name__}: {name} says itself who its clients are, so leave the partition out",
+        f"partition {type(partition).__name__}: {name} comes with its clients, so leave the partition out",
     )
 
 

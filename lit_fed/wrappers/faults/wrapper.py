@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.types import Absences, Phase, Reduced, Tree
+from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, wrapper_of
 from lit_fed.wrappers.deltas import known
@@ -36,11 +35,12 @@ from lit_fed.wrappers.faults.models import (
     work_times,
 )
 
-__all__ = ["Faults", "Unreliable", "drawn_weight", "faults_of"]
+__all__ = ["Faults", "Unreliable", "faults_of"]
 
 PLACE = "--model.faults"
 
 
+# not derived from `WrapperSettings`: jsonargparse takes options of a plain dataclass without a class path
 @dataclass(frozen=True)
 class Faults:
     """How clients fail, and what becomes of the average without them.
@@ -142,67 +142,6 @@ class Faults:
         return self.takes_time or bool(self.dropout and self.when == "after") or self.forgives
 
     # ------------------------------------------------------------------ refusals
-    def check(self, algorithm: Algorithm, name: str, aggregation: str) -> None:
-        """Refuse what an algorithm cannot live with.
-
-        Args:
-            algorithm: the algorithm.
-            name: its name.
-            aggregation: what absent clients count for.
-
-        Raises:
-            ConfigError: naming the setting and the algorithm.
-        """
-        if algorithm.needs_all_clients:
-            raise ConfigError(f"{name} needs every client in every round; leave out {PLACE}")
-        if self.over_selection and not algorithm.has_server:
-            raise ConfigError(f"{PLACE}.over_selection is a server's that takes the first messages, and {name} has no "
-                              "server; leave it out")  # fmt: skip
-        if self.average == "renormalised":
-            return
-        reason = algorithm.refuses_privacy or ("keeps a running sum of changes" if algorithm.keeps_running_sum else "")
-        reason = reason or ("" if algorithm.sends_all else "averages each model over those who chose it")
-        reason = reason if algorithm.sends in ("models", "changes") else "does not average models"
-        if reason or algorithm.reduce != "sum":
-            raise ConfigError(f"{PLACE}.average {self.average} is one of models, and {name} "
-                              f"{reason or 'does not average models'}; choose renormalised")  # fmt: skip
-        if aggregation == "stale_fill":
-            raise ConfigError(f"{PLACE}.average {self.average} says what absent clients count for, and so does "
-                              "--model.aggregation stale_fill; leave one of them out")  # fmt: skip
-
-    def check_wrappers(self, *, private: bool, secure: bool, robust: bool, ef21: bool) -> None:
-        """Refuse other wrappers that need what faults take away.
-
-        Args:
-            private: whether a bound on changes fixes the denominator of the average.
-            secure: whether the server sees sums alone.
-            robust: whether a rule judges single messages.
-            ef21: whether a codec tells how changes differ from what the server knows.
-
-        Raises:
-            ConfigError: naming both.
-        """
-        if secure and self.loses_messages:
-            raise ConfigError(
-                f"{PLACE} loses messages after work, whose masks --model.secure_aggregation could not take off; give "
-                f"--model.secure_aggregation.dropout_fraction instead, or {PLACE}.dropout with when before"
-            )
-        others = {
-            "--model.privacy": private,
-            "--model.secure_aggregation": secure,
-            "--model.robust_aggregation or --model.attack": robust,
-            "--model.compression_feedback ef21": ef21,
-        }
-        for option, given in others.items():
-            if given and self.average != "renormalised":
-                raise ConfigError(f"{PLACE}.average {self.average} changes the weights of messages, and {option} "
-                                  "has weights of its own; choose renormalised")  # fmt: skip
-
-    def check_sampling(self, client_sampling: str) -> None:
-        """Refuse to draw more clients where their number is left to chance, or one may be drawn twice."""
-        if self.over_selection and client_sampling != "uniform":
-            raise ConfigError(f"{PLACE}.over_selection wants a number of clients, and --data.client_sampling is "
-                              f"{client_sampling}; give uniform, or leave it out")  # fmt: skip
 
     def check_clients(self, num_clients: int) -> None:
         """Refuse lists and files that are not of this many clients."""
@@ -260,7 +199,6 @@ class Faults:
         return chances
 
     def around(self, algorithm: Any) -> Around:
-        """`Unreliable` around it."""
         return Unreliable(algorithm, self)
 
 
@@ -292,9 +230,9 @@ class Unreliable(Around):
         phases = []
         if faults.misses_clients:  # nobody is sure to take part
             ctx = ctx._replace(sampling_probability=math.nextafter(ctx.sampling_probability, 0.0))
-        for phase in super().phases(ctx, client_ids):
+        for phase in super().phases(ctx, client_ids) or [Phase("train", client_ids, LocalWork())]:
             if phase.waits_for_all:
-                phases.append(phase)
+                phases.append(phase._replace(absences=Absences(phase.client_ids, phase.client_ids[:0], False, 0, 0)))
                 continue
             drawn = phase.client_ids.numpy()
             ids = drawn[~gone[drawn]]
@@ -308,7 +246,7 @@ class Unreliable(Around):
             factors, shares = self._weights(ctx)
             absences = Absences(
                 torch.from_numpy(drawn), torch.from_numpy(lost), faults.commits == "always", len(missed.dropped),
-                len(missed.late), missed.wait, factors, shares,
+                len(missed.late), missed.wait, factors, shares, faults.forgives, faults.deadline,
             )  # fmt: skip
             phases.append(phase._replace(client_ids=torch.from_numpy(ids), absences=absences))
         return phases
@@ -361,20 +299,6 @@ class Unreliable(Around):
             value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), reduced.value, of_old)
             reduced = Reduced(value, torch.full_like(reduced.weight, ctx.drawn_weight))
         return super().server_step(ctx, shared, reduced, client_ids)
-
-
-def drawn_weight(absences: Absences, sizes: Tensor, weighting: str) -> float | None:
-    """Weight of the clients that were drawn for a phase, whoever came of them; None where nobody asks.
-
-    Args:
-        absences: of the phase.
-        sizes: training samples of every client, [T].
-        weighting: weight of a client's message, its `samples`, or `uniform`.
-    """
-    if absences.shares is None:
-        return None
-    shares = absences.shares[absences.drawn]
-    return float((shares * sizes[absences.drawn]).sum() if weighting == "samples" else shares.sum())
 
 
 def faults_of(algorithm: Any) -> Faults | None:

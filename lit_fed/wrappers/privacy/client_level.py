@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm
+from lit_fed.core.algorithm import NOT_SENT, Participation
 from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
@@ -137,33 +137,11 @@ class ClientPrivacy(Privacy):
         check_settings(self, checks, here)
 
     def around(self, algorithm: Any) -> Around:
-        """`PrivateAverage` around it."""
         return PrivateAverage(algorithm, self)
 
     def usual_weighting(self) -> Literal["samples", "uniform"]:
         """By samples where they are capped."""
         return "uniform" if self.weight_cap is None else "samples"
-
-    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
-        """Refuse also weights without a bound, and a bound for what is not sent."""
-        super().check(algorithm, name, aggregation, weighting)
-        if weighting == "samples" and self.weight_cap is None:
-            raise ConfigError(
-                "--model.weighting is samples, by which one client may outweigh all others, and --model.privacy needs "
-                "a bound; give --model.privacy.weight_cap, or leave --model.weighting out"
-            )
-        if weighting == "uniform" and self.weight_cap is not None:
-            raise ConfigError("--model.privacy.weight_cap caps weights by samples, and --model.weighting is uniform; "
-                              "leave one of them out")  # fmt: skip
-        if self.second_clip_norm is not None and not algorithm.sends_beside_models:
-            raise ConfigError(f"--model.privacy.second_clip_norm bounds what is sent beside models, and {name} sends "
-                              "nothing else; leave it out")  # fmt: skip
-
-    def check_sampling(self, client_sampling: str) -> None:
-        """Refuse all but Poisson cohorts."""
-        if client_sampling != "poisson":
-            raise ConfigError("--model.privacy ClientPrivacy needs --data.client_sampling poisson; uniform and size "
-                              "have other guarantees")  # fmt: skip
 
     @property
     def largest_weight(self) -> int:
@@ -182,7 +160,10 @@ class PrivateAverage(Private):
 
     privacy: ClientPrivacy
 
-    steps_on_empty_rounds = True  # noise hides whether somebody took part
+    @property
+    def participation(self) -> Participation:
+        """The algorithm's; noise hides whether a client took part, so the server steps on empty rounds, too."""
+        return self.inner.participation._replace(steps_on_empty_rounds=True)  # type: ignore[no-any-return]
 
     def server_memory(self, ctx: Context, shared: Tree) -> Released:
         """The first bound; refuses statistics of BatchNorm, which a bound on changes does not cover."""

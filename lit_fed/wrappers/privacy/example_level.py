@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import NOT_SENT, Algorithm
+from lit_fed.core.algorithm import NOT_SENT
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.plan import num_steps
@@ -39,8 +39,7 @@ from lit_fed.wrappers.privacy.accountant import (
     epsilon_of_truncated_batches,
     noise_for_releases,
 )
-from lit_fed.wrappers.privacy.private_solver import NoisyStep, PrivateSolver
-from lit_fed.wrappers.privacy.private_task import PrivateTask
+from lit_fed.wrappers.privacy.private_solver import NoisyStep, PrivateSolver, PrivateTask
 from lit_fed.wrappers.privacy.settings import Privacy, Private, planned
 
 __all__ = ["Charged", "ExamplePrivacy", "PrivateSteps", "SteppingClient"]
@@ -117,32 +116,10 @@ class ExamplePrivacy(Privacy):
         return self.max_batch is not None
 
     def around(self, algorithm: Any) -> Around:
-        """`PrivateSteps` around it."""
         return PrivateSteps(algorithm, self)
 
     def usual_weighting(self) -> None:
         """As without privacy: noise is in the models already, however they are averaged."""
-
-    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
-        """Refuse an algorithm whose messages depend on samples beside the noisy steps."""
-        here = f"--model.privacy ExamplePrivacy cannot protect {name}"
-        unfit = {
-            "rows": "it keeps rows of single clients at the server, which was not looked into",
-            "multiples": "it sends models times numbers that are private",
-            "nothing": "it sends nothing, so that there is nothing to protect",
-        }
-        if algorithm.sends in unfit:
-            raise ConfigError(f"{here}: {unfit[algorithm.sends]}; choose another algorithm, or leave it out")
-        if algorithm.heeds_mixture_noise and self.mixture_noise is not None:
-            return
-        if found := algorithm.fits_without_noise:
-            fix = "give --model.privacy.mixture_noise" if algorithm.heeds_mixture_noise else "choose another algorithm"
-            raise ConfigError(
-                f"{here}: its shared steps depend on {found}, fitted without noise; {fix}, or leave it out"
-            )
-        if self.mixture_noise is not None:
-            raise ConfigError(f"--model.privacy.mixture_noise is for FedEM's mixture weights, and {name} has none; "
-                              "leave it out")  # fmt: skip
 
 
 class SteppingClient(NamedTuple):

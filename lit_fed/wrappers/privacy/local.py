@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, Tree
@@ -87,15 +86,7 @@ class LocalPrivacy(Privacy):
         check_settings(self, {"clip_norm": (self.clip_norm > 0, "a number > 0")}, "--model.privacy")
 
     def around(self, algorithm: Any) -> Around:
-        """`NoisyClients` around it."""
         return NoisyClients(algorithm, self)
-
-    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
-        """Refuse also weights that tell how many samples a client has."""
-        super().check(algorithm, name, aggregation, weighting)
-        if weighting == "samples":
-            raise ConfigError("--model.weighting is samples, which tells how many each client has, and --model.privacy "
-                              "LocalPrivacy hides its data; leave --model.weighting out")  # fmt: skip
 
 
 @dataclass(frozen=True)

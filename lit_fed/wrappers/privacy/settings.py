@@ -6,9 +6,8 @@ import math
 from abc import abstractmethod
 from typing import Any, Literal
 
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.noise import Secret
+from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, Guarded, WrapperSettings, wrapper_of
@@ -127,40 +126,6 @@ class Privacy(WrapperSettings):
         """Weight of a client's message where none is asked for; None: as without privacy."""
         return "uniform"
 
-    def check(self, algorithm: Algorithm, name: str, aggregation: str, weighting: str | None) -> None:
-        """Refuse an algorithm whose releases it cannot charge, and an average that it cannot cover.
-
-        Args:
-            algorithm: the algorithm.
-            name: its name.
-            aggregation: what absent clients count for.
-            weighting: weight of a client's message, where it was given.
-
-        Raises:
-            ConfigError: naming the algorithm or the setting, with the reason.
-        """
-        if algorithm.sends not in ("models", "changes"):
-            kept = {"rows": "keeps rows of single clients at the server", "nothing": "sends nothing to a server"}
-            reason = kept.get(algorithm.sends, "sends models times numbers that are private")
-            raise ConfigError(
-                f"--model.privacy clips changes of models, and {name} {reason}; choose an algorithm that averages "
-                "models, or leave it out"
-            )
-        if algorithm.keeps_running_sum:
-            raise ConfigError(
-                f"--model.privacy adds noise to one average a round, and {name} adds up what clients send from round "
-                "to round, noise included; choose an algorithm that averages models, or leave it out"
-            )
-        if algorithm.refuses_privacy:
-            raise ConfigError(
-                f"--model.privacy charges one average of models a round, and {name} {algorithm.refuses_privacy}; "
-                "let all clients send all of their models once a round, choose another algorithm, or leave it out"
-            )
-        if aggregation == "stale_fill" and self.fixes_denominator:
-            raise ConfigError(
-                "--model.aggregation stale_fill has no meaning with --model.privacy, whose denominator is fixed already"
-            )
-
     def check_start(self, path: str, spent: dict[str, Any] | None) -> list[str]:
         """Refuse models of another run that may tell of the same clients without being charged; returns what to say.
 
@@ -184,13 +149,6 @@ class Privacy(WrapperSettings):
                 "or --model.privacy.public_start true if it was trained on public data alone"
             )
         return [f"{start} has spent ε {spent['epsilon']:.4g} at δ {spent['delta']:g}, which are added in reports"]
-
-    def check_sampling(self, client_sampling: str) -> None:
-        """Refuse a way of drawing cohorts that the accountant has no answer for; here all are taken.
-
-        Raises:
-            ConfigError: naming the way.
-        """
 
 
 def planned(

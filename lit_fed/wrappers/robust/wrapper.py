@@ -17,16 +17,17 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
+from lit_fed.core.algorithm import MessageSpec, Participation
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import Reduced, Tree
+from lit_fed.core.types import Chosen, Reduced, Tree
+from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.base import Around, Guarded
 from lit_fed.wrappers.deltas import known, names_of_parameters, parameter_trees, with_parameter_trees
@@ -36,7 +37,7 @@ from lit_fed.wrappers.robust.rules import Aggregate, Rule
 from lit_fed.wrappers.robust.rules.base import Started
 from lit_fed.wrappers.robust.rules.rows import Rows
 
-__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "judging_part"]
+__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "Robustness", "judging_part"]
 
 NEVER_JUDGED = -1.0
 
@@ -65,8 +66,16 @@ class RobustAverage(Around):
     rule: Rule | None = None
     attack: Attack | None = None
 
-    reduce = "stack"
-    steps_on_empty_rounds = False  # there is no row that could tell the form of the message
+    @property
+    def message(self) -> MessageSpec:
+        """The algorithm's; the server sees every message."""
+        return self.inner.message._replace(reduce="stack")  # type: ignore[no-any-return]
+
+    @property
+    def participation(self) -> Participation:
+        """The algorithm's; without rows nothing gives the shape of a message, so the server skips empty rounds."""
+        return self.inner.participation._replace(steps_on_empty_rounds=False)  # type: ignore[no-any-return]
+
     remembers_rounds = True
 
     # ------------------------------------------------------------------ what the server remembers
@@ -83,7 +92,7 @@ class RobustAverage(Around):
         refused = torch.zeros(ctx.num_clients, dtype=torch.int64, device=device)
         start: Starts = ()
         if self.rule is not None and self.rule.starts_from_last:
-            parts = 2 if self.inner.sends_beside_models else 1
+            parts = 2 if self.inner.message.beside_models else 1
             start = tuple(_zeros(tree.models(shared)[0].parameters) for _ in range(parts))
         return Judged(kept, refused, refused.sum(), start)
 
@@ -239,3 +248,72 @@ def judging_part(algorithm: Any, shared: Tree) -> tuple[RobustAverage, Judged] |
             return algorithm, shared.own
         algorithm, shared = algorithm.inner, algorithm.inside(shared)
     return None
+
+
+class Robustness(NamedTuple):
+    """A robust rule, and what attackers send."""
+
+    rule: Rule | None = None
+    attack: Attack | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether either was asked for."""
+        return self.rule is not None or self.attack is not None
+
+    @property
+    def option(self) -> str:
+        """The option that asks for it, with its class."""
+        if self.rule is None:
+            return f"--model.attack {type(self.attack).__name__}"
+        return f"--model.robust_aggregation {type(self.rule).__name__}"
+
+    def around(self, algorithm: Any) -> Any:
+        """`RobustAverage` around an algorithm, if there is a rule or an attack."""
+        return RobustAverage(algorithm, self.rule, self.attack) if self.given else algorithm
+
+    def usual_weighting(self) -> Literal["uniform"] | None:
+        """Weight of a client's message where none is asked for; None: as without a rule."""
+        return None if self.rule is None else "uniform"
+
+    @property
+    def weight_cap(self) -> int | None:
+        """What a client may weigh at most."""
+        return None if self.rule is None else self.rule.weight_cap
+
+    def freezes_minorities(self, algorithm: Any) -> bool:
+        """Whether the rule looks at single numbers of several models, each of which few clients may have trained."""
+        rule = self.rule
+        return rule is not None and rule.by_coordinate and algorithm.num_models > 1 and algorithm.message.complete
+
+    def check_data(self, facts: TrainingFacts, num_messages: int) -> None:
+        """Refuse an attack without attackers, and cohorts that are too small for the rule or the attack.
+
+        Args:
+            facts: sizes of the data; they say who attacks.
+            num_messages: most clients of a round, m.
+
+        Raises:
+            ConfigError: naming the option that is missing, or the numbers that do not go together.
+        """
+        attackers, num_clients = facts.attackers, facts.num_clients
+        known = None if attackers is None else len(attackers)
+        if self.attack is not None:
+            if known is None:
+                raise ConfigError(
+                    f"--model.attack is {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the "
+                    "number of clients that do, or leave it out"
+                )
+            self.attack.check(num_messages, -(-known * num_messages // num_clients))
+        if self.rule is None:
+            return
+        f = RobustAverage(None, self.rule, self.attack).tolerated(num_messages, num_clients, known)
+        fewest = self.rule.fewest_clients(f)
+        if num_messages < fewest:
+            setting = next((one for one in ("num_attackers", "trim") if hasattr(self.rule, one)), None)
+            lower = [f"--model.robust_aggregation.{setting}"] if setting is not None else []
+            lower += ["--model.robust_aggregation.bucket_size"] if self.rule.bucket_size > 1 else []
+            raise ConfigError(
+                f"{self.option} with {f} attackers needs more than {fewest - 1} clients in a round, and {num_messages} "
+                f"are drawn; draw more, or lower {' or '.join(lower) or '--data.attackers'}"
+            )

@@ -1,11 +1,14 @@
-"""Masks that hide what clients add up: those of pairs cancel, and the server takes each client's own off the sum.
+"""Masks of secure sums, Shamir's shares of the keys, and recovery of the sum if clients drop out after masking.
 
-Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017, Section 4.
+Bonawitz et al. "Practical Secure Aggregation for Privacy-Preserving Machine Learning". CCS 2017, Sections 4 and 4.2.
 https://doi.org/10.1145/3133956.3133982
 Bell, Bonawitz, Gascón, Lepoint, Raykova. "Secure Single-Server Aggregation with (Poly)Logarithmic Overhead". CCS 2020:
 masks with some neighbours only. https://doi.org/10.1145/3372297.3417885
+Shamir. "How to Share a Secret". Communications of the ACM 22(11), 1979. https://doi.org/10.1145/359168.359176
 
-Client i sends y_i = x_i + b_i + Σ_{j > i} PRG(s_ij) − Σ_{j < i} PRG(s_ij) modulo 2^b.
+Client i sends y_i = x_i + b_i + Σ_{j > i} PRG(s_ij) − Σ_{j < i} PRG(s_ij) modulo 2^b. It shares two secrets among
+itself and its partners: its key, and the word of its own mask. The holders give shares of the key of a client that is
+gone, and of the own mask of one that is there, never both: with both the server could unmask the client's message.
 
 Symbols:
     x_i, y_i -> residues, masked residues  [d] int64
@@ -18,6 +21,7 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -26,9 +30,70 @@ from torch import Tensor
 
 from lit_fed.core.seeds import generator, uniforms
 from lit_fed.wrappers.secure.fixed_point import LIMB_BITS, modulo
-from lit_fed.wrappers.secure.shamir import PRIME
 
-__all__ = ["KEY_BITS", "MaskingCohort", "agreed_word", "agreement_bits", "public_word", "signed_mask"]
+__all__ = [
+    "KEY_BITS",
+    "PRIME",
+    "MaskingCohort",
+    "agreed_word",
+    "agreement_bits",
+    "make_shares",
+    "public_word",
+    "reconstruct",
+    "recovered_words",
+    "signed_mask",
+    "survives",
+    "take_masks_off",
+]
+
+PRIME = 2**31 - 1
+"""Numbers of the field; products of two of them fit into int64."""
+
+
+def make_shares(coefficients: Tensor, points: Tensor, prime: int = PRIME) -> Tensor:
+    """Values of polynomials at points: the shares of their constant coefficients.
+
+    Args:
+        coefficients: of S polynomials, the secret first, [S, t] int64 in 0 … prime − 1; t shares give it back.
+        points: one for each holder of a share, [n] int64, different and not 0.
+        prime: numbers of the field, below 2^31.5.
+
+    Returns:
+        Shares [S, n] int64.
+
+    Example:
+        >>> make_shares(torch.tensor([[42, 7]]), torch.tensor([1, 2, 3]), prime=97).tolist()
+        [[49, 56, 63]]
+    """
+    shares = torch.zeros(len(coefficients), len(points), dtype=torch.int64, device=points.device)
+    for coefficient in coefficients.flip(1).unbind(1):
+        shares = (shares * points + coefficient[:, None]) % prime
+    return shares
+
+
+def reconstruct(points: Tensor, shares: Tensor, prime: int = PRIME) -> Tensor:
+    """The secrets of t shares each: the values at 0 of the polynomials through them (Lagrange).
+
+    Args:
+        points: of the holders whose shares these are, [t] int64, different and not 0.
+        shares: [S, t] int64.
+        prime: numbers of the field.
+
+    Returns:
+        Secrets [S] int64; something else where t is smaller than the threshold they were shared with.
+
+    Example:
+        >>> reconstruct(torch.tensor([1, 3]), torch.tensor([[49, 63]]), prime=97).tolist()
+        [42]
+    """
+    secrets, places = torch.zeros(len(shares), dtype=torch.int64, device=shares.device), points.tolist()
+    for position, own in enumerate(places):
+        above = below = 1
+        for other in places[:position] + places[position + 1 :]:
+            above, below = above * other % prime, below * (other - own) % prime
+        secrets = (secrets + shares[:, position] * (above * pow(below, -1, prime) % prime)) % prime
+    return secrets
+
 
 KEY_BITS = 256
 """Bits of a key, and of a share of one, as the protocol would send them."""
@@ -116,3 +181,74 @@ def agreement_bits(num_partners: int) -> int:
         32051232
     """
     return 2 * KEY_BITS + num_partners * 2 * KEY_BITS
+
+
+def shares_needed(num_holders: int, threshold: float) -> int:
+    """How many of the holders of a secret have to be there, t: a share of them, rounded up and forgiving decimals."""
+    return max(1, math.ceil(threshold * num_holders - 1e-9))
+
+
+def survives(cohort: MaskingCohort, present: Tensor, threshold: float) -> bool:
+    """Whether enough clients are there for the round to have a sum: t of the holders of every secret.
+
+    Args:
+        cohort: the clients that masked.
+        present: whether each of them has sent its residues, [m] bool.
+        threshold: t, as a share of those who hold shares of one secret.
+    """
+    if not bool(present.any()):
+        return False
+    if cohort.num_partners == len(present) - 1:  # everybody holds shares of everybody
+        return int(present.sum()) >= shares_needed(len(present), threshold)
+    places = (_holders(cohort, client_id) for client_id in cohort.client_ids)
+    return all(int(present[held].sum()) >= shares_needed(len(held), threshold) for held in places)
+
+
+def recovered_words(cohort: MaskingCohort, present: Tensor, threshold: float) -> Tensor:
+    """What the holders' shares tell the server, [m] int64: the key of a client that is gone, else its own mask's word.
+
+    Args:
+        cohort: the clients that masked, of whom enough are there.
+        present: whether each of them is, [m] bool.
+        threshold: as of `survives`.
+    """
+    words = []
+    for position, client_id in enumerate(cohort.client_ids):
+        held = _holders(cohort, client_id)
+        needed = shares_needed(len(held), threshold)
+        purpose = "own" if present[position] else "key"
+        secret = cohort.own_word(client_id) if present[position] else cohort.secret_word(client_id)
+        # the client dealt out its shares beforehand; they are made here, since they are the same whenever they are made
+        rng = generator(cohort.seed, cohort.round_idx, int(client_id), f"secure/shares/{purpose}/{cohort.phase}")
+        others = torch.from_numpy(rng.integers(PRIME, size=needed - 1)).to(secret.device)
+        shares = make_shares(torch.cat([secret[None], others])[None], held + 1)
+        given = present[held].nonzero()[:needed, 0]
+        words.append(reconstruct(held[given] + 1, shares[:, given])[0])
+    return torch.stack(words)
+
+
+def take_masks_off(cohort: MaskingCohort, total: Tensor, present: Tensor, threshold: float) -> Tensor:
+    """The sum of the residues of those who are there, [d] int64.
+
+    Args:
+        cohort: the clients that masked, of whom enough are there.
+        total: the sum of the masked residues of those who are there, [d] int64.
+        present: whether each of the cohort is, [m] bool.
+        threshold: as of `survives`.
+    """
+    there = dict(zip(cohort.client_ids.tolist(), present.tolist(), strict=True))
+    for client_id, word in zip(cohort.client_ids, recovered_words(cohort, present, threshold), strict=True):
+        if there[int(client_id)]:
+            total = modulo(total - cohort.mask_of_word(word, len(total)), cohort.modulus_bits)
+            continue
+        for partner in cohort.partners(client_id):
+            if there[int(partner)]:
+                mask = cohort.mask_of_word(agreed_word(word, public_word(cohort.secret_word(partner))), len(total))
+                total = modulo(total - signed_mask(partner, client_id, mask), cohort.modulus_bits)
+    return total
+
+
+def _holders(cohort: MaskingCohort, client_id: Tensor) -> Tensor:
+    """Places in the cohort of those who hold shares of a client's secrets: itself and its partners, [n] int64."""
+    ids = torch.stack([client_id, *cohort.partners(client_id)])
+    return torch.searchsorted(cohort.client_ids, ids)

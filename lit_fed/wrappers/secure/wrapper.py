@@ -19,6 +19,7 @@ Deviations:
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,25 +27,37 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, Carried, own_work
-from lit_fed.wrappers.compression.codecs.vectors import vectors_of
-from lit_fed.wrappers.compression.uplink import Compressed, sent_leaves
+from lit_fed.wrappers.base import Around, Carried, WrapperSettings, own_work
+from lit_fed.wrappers.compression.codecs.base import vectors_of
+from lit_fed.wrappers.compression.wrapper import Compressed, sent_leaves
 from lit_fed.wrappers.deltas import known, news
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import clips_messages
-from lit_fed.wrappers.privacy.settings import Privacy
 from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo, most_fraction_bits
-from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits
-from lit_fed.wrappers.secure.recovery import survives, take_masks_off
-from lit_fed.wrappers.secure.settings import SecureAggregation
+from lit_fed.wrappers.secure.masks import MaskingCohort, agreement_bits, survives, take_masks_off
 
-__all__ = ["Masked", "MaskedAverage", "SecureSum"]
+__all__ = ["Masked", "MaskedAverage", "SecureAggregation", "SecureSum"]
+
+
+class SecureAggregation(WrapperSettings):
+    """Settings of secure aggregation, given as `--model.secure_aggregation`."""
+
+    @abstractmethod
+    def check_cohort(self, num_messages: int, most_weight: int) -> None:
+        """Refuse cohorts whose sums could overflow.
+
+        Args:
+            num_messages: most clients of a round; one that is drawn twice counts twice.
+            most_weight: largest weight of a client's message.
+
+        Raises:
+            ConfigError: naming the setting and what would do.
+        """
+
 
 PLACE = "--model.secure_aggregation"
 
@@ -92,25 +105,11 @@ class SecureSum(SecureAggregation):
         }
         check_settings(self, checks, PLACE)
 
-    def check_cohort(self, algorithm: Algorithm, name: str, num_messages: int, most_weight: int) -> None:
-        """Refuse sums that could overflow, and drop-outs where every client has to take part."""
+    def check_cohort(self, num_messages: int, most_weight: int) -> None:
+        """Refuse sums that could overflow."""
         if num_messages > MOST_MESSAGES:
             raise ConfigError(f"{PLACE} adds up at most {MOST_MESSAGES} clients, and a round has up to {num_messages}")
-        if self.dropout_fraction and algorithm.needs_all_clients:
-            raise ConfigError(
-                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and {name} needs every client in every round; "
-                "leave it out"
-            )
         self.point(num_messages, most_weight)
-
-    def check_privacy(self, privacy: Privacy | None) -> None:
-        """Refuse drop-outs whose void rounds tell who takes part."""
-        if privacy is not None and privacy.fixes_denominator and self.dropout_fraction:
-            raise ConfigError(
-                f"{PLACE}.dropout_fraction is {self.dropout_fraction}, and whether a round is void then depends on who "
-                f"takes part, which ε of --model.privacy {type(privacy).__name__} does not cover; give "
-                "--model.faults.dropout instead, by which clients drop out before they mask"
-            )
 
     def point(self, num_messages: int, most_weight: int) -> FixedPoint:
         """How numbers become whole ones in a phase.
@@ -126,7 +125,6 @@ class SecureSum(SecureAggregation):
         return point
 
     def around(self, algorithm: Any) -> Around:
-        """`MaskedAverage` around it."""
         return MaskedAverage(algorithm, self)
 
 
@@ -210,7 +208,6 @@ class MaskedAverage(Around):
         return Carried(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
-        """The algorithm's."""
         if not self._may_lose(ctx):
             return super().client_step(ctx, shared, work, batch)
         stepped = super().client_step(ctx, shared, own_work(work), batch)
@@ -318,4 +315,4 @@ def _left_out(compressed: Compressed, ctx: Context, parameters: dict[str, Tensor
     for vector in vectors_of(sent_leaves(compressed.inner, ctx, parameters), codec, compressed.scope).values():
         count = vector[0].numel()
         left_out += len(vector) * (count - round(count / (1 + codec.relative_variance(count))))
-    return left_out * (2 if compressed.sends_beside_models else 1)
+    return left_out * (2 if compressed.message.beside_models else 1)

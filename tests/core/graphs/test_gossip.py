@@ -5,8 +5,7 @@ from normalised import NormalisedMLP
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.graphs.gossip import gossip, initial_peers, traffic
-from lit_fed.core.graphs.mixing import mixing_matrix
+from lit_fed.core.graphs.mixing import gossip, initial_peers, mixing_matrix, traffic
 from lit_fed.core.graphs.peers import put_models
 from lit_fed.core.graphs.topology import PathGraph, Star
 

@@ -4,9 +4,9 @@ from federated_round import distance, make_context, same_bits
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.mixtures.e_step import Chosen, average_chosen, batch_weights, choose, largest
+from lit_fed.core.mixtures.e_step import average_chosen, batch_weights, choose, largest
 from lit_fed.core.reduce import Accumulator
-from lit_fed.core.types import Batch, Message, ModelState
+from lit_fed.core.types import Batch, Chosen, Message, ModelState
 
 
 def models(values, counters, dtype=torch.float64):

@@ -7,6 +7,7 @@ from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, m
 from normalised import NormalisedMLP
 
 from lit_fed.core import tree
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.mixtures.known_surrogates import (
     IdentitySurrogate,
@@ -16,7 +17,6 @@ from lit_fed.core.mixtures.known_surrogates import (
     MoreauSurrogate,
 )
 from lit_fed.core.mixtures.surrogate import SurrogateReport, check_surrogate
-from lit_fed.core.penalty import Penalty
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import ClientData, Split
 from lit_fed.errors import ConfigError

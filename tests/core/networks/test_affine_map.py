@@ -6,7 +6,7 @@ from torch.func import functional_call
 from torch.nn.utils.parametrizations import weight_norm
 
 from lit_fed.core import tree
-from lit_fed.core.networks.affine_map import SHORT, AffineMap, affine_map
+from lit_fed.core.networks.products import SHORT, AffineMap, affine_map
 from lit_fed.models import MLP, Linear
 
 

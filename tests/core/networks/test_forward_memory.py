@@ -8,7 +8,7 @@ from normalised import NormalisedMLP
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.forward_memory import ForwardMemory
+from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
 from lit_fed.models import MLP, LeafCNN

@@ -4,8 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from lit_fed.core.networks.frozen import at_rest, choose_trained, digest_of, frozen_leaves, train_mode
-from lit_fed.core.networks.layers import drops_units, normalises_batches
+from lit_fed.core.networks.layers import (
+    at_rest,
+    choose_trained,
+    digest_of,
+    drops_units,
+    frozen_leaves,
+    normalises_batches,
+    train_mode,
+)
 from lit_fed.errors import ConfigError
 from lit_fed.models import LeafCNN, Linear
 

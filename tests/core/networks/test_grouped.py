@@ -6,8 +6,8 @@ from federated_round import MULTICLASS, distance, make_task, same_bits
 from torch import nn
 
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks import grouped, stacked_network
-from lit_fed.core.networks.forward_memory import ForwardMemory
+from lit_fed.core.networks import products, stacked_network
+from lit_fed.core.networks.stacked_network import ForwardMemory
 from lit_fed.core.types import Batch
 from lit_fed.models import LeafCNN, LeNet5, Linear
 
@@ -27,7 +27,7 @@ def batch(dtype=torch.float64, samples=5):
 
 def passes(monkeypatch):
     """How often models were taken together."""
-    seen, outputs = [], grouped.grouped_outputs
+    seen, outputs = [], products.grouped_outputs
     monkeypatch.setattr(stacked_network, "grouped_outputs", lambda *given: seen.append(0) or outputs(*given))
     return seen
 
@@ -98,8 +98,8 @@ def replaced():
     ids=["overrides forward", "hooked", "another layer", "wide channels", "no chain"],
 )
 def test_all_other_networks_are_taken_one_after_another(network):
-    assert not grouped.grouped_layers(network())
-    assert grouped.grouped_layers(LeNet5(SHAPE, 3))
+    assert not products.grouped_layers(network())
+    assert products.grouped_layers(LeNet5(SHAPE, 3))
 
 
 def test_one_model_and_other_layouts_are_taken_alone(monkeypatch):

@@ -8,8 +8,7 @@ from federated_round import MULTICLASS, same_bits
 from torch import nn
 from torch.nn import functional
 
-from lit_fed.core.networks.frozen import choose_trained
-from lit_fed.core.networks.trained_end import TrainedEnd
+from lit_fed.core.networks.layers import TrainedEnd, choose_trained
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
 

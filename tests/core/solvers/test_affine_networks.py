@@ -3,7 +3,7 @@ import torch
 from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, make_task, same_bits
 from torch import nn
 
-from lit_fed.core.solvers.affine_networks import check_linear_task, from_columns, to_columns, with_constant
+from lit_fed.core.solvers.linear_models import check_linear_task, from_columns, to_columns, with_constant
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear, Network

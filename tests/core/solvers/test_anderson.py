@@ -1,6 +1,6 @@
 import torch
 
-from lit_fed.core.solvers.anderson import Jumps
+from lit_fed.core.graphs.fastest_mixing import Jumps
 
 
 def slow_map(size=8):

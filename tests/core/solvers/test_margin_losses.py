@@ -3,7 +3,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from lit_fed.core.solvers.margin_losses import best_dual, logistic_root, margin_loss, margin_prox
+from lit_fed.core.solvers.linear_models import best_dual, logistic_root, margin_loss, margin_prox
 
 
 def numbers(*values):

@@ -4,7 +4,7 @@ from federated_round import BINARY, MULTICLASS, REGRESSION, Scale, distance, mak
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import Penalty
 from lit_fed.core.solvers.newton import MOST_PARAMETERS, minimise
 from lit_fed.core.types import Batch, ClientData
 from lit_fed.errors import ConfigError

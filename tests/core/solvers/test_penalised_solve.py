@@ -5,8 +5,7 @@ from torch.func import vmap
 
 from lit_fed.core import tree
 from lit_fed.core.algorithm import GlobalModels
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.penalised_solve import exact_solution, penalised_run, penalised_step
 
 

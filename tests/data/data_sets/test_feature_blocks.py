@@ -4,9 +4,9 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_diabetes
 
 from lit_fed.algorithms import FedAvg, SharingADMM
-from lit_fed.core.demands import check_division
 from lit_fed.data import Digits, FeatureBlocks, build_populations, infer_target
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_parties_are_neither_held_out_nor_given_other_rows(name):
 
 
 def test_algorithms_and_data_have_to_fit():
-    check_division(SharingADMM(), "SharingADMM", FeatureBlocks.divided_by, "FeatureBlocks")
-    check_division(FedAvg(), "FedAvg", Digits.divided_by, "Digits")
+    Compatibility(SharingADMM(), dataset=("FeatureBlocks", FeatureBlocks.divided_by)).check()
+    Compatibility(FedAvg(), dataset=("Digits", Digits.divided_by)).check()
     with pytest.raises(ConfigError, match="FedAvg needs clients with samples of their own, and FeatureBlocks has"):
-        check_division(FedAvg(), "FedAvg", FeatureBlocks.divided_by, "FeatureBlocks")
+        Compatibility(FedAvg(), dataset=("FeatureBlocks", FeatureBlocks.divided_by)).check()
     with pytest.raises(
         ConfigError, match=r"SharingADMM needs parties that hold .*, and Digits has clients with samples"
     ):
-        check_division(SharingADMM(), "SharingADMM", Digits.divided_by, "Digits")
+        Compatibility(SharingADMM(), dataset=("Digits", Digits.divided_by)).check()

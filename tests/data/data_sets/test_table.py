@@ -234,11 +234,11 @@ def test_wrong_options(tmp_path, monkeypatch, options, message):
 
 
 def test_clients_of_a_column_are_not_divided_anew(tmp_path):
-    with pytest.raises(ConfigError, match="partition Dirichlet: Table says itself who its clients are"):
+    with pytest.raises(ConfigError, match="partition Dirichlet: Table comes with its clients"):
         data_of(table(tmp_path), partition=Dirichlet())
     with pytest.raises(ConfigError, match="brings its own unseen clients; leave unseen_fraction at 0"):
         data_of(table(tmp_path, unseen_clients=("cy",)), unseen_fraction=0.5)
-    with pytest.raises(ConfigError, match="Table says itself who its clients are"):
+    with pytest.raises(ConfigError, match="Table comes with its clients"):
         data_of(table(tmp_path), num_clients=3)
 
 

@@ -179,7 +179,10 @@ def test_a_class_path_with_its_arguments(tmp_path, monkeypatch):
     [
         ("test_torch_dataset.Clisp", "there is no class test_torch_dataset.Clisp (module 'test_torch_dataset' has"),
         ("Nothing", "--data.dataset.source takes the path of a class that derives from torch.utils.data.Dataset"),
-        ("clips.py", "--data.dataset.source clips.py: that is a file, and a class is wanted; give its name behind"),
+        (
+            "clips.py",
+            "--data.dataset.source clips.py: this is a file, and the option takes a class; give its name behind",
+        ),
     ],
 )
 def test_class_paths_that_are_none(given, said, capsys):

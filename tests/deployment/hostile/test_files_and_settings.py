@@ -38,12 +38,11 @@ from watched import watch
 import lit_fed
 from lit_fed.cli import ArgumentsCLI, main
 from lit_fed.clients.session import Session
-from lit_fed.command_line.trusted_classes import trusted_arguments
 from lit_fed.core.targets import Binary, Multiclass
 from lit_fed.data.augmentation import make_augmentation
 from lit_fed.data.data_sets.hugging_face import HuggingFace
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.deployment.settings import settings_from_json
+from lit_fed.deployment.settings import settings_from_json, trusted_arguments
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.models import HuggingFaceClassifier, Timm

@@ -8,7 +8,8 @@ from in_process import InProcess, InProcessFederation, make_nodes, node_folders,
 from test_runs import fit, module_of
 from test_settings import written
 
-from lit_fed.core.noise import Secret, protecting_normals
+from lit_fed.core.noise import protecting_normals
+from lit_fed.core.seeds import Secret
 from lit_fed.deployment.session_facts import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError

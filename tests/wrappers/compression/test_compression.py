@@ -11,19 +11,19 @@ from lit_fed import FederatedModule
 from lit_fed.algorithms import AFL, SCAFFOLD, UCFL, FedAvg, FedEM, FedPer, FedSGD, Local, MixtureADMM
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.types import Message, ModelState, Reduced
+from lit_fed.core.types import Chosen, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
 from lit_fed.wrappers.base import Guarded
-from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, LowRank, RandomK, ScaledSign, TopK, Uniform, vectors
-from lit_fed.wrappers.compression.downlink import CompressedBroadcast
-from lit_fed.wrappers.compression.settings import Compression
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compatibility import Compatibility
+from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, LowRank, RandomK, ScaledSign, TopK, Uniform
+from lit_fed.wrappers.compression.codecs.base import SMALLEST
+from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression, ef14, ef21
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 NEWS = torch.tensor([[3.0, 2.0, 1.0]], dtype=torch.float64)
 
@@ -258,7 +258,7 @@ def test_clients_train_from_what_they_heard():
     ],
 )
 def test_usual_feedback(algorithm, settings, feedback):
-    settings.check(algorithm, type(algorithm).__name__, "renormalised")
+    Compatibility(algorithm, compression=settings).check()
     assert settings.around(algorithm) == Compressed(algorithm, settings.up, feedback)
 
 
@@ -318,31 +318,31 @@ def test_what_does_not_go_together(algorithm, settings, message):
 
 def test_sampling_by_size_counts_a_client_twice():
     with pytest.raises(ConfigError, match=r"compression_feedback is ef21, .* --data.client_sampling is size"):
-        Compression(QSGD(), "ef21").check_sampling("size")
-    Compression(QSGD(), "ef14").check_sampling("size")
+        Compatibility(FedAvg(), compression=Compression(QSGD(), "ef21"), sampling="size").check()
+    Compatibility(FedAvg(), compression=Compression(QSGD(), "ef14"), sampling="size").check()
 
 
 def test_sums_of_what_is_encoded_by_clients_of_their_own():
     message = "--model.compression QSGD: its scales or positions differ from client to client.*; choose RandomK"
     with pytest.raises(ConfigError, match=message):
-        Compression(QSGD()).check_wrappers(privacy=None, secure=True)
+        Compatibility(FedAvg(), compression=Compression(QSGD()), secure=SecureSum()).check()
     with pytest.raises(ConfigError, match=r"--model.downlink_compression .* leave one out"):
-        Compression(down=QSGD()).check_wrappers(privacy=None, secure=True)
-    Compression(RandomK()).check_wrappers(privacy=None, secure=True)
-    Compression(QSGD(), down=QSGD()).check_wrappers(privacy=CENTRAL, secure=False)
+        Compatibility(FedAvg(), compression=Compression(down=QSGD()), secure=SecureSum()).check()
+    Compatibility(FedAvg(), compression=Compression(RandomK()), secure=SecureSum()).check()
+    Compatibility(FedAvg(), compression=Compression(QSGD(), down=QSGD()), privacy=CENTRAL).check()
 
 
 def test_noise_is_not_added_up():
     with pytest.raises(ConfigError, match=r"--model.compression_feedback is ef21, .* noise of --model.privacy"):
-        Compression(QSGD(), "ef21").check_wrappers(privacy=CENTRAL, secure=False)
-    Compression(TopK(), "ef14").check_wrappers(privacy=CENTRAL, secure=False)
+        Compatibility(FedAvg(), compression=Compression(QSGD(), "ef21"), privacy=CENTRAL).check()
+    Compatibility(FedAvg(), compression=Compression(TopK(), "ef14"), privacy=CENTRAL).check()
 
 
 def test_nothing_is_packed_before_noise_on_every_number():
     local = LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3)
     with pytest.raises(ConfigError, match=r"TopK encodes changes before --model.privacy LocalPrivacy adds noise"):
-        Compression(TopK()).check_wrappers(privacy=local, secure=False)
-    Compression(down=TopK()).check_wrappers(privacy=local, secure=False)
+        Compatibility(FedAvg(), compression=Compression(TopK()), privacy=local).check()
+    Compatibility(FedAvg(), compression=Compression(down=TopK()), privacy=local).check()
 
 
 @pytest.mark.parametrize("scope", ["leaf", "whole"])
@@ -369,7 +369,101 @@ def test_codecs_have_to_fit_the_models():
     Compression(TopK(k=161), scope="whole").check_models(FedAvg(), ctx, shared)
     with pytest.raises(ConfigError, match="and the model has 180 numbers"):
         Compression(down=TopK(k=181), scope="whole").check_models(FedAvg(), ctx, shared)
-    small = Shared(ModelState({"weight": torch.zeros(1, 1, vectors.SMALLEST - 1)}, {}))
+    small = Shared(ModelState({"weight": torch.zeros(1, 1, SMALLEST - 1)}, {}))
     message = "--model.compression QSGD has nothing to encode: .* 64 numbers .* the largest has 63; .*_scope whole"
     with pytest.raises(ConfigError, match=message):
         Compression(QSGD()).check_models(FedAvg(), ctx, small)
+
+
+# ---------------------------------------------------------------------- the recursions alone
+def top_1(values):
+    return TopK(k=1).encode(values, None)
+
+
+def test_the_error_of_ef14_is_sent_later():
+    error, told = torch.zeros(3, dtype=torch.float64), []
+    for _ in range(6):
+        sent, error = ef14(top_1, error, NEWS[0])
+        told.append(sent.decoded.tolist())
+    assert told == [[3, 0, 0], [0, 4, 0], [6, 0, 0], [0, 4, 0], [6, 0, 0], [0, 0, 6]]
+    assert error.tolist() == [3, 4, 0]
+
+
+def test_what_the_server_knows_moves_towards_the_news():
+    known, found = torch.zeros(3, dtype=torch.float64), []
+    for _ in range(4):
+        sent, known = ef21(top_1, known, NEWS[0])
+        found.append(known.tolist())
+    assert found == [[3, 0, 0], [3, 2, 0], [3, 2, 1], [3, 2, 1]]
+    assert sent.decoded.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("codec", [TopK(0.1), ScaledSign()], ids=repr)
+def test_all_that_was_sent_and_the_last_error_are_all_news(codec):
+    generator = torch.Generator().manual_seed(0)
+    news = torch.randn(30, 40, generator=generator, dtype=torch.float64)
+    error, total = torch.zeros(40, dtype=torch.float64), torch.zeros(40, dtype=torch.float64)
+    for one in news:
+        sent, error = ef14(lambda values: codec.encode(values, None), error, one)
+        total = total + sent.decoded
+    assert torch.allclose(total + error, news.sum(0), atol=1e-12)
+
+
+# ---------------------------------------------------------------------- three clients that pull apart
+PULLS = torch.tensor([[-3, 2, 2], [2, -3, 2], [2, 2, -3]], dtype=torch.float64)
+
+
+def gradient(x):
+    """Of ⟨a_i, x⟩² + ¼‖x‖² for each client, [3, 3]."""
+    return 2 * (PULLS @ x)[:, None] * PULLS + x / 2
+
+
+def descent(rounds, told):
+    """Points of gradient descent at rate 0.1 with the mean of what clients tell of their gradients."""
+    x, memory, points = torch.ones(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64), []
+    for _ in range(rounds):
+        sent, memory = told(memory, gradient(x))
+        x = x - 0.1 * sent.mean(0)
+        points.append(x)
+    return points
+
+
+def each(function):
+    def told(memory, news):
+        rows = [function(top_1, own, one) for own, one in zip(memory, news, strict=True)]
+        return torch.stack([sent.decoded for sent, _ in rows]), torch.stack([own for _, own in rows])
+
+    return told
+
+
+def close(*numbers):
+    return pytest.approx(numbers, abs=1e-9)
+
+
+def test_plain_descent():
+    assert gradient(torch.ones(3, dtype=torch.float64))[0].tolist() == [-5.5, 4.5, 4.5]
+    points = descent(1, lambda memory, news: (news, memory))
+    assert points[0].tolist() == close(0.8833333333, 0.8833333333, 0.8833333333)
+
+
+def test_without_memory_it_diverges():
+    points = descent(100, lambda memory, news: (torch.stack([top_1(one).decoded for one in news]), memory))
+    assert [float(point[0]) for point in points[:3]] == close(1.1833333333, 1.4002777778, 1.6569953704)
+    assert float(points[-1].norm()) > 1e6
+
+
+def test_with_ef14_it_converges():
+    points = descent(400, each(ef14))
+    assert points[0].tolist() == close(1.1833333333, 1.1833333333, 1.1833333333)
+    assert points[1].tolist() == close(0.5283333333, 0.8558333333, 1.1833333333)
+    assert float(points[-1].norm()) < 1e-22
+
+
+def test_with_ef21_it_converges():
+    def told(memory, news):
+        _, known = each(ef21)(memory, news)
+        return known, known
+
+    points = descent(400, told)
+    assert points[1].tolist() == close(1.0116666667, 1.1891666667, 1.3666666667)
+    assert float(points[-1].norm()) < 1e-24

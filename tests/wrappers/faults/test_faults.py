@@ -25,15 +25,19 @@ from running import ended, forked, of_ranks
 from lit_fed import FederatedDataModule, FederatedModule, FederatedTrainer
 from lit_fed.algorithms import AFL, GADMM, IFCA, DFedEM, FedAdam, FedAvg, FedEM, FedNova, MixtureADMM
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
+from lit_fed.clients.session import surround
 from lit_fed.core import tree
 from lit_fed.core.blocks import draw_cohort
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Phase, Reduced
 from lit_fed.data import Synthetic
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError
+from lit_fed.wrappers import ClientPrivacy
+from lit_fed.wrappers.compatibility import Compatibility
+from lit_fed.wrappers.compression.codecs import QSGD
+from lit_fed.wrappers.compression.wrapper import Compression
 from lit_fed.wrappers.faults.models import drops_out, work_times
-from lit_fed.wrappers.faults.wrapper import Faults, Unreliable, drawn_weight
-from lit_fed.wrappers.order import surround
+from lit_fed.wrappers.faults.wrapper import Faults, Unreliable
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 CHANCES = [0.9, 0.5, 0.3]
@@ -47,7 +51,7 @@ def averaged(average, values, weights, come, chances):
     wrapper = Unreliable(FedAvg(), faults)
     ctx = make_context(num_clients=3, most_samples=max(weights), total_samples=sum(weights))
     (phase,) = wrapper.phases(ctx._replace(phase="plan"), torch.arange(3))
-    ctx = ctx._replace(drawn_weight=drawn_weight(phase.absences, torch.tensor(weights), "samples"))
+    ctx = ctx._replace(drawn_weight=phase.absences.drawn_weight(torch.tensor(weights), "samples"))
     factors = phase.absences.factors
     each = torch.tensor(weights, dtype=torch.float64) * (1 if factors is None else factors) * torch.tensor(come)
     assert (each == each.round()).all(), "whole numbers"
@@ -297,11 +301,13 @@ def test_secure_sums_of_those_who_come():
 
 
 def test_weights_of_others_stay():
-    for option, given in (("privacy", {"private": True}), ("compression_feedback ef21", {"ef21": True})):
-        wrappers = {"private": False, "secure": False, "robust": False, "ef21": False} | given
+    for option, given in (
+        ("privacy", {"privacy": ClientPrivacy(1.0, clip_norm=1.0, delta=1e-3)}),
+        ("compression_feedback ef21", {"compression": Compression(QSGD(), "ef21")}),
+    ):
         with pytest.raises(ConfigError, match=f"average fixed .* --model.{option} has weights of its own"):
-            Faults(0.1, average="fixed").check_wrappers(**wrappers)
-        Faults(0.1, "after").check_wrappers(**wrappers)
+            Compatibility(FedAvg(), faults=Faults(0.1, average="fixed"), **given).check()
+        Compatibility(FedAvg(), faults=Faults(0.1, "after"), **given).check()
 
 
 # ---------------------------------------------------------------------- what is refused

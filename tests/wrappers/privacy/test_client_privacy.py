@@ -16,6 +16,7 @@ from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Guarded
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.deltas import news
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.accountant import epsilon_of_releases
@@ -214,9 +215,11 @@ def test_a_masked_message_keeps_to_the_bound(bits):
 def test_drop_outs_that_make_rounds_void_are_refused():
     message = "dropout_fraction is 0.1, and whether a round is void then depends on who takes part"
     with pytest.raises(ConfigError, match=message):
-        SecureSum(dropout_fraction=0.1).check_privacy(QUIET)
-    SecureSum(dropout_fraction=0.1).check_privacy(LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3))
-    SecureSum().check_privacy(QUIET)
+        Compatibility(FedAvg(), secure=SecureSum(dropout_fraction=0.1), privacy=QUIET).check()
+    Compatibility(
+        FedAvg(), secure=SecureSum(dropout_fraction=0.1), privacy=LocalPrivacy(1.0, clip_norm=1.0, delta=1e-3)
+    ).check()
+    Compatibility(FedAvg(), secure=SecureSum(), privacy=QUIET).check()
 
 
 def test_two_bounds_for_two_parts():
@@ -388,7 +391,7 @@ def test_wrong_settings(settings, message):
 )
 def test_what_does_not_go_together(privacy, algorithm, options, message):
     with pytest.raises(ConfigError, match=message):
-        privacy.check(algorithm, type(algorithm).__name__, *options)
+        Compatibility(algorithm, *options, privacy=privacy).check()
 
 
 def test_running_statistics_stay_with_the_clients():
@@ -400,7 +403,7 @@ def test_running_statistics_stay_with_the_clients():
 
 
 def test_other_cohorts():
-    QUIET.check_sampling("poisson")
+    Compatibility(FedAvg(), privacy=QUIET, sampling="poisson").check()
     for sampling in ("uniform", "size"):
         with pytest.raises(ConfigError, match=r"needs --data\.client_sampling poisson; uniform and size have"):
-            QUIET.check_sampling(sampling)
+            Compatibility(FedAvg(), privacy=QUIET, sampling=sampling).check()

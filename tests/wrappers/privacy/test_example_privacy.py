@@ -8,17 +8,18 @@ from federated_round import Federation, make_clients, make_context, make_task
 from normalised import NormalisedMLP
 
 from lit_fed.algorithms import FedAvg, FedEM, FedPer
+from lit_fed.clients.session import surround
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures import e_step
 from lit_fed.core.mixtures.e_step import expectation, nearest_mixture, private_expectation
 from lit_fed.core.types import ClientData
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy.example_level import Charged, ExamplePrivacy
 from lit_fed.wrappers.privacy.settings import private_part
 from lit_fed.wrappers.robust.rules import Krum
-from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import Robustness
 
 GIVEN = {"noise_multiplier": 1.1, "clip_norm": 1.0, "sample_rate": 32 / 500, "delta": 1e-3, "noise_seed": 0}
 
@@ -150,7 +151,7 @@ def test_wrong_settings(settings, message):
 
 def test_refused_algorithms():
     def check(algorithm, **more):
-        ExamplePrivacy(**GIVEN | more).check(algorithm, type(algorithm).__name__, "renormalised", None)
+        Compatibility(algorithm, privacy=ExamplePrivacy(**GIVEN | more)).check()
 
     check(FedEM(), mixture_noise=1.0)
     check(FedEM(most_components=1), mixture_noise=1.0)

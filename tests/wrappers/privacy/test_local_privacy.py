@@ -9,17 +9,18 @@ from federated_round import Federation, distance, make_clients, make_context, ma
 
 from lit_fed.algorithms import UCFL, FedAvg, FedEM
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients.session import surround
 from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.types import Message, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import Guarded
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
-from lit_fed.wrappers.order import surround
 from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages
 from lit_fed.wrappers.privacy.local import LocalPrivacy, NoisyClients
 from lit_fed.wrappers.privacy.settings import private_part
 from lit_fed.wrappers.robust.rules import Krum
-from lit_fed.wrappers.robust.settings import Robustness
+from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 QUIET = LocalPrivacy(0.0, delta=1e-5, clip_norm=1.0, noise_seed=0)
@@ -160,9 +161,9 @@ def test_wrong_settings(settings, message):
 
 
 def test_what_does_not_go_together():
-    QUIET.check(FedAvg(), "FedAvg", "stale_fill", None)
-    QUIET.check_sampling("size")
+    Compatibility(FedAvg(), "stale_fill", privacy=QUIET).check()
+    Compatibility(FedAvg(), privacy=QUIET, sampling="size").check()
     with pytest.raises(ConfigError, match=r"--model\.weighting is samples, which tells how many each client has"):
-        QUIET.check(FedAvg(), "FedAvg", "renormalised", "samples")
+        Compatibility(FedAvg(), weighting="samples", privacy=QUIET).check()
     with pytest.raises(ConfigError, match="UCFL keeps rows of single clients at the server"):
-        QUIET.check(UCFL(), "UCFL", "renormalised", None)
+        Compatibility(UCFL(), privacy=QUIET).check()

@@ -6,16 +6,14 @@ from federated_round import MULTICLASS, POSITIONS, Tagger, make_clients, make_ta
 from torch import nn
 
 from lit_fed.core import tree
-from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.noise import Secret
-from lit_fed.core.penalty import Penalty
+from lit_fed.core.local_solver import LocalSolver, Penalty
+from lit_fed.core.seeds import Secret
 from lit_fed.core.targets import Regression
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, CharLSTM, LeNet5, Linear
-from lit_fed.wrappers.privacy.private_solver import NoisyStep, PrivateSolver
-from lit_fed.wrappers.privacy.private_task import PrivateTask, _factors
+from lit_fed.wrappers.privacy.private_solver import NoisyStep, PrivateSolver, PrivateTask, _factors
 
 LR = torch.tensor(1.0, dtype=torch.float64)
 
@@ -112,7 +110,7 @@ def test_the_sum_of_clipped_gradients(name, weighted, monkeypatch):
     private = PrivateTask.of(task)
     _, total = private.clipped_sum(models, batch, weight, 0.3)
     assert float(tree.norm(tree.sub(total, by_hand))) < 1e-12
-    monkeypatch.setattr("lit_fed.wrappers.privacy.private_task.GRADIENT_BYTES", 1)  # one sample at a time
+    monkeypatch.setattr("lit_fed.wrappers.privacy.private_solver.GRADIENT_BYTES", 1)  # one sample at a time
     assert float(tree.norm(tree.sub(private.clipped_sum(models, batch, weight, 0.3)[1], by_hand))) < 1e-12
 
 

@@ -13,8 +13,7 @@ from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import IFCA, SCAFFOLD, UCFL, FedAvg, FedEM, MixtureADMM
 from lit_fed.algorithms.scaffold import ScaffoldUpdate
 from lit_fed.core import tree
-from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import ModelState, Reduced
+from lit_fed.core.types import Chosen, ModelState, Reduced
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError
@@ -32,8 +31,7 @@ from lit_fed.wrappers.robust.rules import (
     NormBound,
     TrimmedMean,
 )
-from lit_fed.wrappers.robust.settings import Robustness
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, judging_part
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness, judging_part
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ROUND = torch.arange(5)

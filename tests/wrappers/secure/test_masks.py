@@ -5,8 +5,19 @@ import torch
 from torch.func import vmap
 
 from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo
-from lit_fed.wrappers.secure.masks import MaskingCohort, agreed_word, agreement_bits, public_word, signed_mask
-from lit_fed.wrappers.secure.recovery import recovered_words, survives, take_masks_off
+from lit_fed.wrappers.secure.masks import (
+    PRIME,
+    MaskingCohort,
+    agreed_word,
+    agreement_bits,
+    make_shares,
+    public_word,
+    reconstruct,
+    recovered_words,
+    signed_mask,
+    survives,
+    take_masks_off,
+)
 
 POINT = FixedPoint(16, 8, 2.0)
 RESIDUES = modulo(torch.tensor([[384, -768], [-64, 512], [256, 32]]), 16)
@@ -133,3 +144,46 @@ def test_bits_beside_the_residues():
     assert cohort(range(100)).num_partners == 99
     assert cohort(range(100), neighbours=8).num_partners == 8
     assert cohort(range(5), neighbours=8).num_partners == 4
+
+
+POINTS = torch.arange(1, 6)
+
+
+def test_two_shares_by_hand():
+    shares = make_shares(torch.tensor([[42, 7]]), POINTS[:3], prime=97)
+    assert shares.tolist() == [[49, 56, 63]]
+    for pair in itertools.combinations(range(3), 2):
+        held = torch.tensor(pair)
+        assert reconstruct(POINTS[held], shares[:, held], prime=97).tolist() == [42]
+
+
+def test_three_shares_by_hand_and_two_of_them_tell_another_number():
+    shares = make_shares(torch.tensor([[42, 7, 11]]), POINTS, prime=97)
+    assert shares.tolist() == [[60, 3, 65, 52, 61]]
+    for held in ([0, 2, 4], [1, 3, 4]):
+        assert reconstruct(POINTS[held], shares[:, held], prime=97).tolist() == [42]
+    assert reconstruct(POINTS[[0, 2]], shares[:, [0, 2]], prime=97).tolist() == [9]
+
+
+def test_too_few_shares_fit_every_secret():
+    """For t − 1 shares and any secret there is exactly one polynomial: they tell nothing."""
+    seen = make_shares(torch.tensor([[42, 7, 11]]), POINTS[:2], prime=97)[0].tolist()
+    fits = [
+        secret for secret in range(97)
+        for first in range(97) for second in [(seen[0] - secret - first) % 97]
+        if (secret + 2 * first + 4 * second) % 97 == seen[1]
+    ]  # fmt: skip
+    assert fits == list(range(97))
+
+
+def test_any_shares_above_the_threshold_give_large_secrets():
+    rng = torch.Generator().manual_seed(0)
+    coefficients = torch.randint(PRIME, (4, 7), generator=rng)
+    coefficients[0], coefficients[1, 0] = PRIME - 1, 0
+    points = torch.randperm(50, generator=rng)[:20] + 1
+    shares = make_shares(coefficients, points)
+    assert int(shares.min()) >= 0
+    assert int(shares.max()) < PRIME
+    for count in (7, 8, 20):
+        held = torch.randperm(20, generator=rng)[:count]
+        assert torch.equal(reconstruct(points[held], shares[:, held]), coefficients[:, 0])

@@ -8,14 +8,15 @@ import torch
 from federated_round import Federation, distance, make_clients, make_task, same_bits
 from normalised import NormalisedMLP
 
-from lit_fed.algorithms import AFL, L2GD, SCAFFOLD, UCFL, FedAvg, FedEM, FedNova, QFedAvg
+from lit_fed.algorithms import L2GD, SCAFFOLD, UCFL, FedAvg, FedBuff, FedEM, FedNova, QFedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import Accumulator
 from lit_fed.errors import ClientError, ConfigError
+from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import RandomK
-from lit_fed.wrappers.compression.uplink import Compressed
+from lit_fed.wrappers.compression.wrapper import Compressed
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.secure.fixed_point import error_of_mean
 from lit_fed.wrappers.secure.wrapper import SecureSum
@@ -281,7 +282,7 @@ def test_below_the_threshold_a_round_changes_nothing(masks):
 )
 def test_algorithms_that_need_more_than_a_sum_are_refused(algorithm, reason):
     with pytest.raises(ConfigError, match=f"--model.secure_aggregation shows the server a sum of .*, and {reason}; ch"):
-        SecureSum().check(algorithm, type(algorithm).__name__)
+        Compatibility(algorithm, secure=SecureSum()).check()
 
 
 @pytest.mark.parametrize(
@@ -303,11 +304,11 @@ def test_settings_outside_their_range_are_refused(given, message):
 
 def test_cohorts_that_cannot_be_added_up_are_refused():
     with pytest.raises(ConfigError, match="overflows 32 bits; give at most 11, a clip_range of at most"):
-        SecureSum(fraction_bits=23).check_cohort(FedAvg(), "FedAvg", 100, 1000)
-    SecureSum(fraction_bits=23, clip_range=0.002559).check_cohort(FedAvg(), "FedAvg", 100, 1000)
+        SecureSum(fraction_bits=23).check_cohort(100, 1000)
+    SecureSum(fraction_bits=23, clip_range=0.002559).check_cohort(100, 1000)
     with pytest.raises(ConfigError, match="adds up at most 524288 clients, and a round has up to 600000"):
-        SecureSum().check_cohort(FedAvg(), "FedAvg", 600_000, 1)
+        SecureSum().check_cohort(600_000, 1)
     with pytest.raises(
-        ConfigError, match=r"dropout_fraction is 0\.1, and AFL needs every client in every round; leave"
+        ConfigError, match=r"dropout_fraction is 0\.1, and FedBuff needs every client in every round; leave"
     ):
-        SecureSum(dropout_fraction=0.1).check_cohort(AFL(), "AFL", 5, 1)
+        Compatibility(FedBuff(), secure=SecureSum(dropout_fraction=0.1)).check()

@@ -3,15 +3,30 @@
 Nothing is packed: a codec computes what a receiver would decode, and counts the bits of an encoding that exists.
 """
 
-# Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["NUMBER_BITS", "Chances", "Codec", "Encoded", "if_any"]
+from lit_fed.core.seeds import uniforms
+
+__all__ = [
+    "NUMBER_BITS",
+    "SMALLEST",
+    "Chances",
+    "Codec",
+    "Encoded",
+    "Scope",
+    "encode_each",
+    "if_any",
+    "leaves_of",
+    "vectors_of",
+]
+
+# Annotations are not postponed, so that the command line can read those of subclasses in other modules.
+
 
 NUMBER_BITS = 32
 """Bits of a number that is sent as it is: a scale, or one of the vector's own."""
@@ -82,3 +97,52 @@ class Codec(ABC):
 def if_any(scale: Tensor, bits: Tensor | float) -> Tensor:
     """Bits of an encoding with a scale in front: the scale alone where it is 0, for then nothing follows."""
     return NUMBER_BITS + torch.where(scale > 0, torch.as_tensor(bits, dtype=torch.float64, device=scale.device), 0.0)
+
+
+Scope = Literal["leaf", "whole"]
+"""What a codec takes for one vector: each leaf of a model, or all of them."""
+
+SMALLEST = 64
+"""Numbers of a leaf below which it goes as it is: biases and normalisation are worth more than they cost."""
+
+
+def vectors_of(leaves: dict[str, Tensor], codec: Codec, scope: Scope) -> dict[str, Tensor]:
+    """What is encoded of the parameters of M models, [M, ...] each, by name.
+
+    Args:
+        leaves: the parameters, leaves [M, ...].
+        codec: it may take tensors as they are; others get rows.
+        scope: `leaf` without those of less than `SMALLEST` numbers; `whole` joins all leaves of a model.
+    """
+    if scope == "whole":
+        return {scope: torch.cat([leaf.flatten(1) for leaf in leaves.values()], 1)}
+    large = {name: leaf for name, leaf in leaves.items() if leaf[0].numel() >= SMALLEST}
+    return large if codec.keeps_shape else {name: leaf.flatten(1) for name, leaf in large.items()}
+
+
+def leaves_of(vectors: dict[str, Tensor], leaves: dict[str, Tensor], scope: Scope) -> dict[str, Tensor]:
+    """The parameters with these vectors in their place; the inverse of `vectors_of`."""
+    if scope == "whole":
+        parts = vectors[scope].split([leaf[0].numel() for leaf in leaves.values()], 1)
+        return {name: part.view_as(leaf) for (name, leaf), part in zip(leaves.items(), parts, strict=True)}
+    return {name: vectors[name].view_as(leaf) if name in vectors else leaf for name, leaf in leaves.items()}
+
+
+def encode_each(function: Callable[..., Any], rows: tuple[Tensor, ...], stream: tuple[int, int, Tensor, str]) -> Any:
+    """Apply a function to each of M models, with random numbers of its own.
+
+    Args:
+        function: takes the random numbers and the rows of one model.
+        rows: tensors [M, ...].
+        stream: seed, round, client [] and purpose.
+
+    Returns:
+        What it returns, leaves [M, ...].
+    """
+    seed, round_idx, client_id, purpose = stream
+    count = len(rows[0])
+
+    def one(model_id: Tensor, *row: Tensor) -> Any:
+        return function(lambda number: uniforms(seed, round_idx, model_id, purpose, number), *row)
+
+    return torch.func.vmap(one)(client_id * count + torch.arange(count, device=client_id.device), *rows)

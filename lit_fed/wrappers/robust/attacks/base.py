@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.mixtures.e_step import Chosen
 from lit_fed.core.reduce import cast_like
-from lit_fed.core.types import Tree
+from lit_fed.core.types import Chosen, Tree
 
 __all__ = ["Attack", "Intercepted"]
 

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from lit_fed.wrappers.robust.rules.base import Aggregate, Rule, Started
 from lit_fed.wrappers.robust.rules.krum import krum_scores
-from lit_fed.wrappers.robust.rules.rows import Rows, squared_distances
-from lit_fed.wrappers.robust.rules.sorting import sorted_rows, within
+from lit_fed.wrappers.robust.rules.rows import Rows, sorted_rows, squared_distances, within
 
 __all__ = ["Bulyan"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lit_fed.wrappers.robust.rules.base import CoordinateRule
-from lit_fed.wrappers.robust.rules.sorting import sorted_rows
+from lit_fed.wrappers.robust.rules.rows import sorted_rows
 
 __all__ = ["Median"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
 
-__all__ = ["LARGEST", "PIECE_NUMBERS", "Rows", "distances_from", "squared_distances"]
+__all__ = ["LARGEST", "PIECE_NUMBERS", "Rows", "distances_from", "sorted_rows", "squared_distances", "within"]
 
 PIECE_NUMBERS = 2**17
 """Numbers of all rows together that are looked at at once on a CPU."""
@@ -125,3 +126,49 @@ def distances_from(gram: Tensor, sums: Tensor) -> Tensor:
     """‖X_i − Σ_j a_j X_j‖ of all rows, [m] float64, from their products [m, m] and the sum's coefficients a, [m]."""
     products = gram @ sums
     return (gram.diagonal() - 2 * products + sums @ products).clamp(min=0).sqrt()
+
+
+MOST_ROWS = 128
+"""Beyond it sorting place by place is faster, and on other devices than a CPU it always is."""
+
+
+@lru_cache
+def comparisons(num_rows: int) -> tuple[tuple[int, int], ...]:
+    """Pairs i < j of rows of which the smaller number goes to i, one pair after another.
+
+    Example:
+        >>> comparisons(3)
+        ((0, 2), (0, 1), (1, 2))
+    """
+    return tuple(_merge_exchange(num_rows))
+
+
+def _merge_exchange(n: int) -> Iterator[tuple[int, int]]:
+    top = 1 << max((n - 1).bit_length() - 1, 0)
+    p = top
+    while p:
+        q, r, d = top, 0, p
+        while True:
+            yield from ((i, i + d) for i in range(n - d) if i & p == r)
+            if q == p:
+                break
+            d, q, r = q - p, q // 2, p
+        p //= 2
+
+
+def sorted_rows(piece: Tensor) -> list[Tensor]:
+    """The smallest number at each place, the second, and so on: m rows [p] of a piece [m, p], which stays as it is."""
+    if len(piece) > MOST_ROWS or piece.device.type != "cpu":
+        return list(piece.sort(0).values.unbind())
+    rows, spare = list(piece.clone().unbind()), torch.empty_like(piece[0])
+    for low, high in comparisons(len(rows)):
+        first, second = rows[low], rows[high]
+        torch.minimum(first, second, out=spare)
+        torch.maximum(first, second, out=second)
+        rows[low], spare = spare, first
+    return rows
+
+
+def within(piece: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Which numbers [m, p] lie between two rows [p], bounds included: [m, p] bool."""
+    return (piece >= low) & (piece <= high)

@@ -15,7 +15,7 @@ from functools import reduce
 from torch import Tensor
 
 from lit_fed.wrappers.robust.rules.base import CoordinateRule
-from lit_fed.wrappers.robust.rules.sorting import sorted_rows, within
+from lit_fed.wrappers.robust.rules.rows import sorted_rows, within
 
 __all__ = ["TrimmedMean"]
 

@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from lit_fed.core.mixtures.e_step import Chosen
-from lit_fed.core.types import ModelState
+from lit_fed.core.types import Chosen, ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.wrappers.robust.attacks import ALIE, IPM, Attack, Gaussian, Invalid, Mimic, ModelReplacement, SignFlip
 from lit_fed.wrappers.robust.attacks.base import Intercepted

@@ -21,8 +21,7 @@ from lit_fed.wrappers.robust.rules import (
 from lit_fed.wrappers.robust.rules.base import Started
 from lit_fed.wrappers.robust.rules.bulyan import selected
 from lit_fed.wrappers.robust.rules.krum import krum_scores
-from lit_fed.wrappers.robust.rules.rows import Rows, squared_distances
-from lit_fed.wrappers.robust.rules.sorting import sorted_rows
+from lit_fed.wrappers.robust.rules.rows import Rows, sorted_rows, squared_distances
 
 R = torch.tensor(
     [(1, 2, 0), (1.2, 1.8, 0.1), (0.8, 2.2, -0.1), (1.1, 2.1, 0.2), (0.9, 1.9, -0.2), (10, -10, 5), (9, -9, 6)],

@@ -1,0 +1,118 @@
+"""The callbacks of every run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
+
+from lit_fed.callbacks.aggregation import ServerAggregation
+from lit_fed.callbacks.attack_success import AttackSuccess
+from lit_fed.callbacks.checkpoint import LastCheckpoint
+from lit_fed.callbacks.client_faults import ClientFaults
+from lit_fed.callbacks.client_weights import ClientWeights
+from lit_fed.callbacks.communication import CommunicationCost
+from lit_fed.callbacks.component_accuracy import ComponentAccuracy
+from lit_fed.callbacks.evaluation import ClientMetrics, UnseenClientEvaluation
+from lit_fed.callbacks.guarantees import Guarantees
+from lit_fed.callbacks.monitors import MonitorCheck
+from lit_fed.callbacks.network_summary import NetworkSummary, TrainedParameters
+from lit_fed.callbacks.progress import FederatedProgressBar
+from lit_fed.callbacks.report import RunReport
+from lit_fed.callbacks.robust_rounds import RobustRounds
+from lit_fed.callbacks.secure_rounds import SecureRounds
+from lit_fed.system.roll_call import sign_of_life
+from lit_fed.training.hooks import FederatedCallback, federated
+from lit_fed.training.module import FederatedModule
+from lit_fed.training.refusals import refuse_callbacks
+from lit_fed.training.round_logger import RoundLogger
+
+__all__ = ["callbacks_of", "keep_notices_out", "with_defaults"]
+
+
+def keep_notices_out() -> None:
+    """Silence Lightning's notices of devices and tips, but not its callbacks and profilers, which the user added."""
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # a continued run's
+    warnings.filterwarnings("ignore", message="Using ModelCheckpoint with manual optimization")  # servers are stepped
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    for asked_for in ("callbacks", "profilers"):
+        logging.getLogger(f"lightning.pytorch.{asked_for}").setLevel(logging.INFO)
+
+
+def with_defaults(callbacks: list[Callback], *, checkpoint: bool = True, progress: bool = True) -> list[Callback]:
+    """The given callbacks and the default ones of other kinds; also silences Lightning's notices.
+
+    Args:
+        callbacks: given callbacks; they come first.
+        checkpoint: write `last.ckpt` after every round.
+        progress: show progress.
+    """
+    keep_notices_out()  # these callbacks report the run
+    defaults = [
+        ServerAggregation, ClientMetrics, UnseenClientEvaluation, CommunicationCost, ClientWeights, ComponentAccuracy,
+        RunReport, TrainedParameters, Guarantees, SecureRounds, RobustRounds, AttackSuccess, ClientFaults,
+    ]  # fmt: skip
+    missing = [kind() for kind in defaults if not any(isinstance(one, kind) for one in callbacks)]
+    if progress and not any(isinstance(one, ProgressBar) for one in callbacks):
+        missing.append(FederatedProgressBar())
+    if checkpoint and not any(isinstance(one, LastCheckpoint) for one in callbacks):
+        missing.append(LastCheckpoint())
+    return [*callbacks, *missing]
+
+
+def callbacks_of(arguments: dict[str, Any]) -> list[Callback]:
+    """The callbacks of a trainer: the one that passes on rounds, the given ones and the defaults.
+
+    Args:
+        arguments: of the trainer.
+
+    Raises:
+        ConfigError: if a given callback cannot work on rounds.
+    """
+    given = arguments.get("callbacks") or []
+    chosen = [given] if isinstance(given, Callback) else list(given)
+    refuse_callbacks(chosen)
+    if arguments.get("enable_model_summary") and not any(isinstance(one, NetworkSummary) for one in chosen):
+        chosen.append(NetworkSummary())
+    # its `lr-Assign` is logged as `lr` in any case
+    chosen = [one for one in chosen if type(one) is not LearningRateMonitor]
+    chosen = with_defaults(
+        chosen,
+        checkpoint=arguments.get("enable_checkpointing") is not False,
+        progress=arguments.get("enable_progress_bar") is not False,
+    )
+    return [_FirstCallback(), MonitorCheck(), *chosen]
+
+
+class _FirstCallback(FederatedCallback):
+    """Shares the run's folder with all ranks, passes the record of a round to all callbacks, and shows signs of life.
+
+    It comes first, since a ModelCheckpoint may write at the end of the round what other callbacks make of the record.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Broadcast the folder that rank zero has claimed."""
+        for logger in trainer.loggers if stage == "fit" else ():
+            if isinstance(logger, RoundLogger):
+                logger.agree(trainer.strategy.broadcast)
+
+    def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
+        """Show the other ranks that this one makes progress."""
+        sign_of_life()
+
+    def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
+        """Show the other ranks that this one makes progress."""
+        sign_of_life()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
+    ) -> None:
+        """Pass on the record of a round after its last block."""
+        if batch.ends_round:
+            module = federated(pl_module)
+            module.tell("on_round_end", module.record)

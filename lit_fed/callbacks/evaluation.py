@@ -1,0 +1,211 @@
+"""Evaluation of seen and unseen clients: from the per-client table to the reported statistics."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lit_fed.core.types import RoundRecord
+from lit_fed.errors import ConfigError, notice
+from lit_fed.metrics.gathered import ClientTable
+from lit_fed.metrics.outliers import outlier
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
+from lit_fed.training.module import FederatedModule
+from lit_fed.training.strategy import same_on_every_rank
+
+__all__ = [
+    "ClientMetrics", "TrainingSplitEvaluation", "UnseenClientEvaluation", "log_results", "measure_population",
+]  # fmt: skip
+
+SMALL_LOSS = 1e-3
+"""Lower limit of the median loss: losses of a model that fits differ by any factor below it."""
+
+
+def measure_population(
+    trainer: Trainer,
+    module: FederatedModule,
+    population: Literal["seen", "unseen"],
+    split: Literal["train", "val", "test"],
+    table: ClientTable | None = None,
+) -> None:
+    """Serve this rank's clients of a population and measure them on a split, outside Lightning's loops.
+
+    Args:
+        trainer: the trainer.
+        module: the module whose clients are served.
+        population: the clients.
+        split: what they are measured on.
+        table: gets the results; None: the module's table of the population.
+    """
+    with trainer.precision_plugin.val_step_context():
+        for block in data_of(trainer).serving(population, split):
+            module.measure(trainer.strategy.batch_to_device(block), population, table)
+
+
+def log_results(module: FederatedModule, prefix: str, results: dict[str, float]) -> None:
+    """Log statistics that are equal on all ranks under `{prefix}/…`, and add them to the run's results."""
+    named = {f"{prefix}/{key}": value for key, value in results.items()}
+    module.results.update(named)
+    for key, value in named.items():
+        module.log(key, value, batch_size=1, **same_on_every_rank(module.trainer))
+
+
+def report_population(module: FederatedModule, population: str, split: str) -> None:
+    """Log the statistics of one population's table under `{split}/{population}/…` and keep its rows."""
+    table: Any = module.tables[population]
+    rows = table.compute()
+    table.reset()
+    module.keep_rows(population, rows)
+    for name, some in reported_rows(module, population, rows).items():
+        log_results(module, f"{split}/{name}", module.statistics(some))
+    _notice_outlier(module, population, split, rows)
+    if module.trainer.is_global_zero:
+        _notice_chosen(module, population, split)
+
+
+def reported_rows(module: FederatedModule, population: str, rows: Tensor) -> dict[str, Tensor]:
+    """Rows by reported group of clients: a population, and `honest` if some of its clients attack.
+
+    Args:
+        module: the module of the run.
+        population: `seen` or `unseen`.
+        rows: as of `ClientTable.compute`, [T, 3 + M + K].
+    """
+    honest = getattr(data_of(module.trainer), population).honest
+    return {population: rows} | ({} if honest is None else {"honest": rows[honest]})
+
+
+def _notice_outlier(module: FederatedModule, population: str, split: str, rows: Tensor) -> None:
+    """Name once a client whose loss dominates the mean over clients."""
+    clients = getattr(data_of(module.trainer), population)
+    held = rows[:, 0] > 0
+    if module.outlier_noticed or not module.trainer.is_global_zero or not held.any():
+        return
+    found = outlier(rows[held, 1] / rows[held, 0], SMALL_LOSS)
+    if found is None:
+        return
+    position, value, median = found
+    module.outlier_noticed = True
+    notice(
+        f"client {clients.names[int(clients.positions[held][position])]!r} has a {split} loss of {value:.3g}, the "
+        f"median of the {population} clients is {median:.3g}; it decides the mean, so look at its data"
+    )
+
+
+def _notice_chosen(module: FederatedModule, population: str, split: str) -> None:
+    """Report once which chosen metrics equal the accuracy, are undefined for some clients, or have no worst client."""
+    clients, chosen = getattr(data_of(module.trainer), population), module.chosen_metrics
+    same = [one.name for one in chosen.metrics if one.is_accuracy]
+    if same and "accuracy" not in chosen.said:
+        chosen.said.add("accuracy")
+        notice(
+            f"{', '.join(same)}: averaged over samples (micro), which is the accuracy again; give "
+            "{F1Score: {average: macro}}, say, for a mean over classes"
+        )
+    held = module.client_rows[population][:, 0] > 0
+    missing = ~module.client_metrics[population].isfinite() & held[:, None]
+    for one, nobody in zip(chosen.metrics, missing.T, strict=True):
+        if one.larger_is_better is None and f"{one.name}_worst" not in chosen.said:
+            chosen.said.add(f"{one.name}_worst")
+            notice(
+                f"{type(one.metric).__name__} does not say whether larger is better, so {one.name} has no worst client"
+            )
+        if nobody.any() and one.name not in chosen.said:
+            chosen.said.add(one.name)
+            why = f", since {one.reason}" if one.reason else ""
+            notice(
+                f"{one.name} is undefined for {int(nobody.sum())} of {int(held.sum())} {population} clients, for "
+                f"{clients.names[int(clients.positions[nobody][0])]!r}, say{why}; they take no part in its statistics, "
+                f"and {split}/{population}/{one.name}_undefined counts them"
+            )
+
+
+class ClientMetrics(FederatedCallback):
+    """Logs each round's training loss, local learning rate and time; after each evaluation statistics over clients.
+
+    Keys: `train/seen/loss`, `lr`, `time/round_seconds`; `{split}/seen/loss`, `accuracy` (weighted by samples),
+    `accuracy_decile`, `accuracy_worst`, `accuracy_std`, `accuracy_unweighted`; for regression `mse` likewise; and so
+    for each metric of `--model.metrics`, with the number of clients that have none as `<name>_undefined`. With
+    `--data.attackers` the same of the seen clients that do not attack, as `{split}/honest/…`.
+    """
+
+    def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
+        """Log the round's numbers, so that they precede its checkpoint."""
+        results = {name if "/" in name else f"train/seen/{name}": value for name, value in record.metrics.items()}
+        module.results.update(results)
+        module.log_dict(results, on_step=True, on_epoch=False, batch_size=1)
+        log_round(trainer, module, {"time/round_seconds": record.seconds, "lr": record.lr})
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the statistics of the evaluation."""
+        report_population(federated(pl_module), "seen", data_of(trainer).evaluation_split)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Log the statistics of the test."""
+        report_population(federated(pl_module), "seen", "test")
+
+
+class UnseenClientEvaluation(Callback):
+    """Adapts the clients held out of training on their training split and measures them on the evaluated split.
+
+    Keys are those of `ClientMetrics` with `unseen` for `seen`. Their adapted states are discarded.
+
+    Args:
+        every_n_evaluations: take part in every n-th periodic evaluation; the test always counts.
+    """
+
+    def __init__(self, every_n_evaluations: int = 1) -> None:
+        if every_n_evaluations < 1:
+            raise ConfigError(
+                f"UnseenClientEvaluation.every_n_evaluations is {every_n_evaluations}; give a number >= 1"
+            )
+        self.every_n_evaluations = every_n_evaluations
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure in every n-th evaluation, counted in rounds so that a resumed run keeps the beat."""
+        every = self.every_n_evaluations * (trainer.check_val_every_n_epoch or 1)
+        if trainer.state.fn == "fit" and federated(pl_module).num_rounds_done % every:
+            return
+        self._measure(trainer, pl_module, data_of(trainer).evaluation_split)
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure on the test split."""
+        self._measure(trainer, pl_module, "test")
+
+    def _measure(self, trainer: Trainer, pl_module: LightningModule, split: Literal["val", "test"]) -> None:
+        module = federated(pl_module)
+        if data_of(trainer).unseen is None:
+            return
+        measure_population(trainer, module, "unseen", split)
+        report_population(module, "unseen", split)
+
+
+class TrainingSplitEvaluation(Callback):
+    """Measures clients on their training samples too, in every periodic evaluation and in the test.
+
+    Clients that adapt do so on the samples that they are measured on. Keys are those of `ClientMetrics` with `train`
+    for the split, and `loss@served` for `loss`, since `train/seen/loss` is the loss of the local steps. clients.csv
+    shows the test split only.
+    Table 3 (accuracies in parentheses) and Figures 3 to 8 of https://arxiv.org/abs/2108.10252 show these numbers.
+    """
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure in every periodic evaluation."""
+        self._measure(trainer, federated(pl_module), "seen")
+        if data_of(trainer).unseen is not None:
+            self._measure(trainer, federated(pl_module), "unseen")
+
+    on_test_epoch_end = on_validation_epoch_end
+
+    def _measure(self, trainer: Trainer, module: FederatedModule, population: Literal["seen", "unseen"]) -> None:
+        # a second table: the module's may hold unreported results of another split
+        own: Any = module.tables[population]
+        table = own.clone()
+        table.reset()
+        measure_population(trainer, module, population, "train", table)
+        for name, rows in reported_rows(module, population, table.compute()).items():
+            results = module.statistics(rows)
+            named = {"loss@served" if key == "loss" else key: value for key, value in results.items()}
+            log_results(module, f"train/{name}", named)

@@ -1,1 +1,0 @@
-"""What several runs have in common and where they differ: their files, short names and pictures."""

@@ -1,0 +1,215 @@
+"""The results of a sweep: a table on the terminal, sweep.csv, sweep.md and sweep.png."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from optuna.distributions import CategoricalDistribution
+
+from lit_fed.command_line.compare import markdown_table, print_rows
+from lit_fed.command_line.sweep_file import Point, Sweep, choices_of
+from lit_fed.pictures.style import STYLE, save, scale_of
+from lit_fed.system.files import write_atomically
+from lit_fed.training.output import write_table
+
+__all__ = ["Result", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
+
+MOST_PANELS_IN_ROW = 3
+INK, BEST = "#1b4f8a", "#d1701f"
+
+
+class Result(NamedTuple):
+    """A finished point."""
+
+    number: int
+    point: Point
+    values: tuple[float, ...]  # of the metric, one for each seed
+    test_values: tuple[float, ...]  # of the same metric on the test split; () if that is the metric
+    seconds: float  # of training, all seeds together
+
+
+def result_of(sweep: Sweep, number: int, point: Point, folders: Sequence[Path]) -> Result | str:
+    """The results of a point's runs, one folder for each seed; or what is wrong with them."""
+    found = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    split, _, rest = sweep.metric.partition("/")
+    for summary in found:
+        value = summary.get(sweep.metric)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            known = [key for key in summary if key.startswith(f"{split}/")]
+            hint = f"; there are {', '.join(known[:4])}" if known else ""
+            needed = "; it needs --data.val_fraction and --trainer.check_val_every_n_epoch up to --trainer.max_epochs"
+            return f"{sweep.metric} is {value} in summary.json{hint}{needed if split == 'val' and not known else ''}"
+    tested = [summary.get(f"test/{rest}") for summary in found] if split != "test" else []
+    known_test = () if None in tested else tuple(tested)
+    seconds = sum(summary["seconds"] for summary in found)
+    return Result(number, point, tuple(summary[sweep.metric] for summary in found), known_test, seconds)
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation.
+
+    Example:
+        >>> spread([0.5]), spread([0.5, 0.7])
+        ('0.5000', '0.6000 ± 0.1414')
+    """
+    middle = f"{statistics.mean(values):.4f}"
+    return middle if len(values) == 1 else f"{middle} ± {statistics.stdev(values):.4f}"
+
+
+# ---------------------------------------------------------------------- tables
+def print_results(sweep: Sweep, results: Sequence[Result]) -> None:
+    """Print the table, the best point first."""
+    head, rows = _table(sweep, results)
+    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows)
+
+
+def write_results(sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path) -> None:
+    """Write sweep.csv, with full names and numbers, sweep.md with the command of the best point, and sweep.png."""
+    import pandas as pd
+
+    rows = []
+    for one in _in_order(sweep, results):
+        row: dict[str, Any] = {"point": one.number, **one.point, "seeds": len(one.values)}
+        for name, some in ((sweep.metric, one.values), (f"test/{sweep.metric.partition('/')[2]}", one.test_values)):
+            if some:
+                row[name] = statistics.mean(some)
+                row[f"{name}_std"] = statistics.stdev(some) if len(some) > 1 else math.nan
+        rows.append(row | {"seconds": round(one.seconds, 3)})
+    write_table(pd.DataFrame(rows), folder / "sweep.csv")
+    head, cells = _table(sweep, results)
+    lines = [f"# Sweep of {sweep.path.name}", "", f"{sweep.method}, {sweep.goal} {sweep.metric}", ""]
+    lines += markdown_table(head, cells)
+    if results:
+        best = sweep.arguments(_in_order(sweep, results)[0].point)
+        lines += ["", "The best point again:", "", "```bash", f"python -m lit_fed {shlex.join(best)}", "```"]
+        draw_sweep(sweep, results, folder / "sweep.png")
+    if failed:
+        lines += ["", "Failed:", "", *(f"- point {number:03d}: {error}" for number, error in failed.items())]
+    write_atomically(folder / "sweep.md", "\n".join([*lines, ""]))
+
+
+def _in_order(sweep: Sweep, results: Sequence[Result]) -> list[Result]:
+    return sorted(results, key=lambda one: statistics.mean(one.values), reverse=sweep.goal == "maximize")
+
+
+def _table(sweep: Sweep, results: Sequence[Result]) -> tuple[list[str], list[list[str]]]:
+    names = sweep.short_names()
+    tested = any(one.test_values for one in results)
+    head = ["point", *names.values(), sweep.metric, *(["on the test split"] if tested else []), "seconds"]
+    rows = []
+    for one in _in_order(sweep, results):
+        test = [spread(one.test_values) if one.test_values else ""] if tested else []
+        shown = (_label(one.point[key]) for key in names)
+        rows.append([f"{one.number:03d}", *shown, spread(one.values), *test, f"{one.seconds:.1f}"])
+    return head, rows
+
+
+def _label(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---------------------------------------------------------------------- figure
+def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
+    """Draw the metric against the keys that vary: two with choices as a heat map, else a panel for each.
+
+    Args:
+        sweep: the sweep.
+        results: its finished points, at least one.
+        path: the file to write.
+    """
+    import matplotlib as mpl
+
+    choices = all(isinstance(one, CategoricalDistribution) for one in sweep.parameters.values())
+    with mpl.rc_context(STYLE):
+        save((_heat_map if len(sweep.parameters) == 2 and choices else _panels)(sweep, results), path)
+
+
+def _choices(sweep: Sweep, key: str) -> list[Any]:
+    """The values of a key: numbers in ascending order, others in that of the file."""
+    values = choices_of(sweep.parameters[key])
+    return sorted(values) if all(map(_is_number, values)) else values
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _heat_map(sweep: Sweep, results: Sequence[Result]) -> Any:
+    """Darker is better; a frame marks the best cell."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
+
+    (across, label_across), (down, label_down) = sweep.short_names().items()
+    columns, rows = _choices(sweep, across), _choices(sweep, down)
+    figure = Figure(figsize=(2.4 + 0.95 * len(columns), 1.4 + 0.55 * len(rows)))
+    axes, maximize = figure.subplots(), sweep.goal == "maximize"
+    values = np.full((len(rows), len(columns)), np.nan)
+    cells = {(rows.index(one.point[down]), columns.index(one.point[across])): one for one in results}
+    for cell, one in cells.items():
+        values[cell] = statistics.mean(one.values)
+    image: Any = axes.imshow(values, cmap="Greys" if maximize else "Greys_r", aspect="auto", origin="lower")
+    for (row, column), one in cells.items():
+        share = image.norm(values[row, column])
+        dark = values.size > 1 and (share > 0.55 if maximize else share < 0.45)
+        text = f"{values[row, column]:.3f}"
+        text += f"\n± {statistics.stdev(one.values):.3f}" if len(one.values) > 1 else ""
+        axes.text(column, row, text, ha="center", va="center", color="white" if dark else "black", fontsize=9)
+    best = np.nanargmax(values) if maximize else np.nanargmin(values)
+    down_best, across_best = np.unravel_index(best, values.shape)
+    place = float(across_best) - 0.47, float(down_best) - 0.46
+    axes.add_patch(Rectangle(place, 0.94, 0.92, fill=False, edgecolor=BEST, linewidth=2.5))
+    axes.set_xticks(range(len(columns)), [_label(one) for one in columns])
+    axes.set_yticks(range(len(rows)), [_label(one) for one in rows])
+    axes.set(xlabel=label_across, ylabel=label_down)
+    axes.grid(visible=False)
+    figure.colorbar(image, label=sweep.metric)
+    return figure
+
+
+def _panels(sweep: Sweep, results: Sequence[Result]) -> Any:
+    """The metric against every key; a star marks the best point."""
+    from matplotlib.figure import Figure
+
+    names = sweep.short_names()
+    columns = min(len(names), MOST_PANELS_IN_ROW)
+    rows = -(-len(names) // columns)
+    figure = Figure(figsize=(1.0 + 3.0 * columns, 0.5 + 2.8 * rows))
+    panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for one in panels.flat[len(names) :]:
+        one.set_visible(False)
+    middle = np.array([statistics.mean(one.values) for one in results])
+    error = np.array([statistics.stdev(one.values) if len(one.values) > 1 else 0.0 for one in results])
+    best = middle.argmax() if sweep.goal == "maximize" else middle.argmin()
+    line: dict[str, Any] = {"linestyle": "-" if len(names) == 1 else "none", "marker": "o", "markersize": 5}
+    for axes, (key, name) in zip(panels.flat, names.items(), strict=False):
+        x = _positions(axes, sweep, results, key)
+        order = np.argsort(x, kind="stable")
+        bars = error[order] if error.any() else None
+        axes.errorbar(x[order], middle[order], bars, capsize=3, elinewidth=1, color=INK, alpha=0.8, **line)
+        axes.plot(x[best], middle[best], marker="*", markersize=15, color=BEST, markeredgecolor="black", zorder=5)
+        axes.set_xlabel(name)
+    for row in panels:
+        row[0].set_ylabel(sweep.metric)
+    return figure
+
+
+def _positions(axes: Any, sweep: Sweep, results: Sequence[Result], key: str) -> np.ndarray:
+    """Positions of the points: their numbers, or the indices of their choices if these are no numbers."""
+    kind = sweep.parameters[key]
+    choices = _choices(sweep, key) if isinstance(kind, CategoricalDistribution) else []
+    if not all(map(_is_number, choices)):
+        labels = [_label(one) for one in choices]
+        turned = {"rotation": 30, "ha": "right"} if max(map(len, labels)) * len(labels) > 28 else {}
+        axes.set_xticks(range(len(choices)), labels, **turned)
+        axes.margins(x=0.15)
+        return np.array([choices.index(one.point[key]) for one in results], dtype=float)
+    numbers = np.array([one.point[key] for one in results], dtype=float)
+    axes.set_xscale("log" if getattr(kind, "log", False) else scale_of(numbers))
+    return numbers

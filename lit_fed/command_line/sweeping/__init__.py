@@ -1,1 +1,0 @@
-"""Sweeps of W&B's file format on this machine, for the command `sweep`."""

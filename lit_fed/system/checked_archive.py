@@ -1,0 +1,57 @@
+"""Files of `torch.save` whose checksums are verified before anything is read."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["DamagedFileError", "load_checked"]
+
+MOST_LETTERS = 200
+"""Of the name of an entry in a message; PyTorch names them `archive/data/12`."""
+
+
+class DamagedFileError(ValueError):
+    """A file is not what was written; the message says what is wrong with it, without naming it."""
+
+
+def load_checked(path: Path, *, values: bool = True) -> Any:
+    """The content of a file of `torch.save`, on the CPU, if each entry has its CRC, which PyTorch does not verify.
+
+    Only tensors and plain types are loaded, so nothing in the file is ever executed.
+
+    Args:
+        path: the file.
+        values: read the values of tensors; else these are on the device `meta`.
+
+    Raises:
+        DamagedFileError: if it is not what was written, is no such file, or holds anything else.
+        OSError: if it cannot be opened.
+    """
+    stat = path.stat()
+    _verify(path.absolute(), stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    try:
+        return torch.load(path, map_location="cpu" if values else "meta", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DamagedFileError("it holds something else than tensors and plain types, which is never loaded") from error
+    except Exception as error:  # damage beside the entries, or a file that was made up
+        raise DamagedFileError(f"its content makes no sense to PyTorch, {type(error).__name__}") from error
+
+
+@lru_cache(maxsize=8)  # a command reads the arguments in a checkpoint first, then its state
+def _verify(path: Path, *_stamp: int) -> None:
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+        except zipfile.BadZipFile as error:
+            raise DamagedFileError("its end is missing, or it never was a file of this kind") from error
+        except Exception as error:  # whatever a damaged directory makes the reader raise
+            raise DamagedFileError("its directory cannot be read") from error
+    if damaged is not None:
+        raise DamagedFileError(f"its entry {damaged[:MOST_LETTERS]!r} does not have the content that was written")

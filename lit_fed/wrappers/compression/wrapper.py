@@ -1,0 +1,425 @@
+"""Compression, around any algorithm that averages models: clients send encoded changes, and may receive encoded ones.
+
+The codecs are in `codecs/`, each with its paper.
+
+EF14: Stich, Cordonnier, Jaggi. "Sparsified SGD with Memory". NeurIPS 2018. https://arxiv.org/abs/1809.07599
+EF21: Richtárik, Sokolov, Fatkhullin. "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
+Feedback". NeurIPS 2021. https://arxiv.org/abs/2106.05203
+Broadcast: Gruntkowska, Tyurin, Richtárik. "EF21-P and Friends: Improved Theoretical Communication Complexity for
+Distributed Optimization with Bidirectional Compression". ICML 2023. https://arxiv.org/abs/2209.15218
+
+Symbols:
+    Δ_i -> news        the change in a client's message, of its parameters alone
+    Q   -> codec       what the receiver decodes of an encoded change
+    e_i -> memory      EF14: the part of Δ_i that client i has not sent yet; EF21: what the server knows of Δ_i
+    ḡ   -> shared.own  EF21: the mean of what the server knows of all T clients
+    x   -> shared.inner           broadcast: the server's models
+    w   -> shared.own.parameters  broadcast: what clients have decoded, from which they train: w <- w + Q(x - w)
+Deviations:
+    A component of a mixture, and a leaf of a model, is a vector of its own (`leaf`). Leaves of less than 64 numbers and
+    running statistics are not encoded; nor is what an algorithm broadcasts beside its models.
+    Ours: with a memory an unbiased codec is scaled down by 1 + ω, where ω bounds its relative variance; otherwise it
+    would not contract, and errors would grow.
+    Ours: in EF21 clients weigh as in the algorithm, and absent ones count with what the server knows of them.
+    Ours: a client keeps its error of a component that it does not send.
+    Broadcast: clients send models; what the server adds to x is their difference from w. A client that missed the last
+    message is sent the whole model. Ours: the server keeps the number of the last message of each client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from lit_fed.core import tree
+from lit_fed.core.context import Context
+from lit_fed.core.reduce import cast_like
+from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, ModelState, Reduced, Tree
+from lit_fed.errors import ConfigError
+from lit_fed.wrappers.base import Around, Guarded
+from lit_fed.wrappers.compression.codecs.base import (
+    SMALLEST,
+    Chances,
+    Codec,
+    Encoded,
+    Scope,
+    encode_each,
+    leaves_of,
+    vectors_of,
+)
+from lit_fed.wrappers.deltas import (
+    known,
+    names_of_parameters,
+    news,
+    parameter_trees,
+    tell,
+    with_parameter_trees,
+)
+from lit_fed.wrappers.fedbn import LocalNorm
+
+__all__ = ["Broadcast", "Compressed", "CompressedBroadcast", "Compression", "Feedback", "ef14", "ef21", "sent_leaves"]
+
+
+def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, news: Tensor) -> tuple[Encoded, Tensor]:
+    """What has not been told so far is told along: a = e + Δ is encoded, and e becomes a − Q(a).
+
+    All that was decoded and the last e together are all news.
+
+    Args:
+        encode: Q.
+        error: e, of the shape of the news; 0 at first.
+        news: Δ.
+
+    Returns:
+        What is sent, and the new e.
+    """
+    wanted = error + news
+    sent = encode(wanted)
+    return sent, wanted - sent.decoded
+
+
+def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, news: Tensor) -> tuple[Encoded, Tensor]:
+    """What the server knows of a client's news moves towards them: g becomes g + Q(Δ − g).
+
+    Args:
+        encode: Q.
+        known: g, of the shape of the news; 0 at first.
+        news: Δ.
+
+    Returns:
+        What is sent, and the new g, which the server takes for the news.
+    """
+    sent = encode(news - known)
+    return sent, known + sent.decoded
+
+
+Feedback = Literal["none", "ef14", "ef21"]
+"""What becomes of what a codec loses: nothing; it is told later (EF14); or the next change is told from it (EF21)."""
+
+Leaves = dict[str, Tensor]
+
+
+class SentPart(NamedTuple):
+    """What became of one tree of parameters, whose vectors are [M, ...] each."""
+
+    told: Leaves  # what is decoded, float64
+    memory: Leaves  # what is kept
+    saved: Tensor  # [] float64, bits
+    lost: Tensor  # [] float64, squared error of what was encoded
+    squared: Tensor  # [] float64, its squared norm
+
+
+@dataclass(frozen=True)
+class Compressed(Around):
+    """Clients send encoded changes of their parameters.
+
+    Args:
+        inner: the algorithm.
+        codec: encodes them.
+        feedback: what becomes of what it loses.
+        scope: what is encoded as one vector.
+    """
+
+    codec: Codec
+    feedback: Feedback = "none"
+    scope: Scope = "leaf"
+
+    @property
+    def remembers_clients(self) -> bool:
+        """With error feedback."""
+        return self.feedback != "none"
+
+    @property
+    def remembers_rounds(self) -> bool:
+        """With EF21, whose server knows something of every client."""
+        return self.feedback == "ef21"
+
+    def client_memory(self, ctx: Context, shared: Tree, data: ClientData) -> tuple[Leaves, ...]:
+        """Nothing has been told, and nothing is known: zeros for each vector of each tree of parameters."""
+        leaves = sent_leaves(self.inner, ctx, tree.models(shared)[0].parameters)
+        zeros = tree.zeros_like(vectors_of(leaves, self.codec, self.scope))
+        return tuple(tree.zeros_like(zeros) for _ in range(2 if self.inner.message.beside_models else 1))
+
+    def server_memory(self, ctx: Context, shared: Tree) -> tuple[Leaves, ...]:
+        """ḡ = 0, in float64."""
+        leaves = sent_leaves(self.inner, ctx, tree.models(shared)[0].parameters)
+        vectors = vectors_of(leaves, self.codec, self.scope)
+        return (tree.map_leaves(lambda leaf: torch.zeros_like(leaf, dtype=torch.float64), vectors),)
+
+    def encode(
+        self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
+    ) -> tuple[Message, Tree, dict[str, Tensor]]:
+        """The message that the server decodes, with what it costs."""
+        value, heard = message.value, self.heard(ctx, shared)
+        of_old = known(self.inner, heard, value)
+        changes = news(value, of_old)
+        names = names_of_parameters(heard)
+        parts = parameter_trees(changes, names)
+        taken = value.taken if isinstance(value, Chosen) else None
+        sent = []
+        for place, part in enumerate(parts):
+            leaves = sent_leaves(self.inner, ctx, part)
+            kept = memory[place] if self.remembers_clients else None
+            sent.append(self._sent(ctx, leaves, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
+        encoded = iter([part | one.told for part, one in zip(parts, sent, strict=True)])
+        told = with_parameter_trees(changes, encoded, names)
+        plain = torch.full_like(message.weight, tree.bits(value)) if message.bits_up is None else message.bits_up
+        saved, lost, squared = (torch.stack(each).sum() for each in list(zip(*sent, strict=True))[2:])
+        metrics = {  # in float32, whose mean over clients does not depend on their order
+            "compression/error": (lost / torch.where(squared > 0, squared, 1.0)).float(),
+            "comm/compression_up": (plain / (plain - saved)).float(),
+        }
+        message = message._replace(value=tell(value, of_old, changes, told), bits_up=plain - saved)
+        return message, tuple(one.memory for one in sent), metrics
+
+    def _sent(
+        self, ctx: Context, leaves: Leaves, kept: Leaves | None, taken: Tensor | None, client_id: Tensor, stream: str
+    ) -> SentPart:
+        """One tree of parameters, leaves [M, ...], of which the models with `taken` = 1, [M], are sent; None: all."""
+        vectors = vectors_of(leaves, self.codec, self.scope)
+        told, memory, numbers = dict(vectors), {}, torch.zeros(3, dtype=torch.float64, device=client_id.device)
+        for name, vector in vectors.items():
+            number, rows = vector[0].numel(), (vector,) if kept is None else (vector, kept[name].double())
+            named = (ctx.seed, ctx.round_idx, self._whose(client_id), f"compression/{stream}/{name}")
+            encoded, wanted, new = encode_each(self._encode_one, rows, named)
+            told[name], lost, saved = encoded.decoded, encoded.decoded - wanted, 8 * ctx.task.dtype.itemsize * number
+            saved = saved - encoded.bits
+            if kept is not None:
+                memory[name] = new.to(kept[name].dtype)
+            if taken is not None:
+                mask = taken.view(-1, *[1] * (vector.ndim - 1)) > 0
+                told[name], lost, wanted = (torch.where(mask, one, 0.0) for one in (told[name], lost, wanted))
+                saved = taken * saved
+                if kept is not None:
+                    memory[name] = torch.where(mask, memory[name], kept[name])
+            squares = [one.square().sum() for one in (lost, wanted)]
+            numbers = numbers + torch.stack([saved.sum(), *squares])
+        return SentPart(leaves_of(told, leaves, self.scope), memory, *numbers)
+
+    def _whose(self, client_id: Tensor) -> Tensor:
+        """Whose random numbers decide: the client's, or those of client 0 for all."""
+        return client_id if self.codec.randomness == "client" else torch.zeros_like(client_id)
+
+    def _encode_one(self, chances: Chances, news: Tensor, *kept: Tensor) -> tuple[Encoded, Tensor, Tensor]:
+        """What is sent of one vector, what was to be sent, and what is kept."""
+
+        def encode(values: Tensor) -> Encoded:
+            sent = self.codec.encode(values, chances)
+            variance = self.codec.relative_variance(values.numel()) if kept else 0.0
+            return sent._replace(decoded=sent.decoded / (1 + variance)) if variance else sent
+
+        if self.feedback == "none":
+            return encode(news), news, news
+        later = self.feedback == "ef14"
+        sent, new = (ef14 if later else ef21)(encode, kept[0], news)
+        return sent, kept[0] + news if later else news - kept[0], new
+
+    def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
+        """With EF21 the mean of what is known of all clients, to which these have added; else what there is."""
+        if not self.remembers_rounds:
+            return reduced, ()
+        server, names = self.inside(shared), names_of_parameters(self.inside(shared))
+        of_old = known(self.inner, server, reduced.value)
+        changes = news(reduced.value, of_old)
+        (part,) = parameter_trees(changes, names)
+        leaves = sent_leaves(self.inner, ctx, part)
+        share = reduced.weight / ctx.total_weight
+        added = vectors_of(leaves, self.codec, self.scope)
+        mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
+        told = with_parameter_trees(changes, iter([part | leaves_of(mean, leaves, self.scope)]), names)
+        return reduced._replace(value=tree.add(of_old, told)), (mean,)
+
+
+def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
+    """The parameters that clients send: without normalisation that they keep."""
+    while isinstance(algorithm, Around):
+        if isinstance(algorithm, LocalNorm):
+            return {name: leaf for name, leaf in leaves.items() if name not in ctx.task.norm_names}
+        algorithm = algorithm.inner
+    return leaves
+
+
+NEVER = -2  # no message comes right after it
+
+
+class Broadcast(NamedTuple):
+    """What the server remembers of what it sent."""
+
+    parameters: dict[str, Tensor]  # w, leaves [M, ...]
+    saved: Tensor  # [] float64, bits that the last message saves
+    number: Tensor  # [] int64, of the last message
+    heard: Tensor  # [T] int64, number of the last message that each client heard
+
+
+@dataclass(frozen=True)
+class CompressedBroadcast(Around):
+    """Clients hear encoded changes of the first shared models.
+
+    Args:
+        inner: the algorithm.
+        codec: encodes them.
+        scope: what is encoded as one vector.
+    """
+
+    codec: Codec
+    scope: Scope = "leaf"
+
+    @property
+    def remembers_rounds(self) -> bool:
+        """What was sent."""
+        return True
+
+    def server_memory(self, ctx: Context, shared: Tree) -> Broadcast:
+        """The initial models, which nobody has heard yet."""
+        parameters = tree.map_leaves(torch.clone, tree.models(shared)[0].parameters)
+        zero = torch.zeros((), dtype=torch.int64)
+        return Broadcast(parameters, zero.double(), zero, torch.full((ctx.num_clients,), NEVER))
+
+    def heard(self, ctx: Context, shared: Guarded) -> Tree:
+        """The algorithm's shared state with w in the place of x."""
+        return _with_first(shared.inner, shared.own.parameters)[0]
+
+    def told(self, own: Broadcast, client_id: int) -> Broadcast:
+        """Which message the client heard last; w is what it hears already."""
+        last = own.heard[client_id : client_id + 1]
+        return own._replace(parameters={}, heard=last if len(last) else own.heard[-1:])
+
+    def received(self, ctx: Context, sent: Guarded, client_id: int) -> Guarded:
+        """The algorithm's, with w in its place."""
+        inner, own = super().received(ctx, sent, client_id)
+        return Guarded(inner, own._replace(parameters=tree.models(inner)[0].parameters))
+
+    def client_final(self, ctx: Context, shared: Guarded, work: Any, data: ClientData) -> ClientResult:
+        """The algorithm's; who heard the message before is sent an encoded one."""
+        result = super().client_final(ctx, shared, work, data)
+        last = shared.own.heard[data.client_id.clamp(max=len(shared.own.heard) - 1)]  # of all, or this one's
+        bits = result.message.bits_down
+        assert bits is not None
+        bits = torch.where(last == shared.own.number - 1, bits - shared.own.saved, bits)
+        return result._replace(message=result.message._replace(bits_down=bits))
+
+    def server_step(self, ctx: Context, shared: Guarded, reduced: Reduced, client_ids: Tensor) -> Guarded:
+        """The algorithm's, on models as far from x as those of clients are from w; then w <- w + Q(x - w)."""
+        if tree.leaves(reduced.value):
+            server, clients = (known(self.inner, one, reduced.value) for one in (shared.inner, self.heard(ctx, shared)))
+            far = news(server, clients)
+            moved = tree.map_leaves(lambda value, way: torch.where(way == 0, value, value + way), reduced.value, far)
+            reduced = reduced._replace(value=moved)
+        new = cast_like(self.inner.server_step(ctx, shared.inner, reduced, client_ids), shared.inner)
+        told, saved = self._told(ctx, tree.models(new)[0].parameters, shared.own.parameters)
+        number = shared.own.number
+        return Guarded(new, Broadcast(told, saved, number + 1, shared.own.heard.index_fill(0, client_ids, int(number))))
+
+    def _told(self, ctx: Context, new: dict[str, Tensor], old: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
+        """What clients decode, and the bits that the message saves."""
+        changes = news(new, old)
+        sent = sent_leaves(self.inner, ctx, changes)  # others cost no bits that could be saved
+        vectors, zero = vectors_of(sent, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
+        decoded, saved = {}, zero.double()
+
+        def encode(chances: Chances, values: Tensor) -> Encoded:
+            return self.codec.encode(values, chances)
+
+        for name, vector in vectors.items():
+            stream = (ctx.seed, ctx.round_idx, zero, f"broadcast/{ctx.phase}/{name}")
+            one: Encoded = encode_each(encode, (vector,), stream)
+            decoded[name] = one.decoded
+            saved = saved + 8 * ctx.task.dtype.itemsize * vector.numel() - one.bits.sum()
+        told: dict[str, Tensor] = tell(new, old, changes, changes | leaves_of(decoded, sent, self.scope))
+        return told, saved
+
+
+def _with_first(shared: Tree, parameters: dict[str, Tensor]) -> tuple[Tree, bool]:
+    """The tree with these parameters in its first models, and whether it holds models."""
+    if isinstance(shared, ModelState):
+        return shared._replace(parameters=parameters), True
+    if isinstance(shared, dict):
+        values, found = _with_first(tuple(shared.values()), parameters)
+        return dict(zip(shared, values, strict=True)), found
+    if not isinstance(shared, tuple | list):
+        return shared, False
+    children, found = [], False
+    for child in shared:
+        new, here = (child, False) if found else _with_first(child, parameters)
+        children.append(new)
+        found = found or here
+    return (type(shared)(*children) if hasattr(shared, "_fields") else type(shared)(children)), found
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Codecs of what clients send and of what they receive."""
+
+    up: Codec | None = None
+    feedback: Feedback | None = None
+    scope: Scope = "leaf"
+    down: Codec | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse unknown values, and settings of a codec that is not there or does not fit."""
+        if self.feedback not in (None, *get_args(Feedback)):
+            raise ConfigError(f"--model.compression_feedback is {self.feedback}; give none, ef14 or ef21")
+        if self.scope not in get_args(Scope):
+            raise ConfigError(f"--model.compression_scope is {self.scope}; give leaf or whole")
+        for name, given, missing in (
+            ("feedback", self.feedback, self.feedback is not None and self.up is None),
+            ("scope", self.scope, self.scope != "leaf" and not self._given),
+        ):
+            if missing:
+                raise ConfigError(
+                    f"--model.compression_{name} is {given}, and there is no --model.compression; give one, or leave "
+                    "it out"
+                )
+        for option, codec in self._given.items():
+            if codec.keeps_shape and self.scope == "whole":
+                raise ConfigError(
+                    f"{option} is {type(codec).__name__}, which takes matrices, and --model.compression_scope is "
+                    "whole; give leaf"
+                )
+
+    def around(self, algorithm: Any) -> Any:
+        """`Compressed` around an algorithm, if there is a codec."""
+        return algorithm if self.up is None else Compressed(algorithm, self.up, self._told_later(algorithm), self.scope)
+
+    def around_broadcast(self, algorithm: Any) -> Any:
+        """`CompressedBroadcast` around an algorithm, if there is a codec for the way down."""
+        return algorithm if self.down is None else CompressedBroadcast(algorithm, self.down, self.scope)
+
+    def _told_later(self, algorithm: Any) -> Feedback:
+        """The feedback; by default none for a codec that loses nothing on average, unless what it loses adds up."""
+        assert self.up is not None
+        usual: Feedback = "none" if self.up.unbiased and not algorithm.message.accumulates else "ef14"
+        return usual if self.feedback is None else self.feedback
+
+    @property
+    def _given(self) -> dict[str, Codec]:
+        """The codecs, by their options."""
+        given = {"--model.compression": self.up, "--model.downlink_compression": self.down}
+        return {option: codec for option, codec in given.items() if codec is not None}
+
+    def check_models(self, algorithm: Any, ctx: Context, shared: Tree) -> None:
+        """Refuse codecs that do not fit the models.
+
+        Args:
+            algorithm: the algorithm inside the wrappers that come before.
+            ctx: what every client knows.
+            shared: the shared state.
+
+        Raises:
+            ConfigError: naming the option, the leaf and its size.
+        """
+        for option, codec in self._given.items():
+            leaves: dict[str, Tensor] = sent_leaves(algorithm, ctx, tree.models(shared)[0].parameters)
+            vectors = vectors_of(leaves, codec, self.scope)
+            if not vectors:
+                largest = max((leaf[0].numel() for leaf in leaves.values()), default=0)
+                raise ConfigError(
+                    f"{option} {type(codec).__name__} has nothing to encode: leaves of less than {SMALLEST} numbers go "
+                    f"as they are, and the largest has {largest}; give --model.compression_scope whole, or leave it out"
+                )
+            for name, vector in vectors.items():
+                codec.check_size(vector[0].numel(), "the model" if self.scope == "whole" else name)
