@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -21,14 +22,15 @@ from statistics import median, quantiles
 from typing import Any
 
 __all__ = [
+    "CLOSURES",
     "PACKAGE",
     "ROOMS",
     "arrows",
     "arrows_back",
-    "defined_twice",
+    "closure",
     "draw_rooms",
+    "lonely_files",
     "long_classes",
-    "long_files",
     "main",
     "passed_by",
     "room_of",
@@ -60,30 +62,24 @@ ROOMS = {
 }
 """The rooms from the bottom up: each may import from itself and from those before it."""
 
-LONGEST_FILE = 400
+CLOSURES = {"algorithms/fedavg.py": 16, "rounds.py": 35, "cli.py": 190}
+"""How many files one reads at most to follow an algorithm, a round and the command line: imports, and theirs."""
+
+SHORTEST_FILE = 150
+"""Lines from which a file may stand for itself; a shorter one needs two files that import it."""
+
+OWN_FILES = (
+    "algorithms/", "callbacks/", "command_line/", "data/data_sets/", "data/partitions/", "data/poison/", "models/",
+    "wrappers/compression/codecs/", "wrappers/robust/attacks/", "wrappers/robust/rules/", "__main__.py",
+)  # fmt: skip
+"""Where a file is one thing that its user chooses by name: an algorithm, a command, a data set, a rule."""
+
 LONGEST_CLASS = 115  # "at most about 110", without the docstring
-ENTRY_POINTS = {"main"}  # of the installed command, and of the command line behind it
 
 
 def parsed(package: Path) -> dict[str, ast.Module]:
     """Syntax tree of each file, by its path in the package."""
     return {str(path.relative_to(package)): ast.parse(path.read_text()) for path in sorted(package.rglob("*.py"))}
-
-
-def defined_twice(package: Path) -> dict[str, list[str]]:
-    """The files of each public class or function that more than one of them defines."""
-    found = defaultdict(list)
-    for path, module in parsed(package).items():
-        for node in module.body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                found[node.name].append(path)
-    return {name: paths for name, paths in found.items() if len(paths) > 1 and name not in ENTRY_POINTS}
-
-
-def long_files(package: Path) -> dict[str, int]:
-    """The number of lines of each file that has too many."""
-    lines = {str(path.relative_to(package)): len(path.read_text().splitlines()) for path in package.rglob("*.py")}
-    return {path: count for path, count in lines.items() if count > LONGEST_FILE}
 
 
 def long_classes(package: Path) -> dict[str, int]:
@@ -168,6 +164,39 @@ def arrows_back(package: Path, rooms: Iterable[str] = ROOMS) -> dict[str, str]:
     return found
 
 
+def file_of(package: Path, name: str) -> Path:
+    """The file of a module."""
+    path = package.joinpath(*name.split(".")[1:])
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def closure(package: Path, path: str) -> set[str]:
+    """The modules that a file imports, directly or not, and itself; `lit_fed`, which hands on names, is not counted."""
+    trees = modules_of(package)
+    found: set[str] = set()
+    waiting = ["lit_fed." + path.removesuffix(".py").replace("/", ".")]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name != "lit_fed":
+            found.add(name)
+            waiting += imports(trees[name], trees)
+    return found
+
+
+def lonely_files(package: Path) -> dict[str, int]:
+    """The number of lines of each short file that fewer than two others import."""
+    trees, users = modules_of(package), Counter[str]()
+    for tree in trees.values():
+        users.update(imports(tree, trees))
+    found = {}
+    for name in trees:
+        path = file_of(package, name)
+        place, lines = str(path.relative_to(package)), len(path.read_text().splitlines())
+        if lines < SHORTEST_FILE and users[name] < 2 and path.name != "__init__.py" and not place.startswith(OWN_FILES):
+            found[place] = lines
+    return found
+
+
 # ---------------------------------------------------------------------- the way of an option
 OPTION, VALUE = "model.compression_feedback", "ef21"
 
@@ -248,8 +277,48 @@ def show(package: Path) -> None:
     console.print(f"to follow a round of FedEM: {sum(lines.values())} lines in {len(lines)} files, {lines}")
     console.print(f"core files that one algorithm alone uses: {used_by_one_algorithm(package) or 0}")
     console.print(f"arrows that point back: {arrows_back(package) or 0}")
-    console.print(f"public names that stand twice: {defined_twice(package) or 0}")
-    console.print(f"files above {LONGEST_FILE} lines: {long_files(package) or 0}")
+    console.print(f"short files that fewer than two others import: {lonely_files(package) or 0}")
+    console.print(_counts(package))
+
+
+def _counts(package: Path) -> Any:
+    """The table of the size of the repository."""
+    from rich.table import Table
+
+    root, table = package.parent, Table("what", "count", title="Size")
+    sources = [path.read_text() for path in package.rglob("*.py")]
+    table.add_row(
+        "lit_fed: lines / of code / files", f"{_lines(sources)} / {sum(map(code_lines, sources))} / {len(sources)}"
+    )
+    for folder, kind in (("tests", "py"), ("scripts", "py"), ("docs", "md")):
+        table.add_row(f"{folder}: lines", str(_lines(path.read_text() for path in (root / folder).rglob(f"*.{kind}"))))
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout
+    table.add_row("files in the repository", str(len(listed.splitlines())))
+    for path, most in CLOSURES.items():
+        table.add_row(f"files read for {path}", f"{len(closure(package, path))} (at most {most})")
+    table.add_row("class attributes of Algorithm", str(len(flags(package))))
+    return table
+
+
+def _lines(texts: Iterable[str]) -> int:
+    return sum(len(text.splitlines()) for text in texts)
+
+
+def code_lines(text: str) -> int:
+    """The number of lines that are neither blank nor comment nor docstring."""
+    tree = ast.parse(text)
+    strings = [one.value for one in ast.walk(tree) if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)]
+    said = {line for one in strings for line in range(one.lineno, (one.end_lineno or 0) + 1)}
+    lines = enumerate(map(str.strip, text.splitlines()), 1)
+    return sum(bool(line) and not line.startswith("#") and number not in said for number, line in lines)
+
+
+def flags(package: Path) -> list[str]:
+    """The class attributes of `Algorithm`, which a subclass may set."""
+    tree = ast.parse((package / "core/algorithm.py").read_text())
+    (interface,) = (one for one in tree.body if isinstance(one, ast.ClassDef) and one.name == "Algorithm")
+    declared = [one for one in interface.body if isinstance(one, ast.AnnAssign)]
+    return [ast.unparse(one.target) for one in declared if "ClassVar" in ast.unparse(one.annotation)]
 
 
 def draw_rooms(package: Path, path: Path) -> None:

@@ -1,19 +1,41 @@
 """Options of the tests, and what they share."""
 
 import importlib
+import signal
+from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["side_by_side"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What is chosen on the command line."""
+    """Add what can be chosen on the command line and in pyproject.toml."""
     parser.addoption(
         "--both-client-trainers", action="store_true", help="run the tests of algorithms with each client trainer"
     )
+    parser.addoption(
+        "--public-names", action="store_true", help="run as with a PyTorch that has no private names that speed uses"
+    )
+    parser.addini("long_files", "files whose tests begin first, in this order", type="linelist")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Load what tests share."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(importlib.import_module("shared"), "shared")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the files that take longest first: workers take one file after the other."""
+    long = [config.rootpath / name for name in config.getini("long_files")]
+    if gone := [str(path) for path in long if not path.is_file()]:
+        raise pytest.UsageError(f"long_files in pyproject.toml names missing files: {', '.join(gone)}")
+    items.sort(key=lambda item: long.index(item.path) if item.path in long else len(long))
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
+    """Return a folder that all workers share: the one above theirs, or the only one."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(pytestconfig, "workerinput") else base

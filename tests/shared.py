@@ -10,7 +10,8 @@ import pytest
 import torch
 from federated_round import Federation, Scale, run_rounds
 
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
+from lit_fed.clients import SequentialTrainer, VectorizedTrainer, at_once
+from lit_fed.core.networks import products
 from lit_fed.core.solvers import newton
 from lit_fed.models import Linear
 
@@ -39,29 +40,39 @@ def pytest_collection_modifyitems(config, items):
     items[:] = [item for item in items if item not in gone]
 
 
-def pytest_collection_finish(session):
-    """Before the first test: what each process that runs tests needs is there, and done once.
+@pytest.fixture(scope="session", autouse=True)
+def _prepared(shared_folder):
+    """Do once what takes longer than the rest of a small run: figures, the parser, reading the digits.
 
-    Pictures, the parser of the command line and reading the digits take longer than all the rest of a small run; and
-    what lives as long as the tests need not be looked through again and again for garbage.
+    What lives as long as the tests need not be looked through again and again for garbage.
     """
-    drawn = session.config._tmp_path_factory.getbasetemp() / "drawn"
-    drawn.mkdir()
-    os.environ[prepared.DRAWN] = str(drawn)
+    for variable, name in ((prepared.DRAWN, "drawn"), (prepared.STARTED, "started")):
+        os.environ[variable] = str(shared_folder / name)
+    (shared_folder / "drawn").mkdir(exist_ok=True)
     prepared.do_not_render()
     prepared.read_digits_once()
     if "lit_fed.cli" in sys.modules:
         prepared.build_parser_once()
-    if "running" in sys.modules and session.config.getoption("processes") > 1 and not session.config.option.collectonly:
-        sys.modules["running"].server()
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
+    yield
+    gc.unfreeze()  # or libraries complain of what is left at the end of the process
 
 
-def pytest_unconfigure():
-    """At the end of the process all of it goes, so that no library complains of what is left."""
-    gc.unfreeze()
+@pytest.fixture
+def public_names(monkeypatch):
+    """A PyTorch without the private names that speed uses."""
+    monkeypatch.setattr(at_once, "_private_layer", lambda: None)
+    monkeypatch.setattr(products, "_has_private_names", lambda: False)
+    monkeypatch.setattr(products, "_prefers_onednn", lambda: False)
+    monkeypatch.delattr(torch, "_foreach_copy_")
+
+
+@pytest.fixture(autouse=True)
+def _public_names_alone(request):
+    if request.config.getoption("--public-names"):
+        request.getfixturevalue("public_names")
 
 
 @pytest.fixture(autouse=True)

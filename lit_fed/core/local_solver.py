@@ -15,7 +15,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, LocalWork, ModelState
 from lit_fed.errors import check_settings
 
-__all__ = ["LocalSolver", "OptimizerState", "Penalty"]
+__all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs"]
 
 PIECE = 2**17
 """Elements of a leaf that are updated at once on a CPU: few enough for its caches to hold all that an update reads."""
@@ -30,6 +30,17 @@ class OptimizerState(NamedTuple):
     step: Tensor  # [] number of updates so far
     first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters
     second: dict[str, Tensor]  # second moment, leaves as the parameters
+
+
+class StepInputs(NamedTuple):
+    """What a step works on, see `LocalSolver.step`."""
+
+    models: ModelState
+    optimizer: OptimizerState
+    batch: Batch
+    lr: Tensor
+    weight: Tensor | None
+    penalty: Penalty | None
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,8 @@ class LocalSolver:
         Returns:
             The new models, the new optimizer state and the loss before the step without the penalty, [M].
         """
-        models, optimizer, loss = self._advance(task, models, optimizer, batch, lr, weight, penalty, with_loss=True)
+        given = StepInputs(models, optimizer, batch, lr, weight, penalty)
+        models, optimizer, loss = self._advance(task, given, with_loss=True)
         assert loss is not None
         return models, optimizer, loss
 
@@ -176,22 +188,15 @@ class LocalSolver:
         penalty: Penalty | None = None,
     ) -> tuple[ModelState, OptimizerState]:
         """The models and the optimizer state of `step`, without the loss where that is work of its own."""
-        return self._advance(task, models, optimizer, batch, lr, weight, penalty, with_loss=False)[:2]
+        given = StepInputs(models, optimizer, batch, lr, weight, penalty)
+        return self._advance(task, given, with_loss=False)[:2]
 
     def _advance(
-        self,
-        task: Task,
-        models: ModelState,
-        optimizer: OptimizerState,
-        batch: Batch,
-        lr: Tensor,
-        weight: Tensor | None,
-        penalty: Penalty | None,
-        *,
-        with_loss: bool,
+        self, task: Task, given: StepInputs, *, with_loss: bool
     ) -> tuple[ModelState, OptimizerState, Tensor | None]:
         if task.one_by_one:
-            return self._advance_each(task, models, optimizer, batch, lr, weight, penalty)
+            return self._advance_each(task, given)
+        models, optimizer, batch, lr, weight, penalty = given
         loss, gradient, buffers = self._gradient(task, models, batch, weight, with_loss=with_loss)
         if penalty is not None:
             gradient = tree.map_leaves(torch.add, gradient, penalty.gradient(models.parameters))
@@ -206,17 +211,9 @@ class LocalSolver:
             return task.value_and_grad(models, batch, weight)
         return None, *task.grad(models, batch, weight)
 
-    def _advance_each(
-        self,
-        task: Task,
-        models: ModelState,
-        optimizer: OptimizerState,
-        batch: Batch,
-        lr: Tensor,
-        weight: Tensor | None,
-        penalty: Penalty | None,
-    ) -> tuple[ModelState, OptimizerState, Tensor]:
+    def _advance_each(self, task: Task, given: StepInputs) -> tuple[ModelState, OptimizerState, Tensor]:
         """Model after model, each written straight to its place and updated while the caches hold its gradient."""
+        models, optimizer, batch, lr, weight, penalty = given
         new, first, second = (_room_for(part) for part in (models.parameters, optimizer.first, optimizer.second))
         each = []
         for m, (loss, gradient, buffers) in enumerate(task.each_gradient(models, batch, weight)):

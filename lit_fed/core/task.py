@@ -1,6 +1,12 @@
 """A learning task: a network and its per-sample loss as pure functions of stacked models.
 
-What the labels decide is asked of the target, and outputs come from the stacked network; here are the gradients.
+The target defines losses, the stacked network gives outputs, and here are the gradients. There are three ways to a
+gradient, equal up to rounding; each is needed for speed:
+
+    closed form   affine networks: matrix products of all models at once, without autograd
+    passes        networks in a loop, each model's graph alone in memory; narrow convolutions of several models in one
+                  joint pass; the pass of an E-step on the same samples is taken over (`ForwardMemory`)
+    vmap          clients that run at once: autograd's `backward` cannot run inside `torch.func.vmap`
 """
 
 from __future__ import annotations
@@ -189,17 +195,15 @@ class Task(StackedNetwork):
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
         self.set_mode(training)
-        if self.goes_together(models) and not per_model:
-            yield from self._each_of_joint(known.pop() if known else self.joint_pass(models, batch.x), batch.y, share)
-            return
-        begun = None if per_model or known else self._begun(self._laid_out(batch.x), training=training)
-        for m in range(num_models_of(models)):
+        if known:
+            passes = (known.pop(0) for _ in range(len(known)))  # each is freed after its gradient
+        else:
+            passes = self.passes(models, batch.x, training=training, per_model=per_model)
+        for m, one in enumerate(passes):
+            if one.is_joint:
+                yield from self._each_of_joint(one, batch.y, share)
+                continue
             y = batch.y[m] if per_model else batch.y  # soft labels come along as they are
-            if known:
-                one = known.pop(0)
-            else:
-                call, x = begun or (self._call, self._laid_out(batch.x[m]))
-                one = self._pass(models, m, x, call)
             with torch.enable_grad():
                 loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers

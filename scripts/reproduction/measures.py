@@ -6,6 +6,8 @@ A measure is called with the objects of the command line and the folder of the r
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +18,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lit_fed.callbacks.evaluation import measure_population
 from lit_fed.callbacks.component_accuracy import has_components, measure_components
+from lit_fed.callbacks.evaluation import measure_population
 from lit_fed.clients import PredictJob, SequentialTrainer
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.seeds import generator
@@ -27,7 +29,7 @@ from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
 
-__all__ = ["MEASURES", "STEPS", "ClientAccuracies", "MixtureCurve", "first_samples", "mixture_entropy", "recovery"]
+__all__ = ["MEASURES", "STEPS", "ClientAccuracies", "MixtureCurve", "RoundClock"]
 
 
 def client_weights(cli: Any, folder: Path) -> dict[str, Any]:
@@ -55,6 +57,30 @@ def participation(cli: Any, folder: Path) -> dict[str, float]:
     data = cli.datamodule
     clients = data.seen.train.num_clients
     return {"clients": clients, "per_round": data.clients_per_round or clients}
+
+
+class RoundClock(Callback):
+    """CPU seconds of each round, without its evaluation."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A round begins."""
+        self.started = time.process_time()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A round ends with its last batch."""
+        if batch.ends_round:
+            self.seconds.append(time.process_time() - self.started)
+
+
+def cpu_seconds_per_round(cli: Any, folder: Path) -> float:
+    """The mean of what `RoundClock` measured."""
+    (clock,) = (one for one in cli.trainer.callbacks if isinstance(one, RoundClock))
+    return statistics.mean(clock.seconds)
 
 
 def objective(cli: Any, folder: Path) -> dict[str, Any]:
@@ -307,6 +333,7 @@ MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "accuracy_by_share": accuracy_by_share,
     "client_accuracies": client_accuracies,
     "client_weights": client_weights,
+    "cpu_seconds_per_round": cpu_seconds_per_round,
     "data_statistics": data_statistics,
     "mixture_curve": mixture_curve,
     "mixture_entropy": mixture_entropy,

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import wandb
 import yaml
-from running import ended, forked, write_what_loads_with_lit_fed
 from running import run as run_process
 from wandb_records import artefacts, config, history, records, summary
 
@@ -141,9 +140,3 @@ def test_without_a_wandb_logger_it_is_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match="WandbLogger"):
         trainer.fit(FederatedModule(), datamodule=FederatedDataModule(Digits(), num_clients=5))
-
-
-def test_wandb_is_imported_lazily(tmp_path):
-    assert ended(forked(write_what_loads_with_lit_fed, tmp_path / "loaded"), timeout=120) == 0
-    loaded = set((tmp_path / "loaded").read_text().splitlines())
-    assert loaded & {"lit_fed.cli", "wandb", "pandas", "sklearn", "onnx"} == {"lit_fed.cli"}

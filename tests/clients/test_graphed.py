@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds
+from federated_round import MULTICLASS, distance, make_clients, make_task, run_rounds, same_bits
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM, FedProx
-from lit_fed.clients import SequentialTrainer, choose_trainer
+from lit_fed.clients import SequentialTrainer, choose_trainer, graphed
 from lit_fed.clients.graphed import GraphedTrainer
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
@@ -54,3 +54,13 @@ def test_the_device_of_a_module_decides(monkeypatch):
     module = FederatedModule(FedAvg(), client_trainer="graphed")
     module.build_shared(facts)
     assert module.federation.client_trainer.name == "graphed"
+
+
+@pytest.mark.parametrize("names", ["private", "public"])
+def test_tensors_are_copied_by_type(names, request):
+    if names == "public":
+        request.getfixturevalue("public_names")
+    sources = [torch.arange(3.0), torch.ones(2, dtype=torch.int64), torch.rand(2, 2)]
+    targets = [torch.zeros_like(one) for one in sources]
+    graphed._copy(targets, sources)
+    assert same_bits(targets, sources)

@@ -4,6 +4,7 @@ So a run with some of them is the run of the others, whose random streams go on 
 """
 
 import functools
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import torch.distributed as dist
 from federated_round import Federation, make_clients, same_bits
 from fit_all import StackedAverage
-from running import ended, forked, of_ranks
+from running import in_two_ranks
 from test_algorithms import SMALL, all_algorithms, federation_of
 
 from lit_fed.algorithms import EASGD, FedAdam, FedAvg, FedEM
@@ -87,9 +88,9 @@ def test_clients_at_once(algorithm):
 
 
 # ---------------------------------------------------------------------- two ranks
-def in_a_rank(rank, place, out):
+def in_a_rank(place, out):
     """All runs, in a process that is one of two ranks."""
-    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
     newton.minimise.__kwdefaults__["iterations"] = 3  # as in all conformance tests
     dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=2)
 
@@ -104,18 +105,13 @@ def in_a_rank(rank, place, out):
         found[name_of(algorithm)] = run(federation)
     if rank == 0:
         torch.save(found, out)
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     """What two ranks found, by the name of the algorithm."""
     folder = tmp_path_factory.mktemp("ranks")
-    ranks = [
-        forked(in_a_rank, rank, folder / "meeting", folder / "found.pt", **environment)
-        for rank, environment in enumerate(of_ranks(2))
-    ]
-    assert [ended(one, timeout=300) for one in ranks] == [0, 0]
+    in_two_ranks(functools.partial(in_a_rank, folder / "meeting", folder / "found.pt"))
     return torch.load(folder / "found.pt")
 
 

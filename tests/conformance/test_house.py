@@ -6,28 +6,46 @@ docstring of the class.
 
 import pytest
 from code_shape import (
+    CLOSURES,
     LONGEST_CLASS,
-    LONGEST_FILE,
     PACKAGE,
     ROOMS,
+    SHORTEST_FILE,
     arrows_back,
-    defined_twice,
+    closure,
+    code_lines,
+    flags,
+    lonely_files,
     long_classes,
-    long_files,
     used_by_one_algorithm,
-)
+)  # fmt: skip
+
+LONELY = {
+    "clients/at_once.py", "data/batch_transforms.py", "data/populations/attackers.py", "data/populations/poisoned.py",
+    "data/populations/stored_pictures.py", "deployment/authority.py", "deployment/certificates.py",
+    "deployment/federation.py", "deployment/flower_client.py", "deployment/flower_server.py",
+    "deployment/https_requests.py", "deployment/plausible.py", "deployment/questions.py", "metrics/round_time.py",
+    "pictures/partition.py", "training/building.py", "training/loop.py",
+}  # fmt: skip
+"""Short files that one other imports, and that stand for themselves all the same."""
 
 
 def refuse(found):
     assert not found, "\n".join(f"{name}: {why}" for name, why in found.items())
 
 
-def test_no_public_name_is_defined_twice():
-    refuse(defined_twice(PACKAGE))
+@pytest.mark.parametrize("path", CLOSURES)
+def test_few_files_are_read_to_follow_one(path):
+    found = closure(PACKAGE, path)
+    assert len(found) <= CLOSURES[path], "\n".join(sorted(found))
 
 
-def test_no_file_is_too_long():
-    refuse(long_files(PACKAGE))
+def test_a_short_file_has_two_importers_or_is_one_of_a_kind():
+    refuse({path: f"{lines} lines" for path, lines in lonely_files(PACKAGE).items() if path not in LONELY})
+
+
+def test_an_algorithm_has_few_flags():
+    assert len(flags(PACKAGE)) <= 8
 
 
 def test_classes_of_algorithms_read_like_pseudo_code():
@@ -80,9 +98,19 @@ def test_core_files_of_one_algorithm_are_found(house):
     }
 
 
-def test_names_in_two_files_are_found(house):
-    (house / "models.py").write_text("class add: ...\n\ndef main(): ...\n\ndef _private(): ...\n")
-    assert defined_twice(house) == {"add": ["core/tree.py", "models.py"]}
+def test_imports_are_followed(house):
+    assert closure(house, "algorithms/two/steps.py") == {
+        "lit_fed.algorithms.two.steps", "lit_fed.core.between", "lit_fed.core.deep", "lit_fed.core.shelf.both",
+    }  # fmt: skip
+
+
+def test_short_files_of_one_importer_are_found(house):
+    alone = {"alone", "between", "deep", "interface", "shared"}
+    assert lonely_files(house) == dict.fromkeys(sorted(f"core/{name}.py" for name in alone), 1) | {
+        "clients.py": 4, "tasks.py": 1,
+    }  # fmt: skip
+    (house / "core/deep.py").write_text("a = 1\n" * SHORTEST_FILE)
+    assert "core/deep.py" not in lonely_files(house)
 
 
 def test_lengths_are_counted(house):
@@ -91,10 +119,10 @@ def test_lengths_are_counted(house):
     assert long_classes(house) == {}
     (house / "algorithms/one.py").write_text(f"class Long:\n{body}    b = 1\n")
     assert long_classes(house) == {"algorithms/one.py: Long": LONGEST_CLASS + 1}
-    (house / "core/tree.py").write_text("a = 1\n" * LONGEST_FILE)
-    assert long_files(house) == {}
-    (house / "core/tree.py").write_text("a = 1\n" * (LONGEST_FILE + 1))
-    assert long_files(house) == {"core/tree.py": LONGEST_FILE + 1}
+    assert (
+        code_lines('"""Module."""\n\n# why\nx = 1\n\n\ndef f():\n    """Two\n\n    lines."""\n    return x  # so\n')
+        == 3
+    )
 
 
 def test_arrows_that_point_back_are_found(house):

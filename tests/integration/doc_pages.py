@@ -11,12 +11,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
-from prepared import do_not_render, render_once_for_each_kind
-from running import command_line, ended, forked, run_script
-from running import run as start
+from prepared import rendering
+from running import command_line, ended, forked, here, in_two_ranks, run_script
 from torch.distributed.run import parse_args
 
 ROOT = Path(__file__).parents[2]
@@ -110,7 +111,7 @@ def run_page(page: str, folder: Path, *, rendered: bool = False) -> Iterator[tup
                 log = folder / f".output_{len(beside)}"
                 command = PROGRAM.fullmatch(shortened(line))
                 given = [command[1], *shlex.split(command[2])]
-                beside.append((block, _started(_program, given, folder, log, rendered), log))
+                beside.append((block, forked(_beside, given, folder, log, **_environment(folder)), log))
             continue
         while beside:
             earlier, process, log = beside.pop(0)
@@ -131,20 +132,17 @@ def run(block: Block, folder: Path, *, rendered: bool = False) -> list[Done]:
     if block.language == "python":
         file = folder / (block.title or "snippet.py")
         file.write_text(fewer_rounds(block.text), encoding="utf-8")
-        return [_forked(_import, file.stem, folder, rendered)]
+        return [_here(_import, file.stem, folder, rendered)]
     if block.language == "bash" and block.title is None:
         return [_command(shortened(line), folder, rendered) for line in lines(block)]
     return []
 
 
 def _command(line: str, folder: Path, rendered: bool) -> Done:
-    """Run a command; those of lit_fed and of its scripts in a process that has loaded it, which saves most of the time.
-
-    What a script starts is forked from it too, for the same reason.
-    """
+    """Run a command; those of lit_fed and of its scripts in this process, which has loaded it."""
     found = PROGRAM.fullmatch(line)
     if found:
-        done = _forked(_program, [found[1], *shlex.split(found[2])], folder, rendered)
+        done = _here(_program, [found[1], *shlex.split(found[2])], folder, rendered)
         if found[3]:
             Path(found[3].replace("~", str(folder))).write_text(done.output, encoding="utf-8")
         return done
@@ -160,10 +158,13 @@ def _command(line: str, folder: Path, rendered: bool) -> Done:
 def _ranks(arguments: list[str], folder: Path) -> Done:
     """What torchrun would start on one machine, after it has read its own arguments."""
     given = parse_args(arguments)
-    assert (given.module, given.training_script, given.nnodes) == (True, "lit_fed", "1:1"), arguments
+    expected = (given.module, given.training_script, given.nnodes, given.nproc_per_node)
+    assert expected == (True, "lit_fed", "1:1", "2"), arguments
     with contextlib.chdir(folder):
-        ended = start(given.training_script_args, 600, int(given.nproc_per_node), **_environment(folder))
-    return Done(ended.returncode, ended.stdout + ended.stderr)
+        ranks = in_two_ranks(
+            partial(command_line, given.training_script_args), 600, check=False, **_environment(folder)
+        )
+    return Done(max(abs(one.returncode) for one in ranks), "".join(one.stdout + one.stderr for one in ranks))
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -172,29 +173,31 @@ def _environment(folder: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _forked(work: Callable[[Any], None], argument: Any, folder: Path, rendered: bool) -> Done:
-    log = folder / ".output"
-    status = ended(_started(work, argument, folder, log, rendered), 600)
-    return Done(status, log.read_text(encoding="utf-8"))
+def _here(work: Callable[[Any], None], argument: Any, folder: Path, rendered: bool) -> Done:
+    with rendering() if rendered else contextlib.nullcontext():
+        done = here(partial(_as_typed, work, argument, folder), 600, folder, **_environment(folder))
+    return Done(done.returncode, done.stdout + done.stderr)
 
 
-def _started(work: Callable[[Any], None], argument: Any, folder: Path, log: Path, rendered: bool) -> Any:
-    return forked(_in_folder, work, argument, folder, log, rendered, **_environment(folder))
+def _as_typed(work: Callable[[Any], None], argument: Any, folder: Path) -> None:
+    """Do what the shell would before the program begins; the names of the examples are this machine's."""
+    sys.path.insert(0, str(folder))
+    find = socket.getaddrinfo
+
+    def found(host: Any, *rest: Any, **more: Any) -> Any:
+        return find("127.0.0.1" if str(host).endswith(".example") else host, *rest, **more)
+
+    with mock.patch("socket.getaddrinfo", found):
+        work(argument)
 
 
-def _in_folder(work: Callable[[Any], None], argument: Any, folder: Path, log: Path, rendered: bool) -> None:
-    """In a process of its own: what the shell would do before the program begins."""
+def _beside(argument: Any, folder: Path, log: Path) -> None:
+    """In a real process: a command that goes on while others begin."""
     with log.open("w") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
     os.chdir(folder)
-    sys.path.insert(0, str(folder))
-    find = socket.getaddrinfo
-    socket.getaddrinfo = lambda host, *rest, **more: find(
-        "127.0.0.1" if str(host).endswith(".example") else host, *rest, **more
-    )
-    render_once_for_each_kind() if rendered else do_not_render()
-    work(argument)
+    _as_typed(_program, argument, folder)
 
 
 def _import(module: str) -> None:

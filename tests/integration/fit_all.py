@@ -1,6 +1,5 @@
 """Fits every algorithm: once for all tests that compare something with the whole run, and in each of several ranks."""
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ import torch
 from filelock import FileLock
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
-from prepared import do_not_render
 from running import folder
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger, algorithms
@@ -198,12 +196,9 @@ def resumed(name, out, version=0, keep_rounds=CUT_IN, **arguments):
     )  # fmt: skip
 
 
-def fit_in_two_ranks(out, log):
+def fit_in_two_ranks(out):
     """All runs that two ranks are compared in, in a process that is one of them; FedEM's alone draw their pictures."""
-    do_not_render()
     draw = pictures.draw
-    for number in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o644), number)
     wanted = [*((name, "memory") for name in NAMES), *((name, "files") for name in IN_FILES)]
     kinds = [*(f"{one} BatchNorm" for one in BATCH_NORM), *WRAPPED]
     for name, kind in [*wanted, *(("FedEM", one) for one in kinds)]:
@@ -214,3 +209,4 @@ def fit_in_two_ranks(out, log):
         module, trainer = fit(name, out / kind, **RUN, callbacks=measures(name), **KINDS[kind], **extra)
         if trainer.is_global_zero:
             torch.save(module.state_dict(), out / kind / f"{name}.pt")
+    pictures.draw = draw

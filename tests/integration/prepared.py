@@ -26,6 +26,9 @@ RENDER = Figure.savefig
 DRAWN = "LIT_FED_TESTS_DRAWN"
 """Names a folder in which the processes of the tests note the kinds of figures that one of them has drawn."""
 
+STARTED = "LIT_FED_TESTS_STARTED"
+"""Names a file in which each real process that tests start has a line."""
+
 FIGURES = {
     "lit_fed.pictures.run": ("_history", "_histogram", "mixture_heat_map", "_components"),
     "lit_fed.pictures.client_weights": ("_mixtures", "_heat_map", "_curves", "draw_graph"),
@@ -43,22 +46,13 @@ def do_not_render() -> None:
         file.write(PIXEL) if hasattr(file, "write") else Path(file).write_bytes(PIXEL)
 
     Figure.savefig = savefig
-    _draw_once_for_each_kind("drawn")
-
-
-def render_once_for_each_kind() -> None:
-    """Draw and render the figures of a run, those of one kind once."""
-    _draw_once_for_each_kind("rendered")
-
-
-def _draw_once_for_each_kind(how: str) -> None:
     for place, names in FIGURES.items():
         module = importlib.import_module(place)
         for name in names:
-            setattr(module, name, _once_for_each_kind(getattr(module, name), how))
+            setattr(module, name, _once_for_each_kind(getattr(module, name)))
 
 
-def _once_for_each_kind(draw: Callable[..., Figure], how: str) -> Callable[..., Figure]:
+def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """A figure that is left empty where one of its kind was drawn before, by any process of the tests.
 
     Errors, unlike accuracies, are drawn on a scale that follows from their values: these figures are always drawn.
@@ -66,11 +60,10 @@ def _once_for_each_kind(draw: Callable[..., Figure], how: str) -> Callable[..., 
 
     @functools.wraps(draw)
     def figure(*given: Any) -> Figure:
-        kind = repr((how, draw.__name__, *map(_kind, given)))
+        kind = repr((draw.__name__, *map(_kind, given)))
         note = Path(os.environ.get(DRAWN, os.devnull)) / hashlib.sha1(kind.encode()).hexdigest()
         errors = any(isinstance(one, str) and one == "mse" for one in given)
-        looked_at = how == "drawn" and Figure.savefig is RENDER
-        if looked_at or errors or not note.exists():
+        if Figure.savefig is RENDER or errors or not note.exists():
             drawn = draw(*given)
             if note.parent.is_dir():
                 note.touch()
@@ -104,14 +97,14 @@ def rendering() -> Iterator[None]:
 
 
 def read_digits_once() -> None:
-    """Let all runs of this process, and of those forked from it, share what is read of scikit-learn's file."""
+    """Let all runs of this process share what is read of scikit-learn's file."""
     from lit_fed.data.data_sets.digits import Digits
 
     Digits().load()
 
 
 def build_parser_once() -> None:
-    """Let all command lines of this process, and of those forked from it, share the parsers of the first ones.
+    """Let all command lines of this process share the parsers of the first ones.
 
     One that begins with a command makes the parser of that command alone.
     """

@@ -6,12 +6,13 @@ import os
 import signal
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from running import SMALL, ended, folder, forked, history, numbers, of_ranks, run, start
+from running import SMALL, command_line, ended, folder, forked, history, in_two_ranks, numbers, of_ranks, run, start
 
 from lit_fed import FederatedTrainer
 from lit_fed.core.reduce import all_reduce
@@ -85,8 +86,9 @@ def test_the_other_rank_names_a_lost_one_and_the_run_goes_on_exactly(tmp_path, w
 )
 def test_sigterm_to_one_rank_ends_both(tmp_path, whole, rank, moment, advice):
     more = () if moment == "client" else ("--trainer.max_epochs", "1")
-    ranks = [start(arguments(tmp_path, *sent(rank, "SIGTERM", moment), *more), **one) for one in of_ranks(2)]
-    said = [one.communicate(timeout=60)[1] for one in ranks]
+    work = partial(command_line, arguments(tmp_path, *sent(rank, "SIGTERM", moment), *more))
+    ranks = in_two_ranks(work, timeout=60, check=False)
+    said = [one.stderr for one in ranks]
     assert [one.returncode for one in ranks] == [143, 143], said
     assert said == [f"lit_fed: terminated; {advice}\n", ""]
     if (rank, moment) == (0, "client"):
@@ -96,16 +98,16 @@ def test_sigterm_to_one_rank_ends_both(tmp_path, whole, rank, moment, advice):
 
 
 def test_an_interrupt_of_one_rank_ends_both(tmp_path):
-    (status, said), (status_of_it, said_by_it) = cut(tmp_path, 1, *sent(1, "SIGINT"))
-    assert (status, status_of_it) == (130, 130)
-    assert (said, said_by_it) == (f"lit_fed: interrupted; {LAST}\n", "")
+    ranks = in_two_ranks(partial(command_line, arguments(tmp_path, *sent(1, "SIGINT"))), timeout=60, check=False)
+    assert [one.returncode for one in ranks] == [130, 130]
+    assert [one.stderr for one in ranks] == [f"lit_fed: interrupted; {LAST}\n", ""]
 
 
 def test_a_stopped_rank_zero_that_started_the_others_is_not_left_behind(tmp_path):
     """Started by Lightning, in a session that is looked through."""
     fit = start(arguments(tmp_path, *sent(0, "SIGSTOP"), "--trainer.max_epochs", "2"))
     said = fit.communicate(timeout=300)[1]
-    assert fit.returncode == -signal.SIGKILL
+    assert fit.returncode == -signal.SIGKILL, said
     assert said == f"lit_fed: rank 0 {SILENT}; raise that if only slow; {LAST}\n"
     until = time.monotonic() + 60
     while (left := processes_of(fit.pid)) and time.monotonic() < until:

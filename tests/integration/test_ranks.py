@@ -1,9 +1,11 @@
 """Two processes give the numbers of one, for every algorithm."""
 
+from functools import partial
+
 import pytest
 import torch
 from fit_all import BATCH_NORM, IN_FILES, NAMES, WRAPPED, fit_in_two_ranks, whole
-from running import SMALL, ended, folder, forked, history, numbers, of_ranks, run
+from running import SMALL, folder, history, in_two_ranks, numbers, run
 
 from lit_fed import algorithms
 
@@ -14,12 +16,7 @@ TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]
 def two_ranks(tmp_path_factory):
     """What two ranks left, by the kind of run."""
     out = tmp_path_factory.mktemp("ranks")
-    logs = [out / "log_0", out / "log_1"]
-    ranks = [
-        forked(fit_in_two_ranks, out, log, **environment) for log, environment in zip(logs, of_ranks(2), strict=True)
-    ]
-    codes = [ended(one, timeout=900) for one in ranks]
-    assert codes == [0, 0], "".join(log.read_text()[-3000:] for log in logs)
+    in_two_ranks(partial(fit_in_two_ranks, out), timeout=900)
     return out
 
 

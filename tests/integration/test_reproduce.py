@@ -4,14 +4,13 @@ import json
 
 import pytest
 import reproduce
-import synthetic_results
 from lightning.pytorch import Callback
 from reproduction import runs
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make, make_missing, read_records
 from reproduction.settings import LABELS, settings_of
 from reproduction.tables import Table, mean, order, page
-from running import fork_what_is_spawned
+from running import forking
 
 from lit_fed.cli import FederatedCLI
 
@@ -144,9 +143,9 @@ def test_records_are_sorted_lines(tmp_path):
 
 
 def test_commands_of_a_page_are_printed(capsys):
-    reproduce.main(["fedem-mocha", "synthetic", "--commands"])
+    reproduce.main(["fedem-mocha", "--commands"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 27 + len(synthetic_results.ENTRIES)
+    assert len(lines) == 27
     assert {line.split()[5] for line in lines} == {"configs/experiment/synthetic_fedavg.yaml"}
     assert lines[0] in " ".join((RESULTS / "fedem-mocha.md").read_text().replace("\\\n", " ").split())
 
@@ -167,9 +166,9 @@ def test_a_record_with_other_settings_does_not_count(tmp_path):
     assert kept.find(run._replace(measures=("client_weights",))) is None
 
 
-def test_processes_give_the_same_records(tmp_path, monkeypatch):
+@forking()
+def test_processes_give_the_same_records(tmp_path):
     """Two processes at a time, and one after another here."""
-    fork_what_is_spawned(monkeypatch)
     rounds = ("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1")
     runs = [Run(f"digits/local-{seed}", "quickstart", (*rounds, "--seed_everything", str(seed))) for seed in (1, 2)]
     places = Kept(tmp_path / "here"), Kept(tmp_path / "there")

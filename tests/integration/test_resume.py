@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from running import SMALL, folder, history, numbers, run
+from running import SMALL, folder, history, numbers, run, start
 
 ALGORITHMS = {
     "FedEM": ["--model.algorithm", "FedEM", "--model.solver.persist_optimizer", "true"],
@@ -16,7 +16,8 @@ ALGORITHMS = {
 
 
 def fit(out, *arguments):
-    return run(["fit", *SMALL, "--trainer.default_root_dir", str(out), *arguments])
+    done = run(["fit", *SMALL, "--trainer.default_root_dir", str(out), *arguments])
+    assert done.returncode == 0, done.stderr
 
 
 def kill(moment):
@@ -29,14 +30,14 @@ def kill(moment):
 @pytest.mark.parametrize(("algorithm", "moment"), [(name, "client") for name in ALGORITHMS] + [("FedEM", "checkpoint")])
 def test_kill_and_resume_equals_uninterrupted(tmp_path, algorithm, moment):
     arguments, algorithm = ALGORITHMS[algorithm], algorithm.split()[0]
-    whole = fit(tmp_path / "whole", *arguments)
-    assert whole.returncode == 0, whole.stderr
-    killed = fit(tmp_path / "killed", *arguments, *kill(moment))
-    assert killed.returncode == -9, killed.stderr
+    fit(tmp_path / "whole", *arguments)
+    out = ["--trainer.default_root_dir", str(tmp_path / "killed")]
+    killed = start(["fit", *SMALL, *out, *arguments, *kill(moment)])
+    said = killed.communicate(120)
+    assert killed.returncode == -9, said
     run_folder = folder(tmp_path / "killed", algorithm)
     assert not (run_folder / "summary.json").exists()
-    resumed = fit(tmp_path / "killed", *arguments, "--ckpt_path", "last")
-    assert resumed.returncode == 0, resumed.stderr
+    fit(tmp_path / "killed", *arguments, "--ckpt_path", "last")
     assert numbers(run_folder) == numbers(folder(tmp_path / "whole", algorithm))
     assert history(run_folder) == history(folder(tmp_path / "whole", algorithm))
     assert json.loads((run_folder / "summary.json").read_text())["rounds"] == 4

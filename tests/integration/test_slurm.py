@@ -7,10 +7,11 @@ import os
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 from doc_pages import ROOT, blocks
-from running import run, start
+from running import command_line, in_two_ranks, run
 
 SRUN = f"""#!{sys.executable} -S
 import json, os, socket, sys
@@ -54,9 +55,8 @@ def srun(arguments, folder, environment):
     assert arguments[:3] == ["python", "-m", "lit_fed"]
     each = [environment | {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
     with contextlib.chdir(folder):
-        tasks = [start(arguments[3:], **one) for one in each]
-    said = zip(*(task.communicate(timeout=200) for task in tasks), strict=True)
-    return [int(any(task.returncode for task in tasks)), *("".join(one) for one in said)]
+        tasks = in_two_ranks(partial(command_line, arguments[3:]), each=each)
+    return [0, "".join(one.stdout for one in tasks), "".join(one.stderr for one in tasks)]
 
 
 def rows(folder, name):

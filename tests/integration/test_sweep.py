@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from running import fork_what_is_spawned, start
+from running import forking, run, start
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from lit_fed.cli import arguments_of, main
@@ -89,9 +89,9 @@ def test_a_killed_sweep_goes_on(tmp_path):
     rounds_before = {one.parents[1]: rows(one.parents[1]) for one in begun}
     assert begun
 
-    second = start(command)
-    said, err = second.communicate(timeout=300)
-    assert second.returncode == 0, err
+    second = run(command, timeout=300)
+    said = second.stdout
+    assert second.returncode == 0, second.stderr
     assert len(summaries(out)) == 6
     assert identities(before) == before
     for folder, some in rounds_before.items():
@@ -150,8 +150,8 @@ def rows(folder):
 
 
 @pytest.mark.slow
-def test_seeds_failing_points_and_what_is_left(tmp_path, capfd, monkeypatch):
-    fork_what_is_spawned(monkeypatch)
+@forking()
+def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
     parameters = {
         "model.algorithm": {"values": ["FedAvg", "Oracle"]},  # digits by class know no groups that Oracle could take
         "data.partition.label_groups": {"value": 1},

@@ -4,14 +4,13 @@
 two rounds on the digits, FILES for a folder of configurations and checkpoints that are wrong, each in its own way.
 """
 
-import json
+import resource
 import shlex
 from pathlib import Path
 
 import pytest
 import torch
-from forked_command_lines import run_from_file
-from running import ended, forked
+from running import run
 
 HERE = Path(__file__).parent
 
@@ -86,37 +85,41 @@ def arguments_of(line, files):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """What became of every command line, by its place in the table."""
-    root = tmp_path_factory.mktemp("wrong")
-    files = root / "FILES"
-    files.mkdir()
+def files(tmp_path_factory):
+    """The folder of configurations and checkpoints that are wrong."""
+    files = tmp_path_factory.mktemp("wrong")
     for name, content in CONFIGS.items():
         (files / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     for name, content in CHECKPOINTS.items():
         torch.save(content, files / name)
-    lines = [arguments_of(line, files) for _, line, _ in ROWS]
-    given, results = root / "lines.json", root / "results.json"
-    given.write_text(json.dumps(lines))
-    assert ended(forked(run_from_file, given, root / "runs", results), 600) == 0
-    return json.loads(results.read_text())
+    return files
 
 
-@pytest.mark.parametrize("number", range(len(ROWS)), ids=[line.removeprefix("fit… ")[:70] for _, line, _ in ROWS])
-def test_line(outcomes, number):
-    wanted, line, part = ROWS[number]
-    found = outcomes[number]
-    said = found["stderr"]
+@pytest.fixture
+def _little_memory():
+    """A command line that is believed too much fails in this process, and not the machine."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (16 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@pytest.mark.parametrize(("wanted", "line", "part"), ROWS, ids=[row[1].removeprefix("fit… ")[:70] for row in ROWS])
+@pytest.mark.usefixtures("_little_memory")
+def test_line(files, tmp_path, monkeypatch, wanted, line, part):
+    monkeypatch.chdir(tmp_path)
+    done = run(arguments_of(line, files), timeout=60)
+    said = done.stderr
     assert "Traceback" not in said, said
-    assert found["status"] == int(wanted), said
+    assert done.returncode == int(wanted), said
     if wanted == "0":
-        assert part in said + found["stdout"], said
+        assert part in said + done.stdout, said
         return
     assert said.startswith("lit_fed: "), said
     assert part, line
     assert part in said, said
     assert len(said.splitlines()) <= 24, said
-    assert not found["left"]
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_the_table_is_long_and_none_of_its_lines_stands_twice():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 from prepared import do_not_render
-from running import ended, folder, forked, history, numbers, of_ranks
+from running import folder, history, in_two_ranks, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedEM
@@ -121,8 +121,7 @@ def test_every_component_has_trained_its_adapters(run):
 
 
 def test_two_ranks_equal_one_bit_for_bit(run, root, tmp_path):
-    ranks = [forked(fit_as_rank, root, tmp_path, **environment) for environment in of_ranks(2)]
-    assert [ended(one, timeout=300) for one in ranks] == [0, 0]
+    in_two_ranks(partial(fit_as_rank, root, tmp_path))
     two = folder(tmp_path, "adapters")
     assert numbers(run[2]) == numbers(two)
     assert history(run[2]) == history(two)

@@ -2,8 +2,8 @@
 
 import json
 import math
-import os
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,8 +13,7 @@ from federated_round import same_bits
 from fit_all import solver_of
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from prepared import do_not_render
-from running import ended, folder, forked, history, numbers, of_ranks
+from running import folder, history, in_two_ranks, numbers
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import AFL, FedAvg, FedEM
@@ -142,22 +141,15 @@ def test_states_in_files(whole, tmp_path):
     assert files.state["store.versions"].tolist()[5] == -1
 
 
-def in_a_rank(out, log):
+def in_a_rank(out):
     """The run, in a process that is one of two ranks."""
-    do_not_render()
-    for number in (1, 2):
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT, 0o644), number)
     run = fit(out, devices=2, strategy="fed_ddp")
     if run.module.trainer.is_global_zero:
         torch.save(run.state, out / "state.pt")
 
 
 def test_two_ranks(whole, tmp_path):
-    logs = [tmp_path / "log_0", tmp_path / "log_1"]
-    ranks = [
-        forked(in_a_rank, tmp_path, log, **environment) for log, environment in zip(logs, of_ranks(2), strict=True)
-    ]
-    assert [ended(one, timeout=300) for one in ranks] == [0, 0], "".join(log.read_text()[-3000:] for log in logs)
+    in_two_ranks(partial(in_a_rank, tmp_path))
     two, state = folder(tmp_path, "FedEM"), torch.load(tmp_path / "state.pt", weights_only=True)
     assert numbers(two) == numbers(whole.folder)
     assert history(two) == history(whole.folder)

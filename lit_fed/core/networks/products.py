@@ -105,7 +105,19 @@ def _prefers_onednn() -> bool:
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     if not (str(known.get("cpu_name", "")).startswith("AMD") and known.get("avx512_f")):
         return False
-    return torch.backends.mkl.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return torch.backends.mkl.is_available() and _has_private_names()
+
+
+@cache
+def _has_private_names() -> bool:
+    """Whether oneDNN's product, and the question for transformations, work; otherwise products are MKL's."""
+    x, weight, bias = torch.ones(2, 3), torch.ones(2, 3), torch.ones(2)
+    try:
+        return not torch._C._are_functorch_transforms_active() and torch.allclose(
+            _product(x, weight, bias), F.linear(x, weight, bias)
+        )
+    except (AttributeError, TypeError, RuntimeError):
+        return False
 
 
 # ---------------------------------------------------------------------- affine networks, without autograd

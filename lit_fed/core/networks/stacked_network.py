@@ -7,7 +7,7 @@ takes the very same arithmetic, but where the channels of several models are tak
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, Self
@@ -193,13 +193,25 @@ class StackedNetwork:
     def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
         """Outputs of a pass that a gradient can be taken of later."""
         self.set_mode(True)  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
-        if self.goes_together(models):
-            one = self.joint_pass(models, memory.x)
-            memory.models, memory.passes = models, [one]
-            return one.outputs.detach()
-        call, x = self._begun(self._laid_out(memory.x), training=True)
-        memory.models, memory.passes = models, [self._pass(models, m, x, call) for m in range(num_models_of(models))]
-        return torch.stack([one.outputs.detach() for one in memory.passes], dim=1)
+        memory.models, memory.passes = models, list(self.passes(models, memory.x, training=True))
+        each = [one.outputs.detach() for one in memory.passes]
+        return each[0] if memory.passes[0].is_joint else torch.stack(each, dim=1)
+
+    def passes(self, models: ModelState, x: Tensor, *, training: bool, per_model: bool = False) -> Iterator[Pass]:
+        """Forward passes with a graph: one of all models where they go together, else of each model in turn.
+
+        Args:
+            models: M models.
+            x: inputs [B, ...] of all models, or [M, B, ...] if `per_model`.
+            training: whether the network is in the mode of local steps.
+            per_model: whether each model has inputs of its own.
+        """
+        if self.goes_together(models) and not per_model:
+            yield self._joint_pass(models, x)
+            return
+        call, begun = (self._call, x) if per_model else self._begun(self._laid_out(x), training=training)
+        for m in range(num_models_of(models)):
+            yield self._pass(models, m, self._laid_out(begun[m]) if per_model else begun, call)
 
     @cached_property
     def grouped(self) -> Layers:
@@ -211,12 +223,11 @@ class StackedNetwork:
         leaf = next(iter(models.parameters.values()))
         return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
 
-    def joint_pass(self, models: ModelState, x: Tensor) -> Pass:
-        """Forward pass of all models on the same samples [B, ...]: outputs [B, M, K], and leaves [M, ...]."""
+    def _joint_pass(self, models: ModelState, x: Tensor) -> Pass:
         parameters = {name: leaf.detach().requires_grad_() for name, leaf in models.parameters.items()}
         with torch.enable_grad():
             outputs = self._wide(grouped_outputs(self.grouped, parameters, self._laid_out(x)))
-        return Pass(parameters, outputs, models.buffers)
+        return Pass(parameters, outputs, models.buffers, is_joint=True)
 
     def _pass(self, models: ModelState, m: int, x: Tensor, call: Forward) -> Pass:
         """Forward pass of model m with a graph, in the mode that the network is in, of what is left to compute."""
@@ -372,6 +383,7 @@ class Pass(NamedTuple):
     parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] of M models
     outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] of M models
     buffers: dict[str, Tensor]  # after the pass
+    is_joint: bool = False  # of M models together
 
 
 class ForwardMemory:

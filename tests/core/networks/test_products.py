@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 from lit_fed.core.networks import products
 
+LOOKED_UP = products._has_private_names.__wrapped__
+
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="PyTorch without oneDNN's product of plain tensors"
 )
@@ -81,3 +83,13 @@ def test_a_second_derivative_is_refused():
         (gradient,) = torch.autograd.grad(F.linear(x, weight, bias).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
+
+
+def test_without_its_private_names_the_other_library_is_left_alone(monkeypatch):
+    found = LOOKED_UP
+    assert found()
+    monkeypatch.setattr(products, "_product", lambda x, weight: x)  # takes other arguments
+    assert not found()
+    monkeypatch.undo()
+    monkeypatch.delattr(torch._C, "_are_functorch_transforms_active")
+    assert not found()
