@@ -70,8 +70,8 @@ def answer_form(job: TrainJob, initial_shared: Tree, device: torch.device) -> Tr
     state = tree.map_leaves(lambda leaf: leaf.to(device).unsqueeze(0), first)
     phase, nothing = job.block.phase._replace(client_ids=ids), torch.zeros(1, dtype=torch.float64)
     block = job.block._replace(phase=phase, multiplicity=nothing, data=split)
-    ghost = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None, job.batch_size)
-    done = next(iter(SequentialTrainer().train(ghost)))
+    placeholder = TrainJob(job.algorithm, job.ctx, job.shared, block, state, None, job.batch_size)
+    done = next(iter(SequentialTrainer().train(placeholder)))
     assert isinstance(done, Trained)
     return tree.index((tuple(done.result.message), done.result.metrics), 0)
 
