@@ -38,7 +38,7 @@ from lit_fed.errors import ClientError, ConfigError, WriteError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.given_paths import shown
-from lit_fed.system.roll_call import LostRanksError
+from lit_fed.system.heartbeat import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.hooks import federated
