@@ -7,7 +7,7 @@ from lit_fed.deployment.fleet import Missing
 from lit_fed.deployment.remote_clients import RemoteClients
 from lit_fed.deployment.transport import Transport
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["Federation"]
 

@@ -1,4 +1,4 @@
-"""The monitor call: who is missing is named, to every rank, once; who is slow and alive is waited for."""
+"""The heartbeat: a missing rank is named, on every rank, once; a slow one is waited for."""
 
 import socket
 import time
