@@ -20,8 +20,8 @@ from lit_fed.core import tree
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError, notice
+from lit_fed.system.heartbeat import LostRanksError, check_timeout
 from lit_fed.system.packages import DataFrame
-from lit_fed.system.roll_call import LostRanksError, check_timeout
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lit_fed.command_line.classes import refuse_file, with_function
 from lit_fed.data.data_sets.base import ClientDataSet
 from lit_fed.errors import ConfigError, notice
-from lit_fed.system.given_paths import reason, shown
+from lit_fed.system.files import os_error_text, quote
 
 __all__ = [
     "CONFIG",
@@ -158,7 +158,7 @@ def _check(name: str) -> None:
             f"--config {name} is not text in UTF-8 (byte {error.start}); give a YAML or JSON file, saved as UTF-8"
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(f"--config {shown(name)}: {reason(error)}; give another file") from error
+        raise ConfigError(f"--config {quote(name)}: {os_error_text(error)}; give another file") from error
     if size > MOST_BYTES:
         raise ConfigError(f"--config {name} has {size:,} bytes; give a configuration, YAML or JSON")
     try:

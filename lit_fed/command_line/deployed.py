@@ -22,7 +22,7 @@ from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.certificates import DAYS, make_certificates
 from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.errors import ClientError, ConfigError, WriteError, logged, notice
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = [
     "DEPLOYED", "certificates_parser", "federation_parser", "main", "run_deployed", "run_local_federation",
