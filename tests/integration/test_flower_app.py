@@ -28,8 +28,8 @@ def test_the_app_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     assert app["project"]["dependencies"] == []
     components = app["tool"]["flwr"]["app"]["components"]
     assert components == {
-        "serverapp": "lit_fed.deployment.flower_server:server_app",
-        "clientapp": "lit_fed.deployment.flower_client:client_app",
+        "serverapp": "lit_fed.deployment.flower_apps:server_app",
+        "clientapp": "lit_fed.deployment.flower_apps:client_app",
     }
     settings = app["tool"]["flwr"]["app"]["config"]
     assert set(settings) == {"config", "ckpt-path"}
@@ -37,7 +37,7 @@ def test_the_app_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     stored = yaml.safe_load(settings["config"])
     assert stored["model"]["solver"]["lr"] == 0.25
     read = arguments_of(["fit", "--config", json.dumps(stored)]).fit
-    assert read.data.dataset.class_path == "lit_fed.deployment.flower_server.FlowerFederation"
+    assert read.data.dataset.class_path == "lit_fed.deployment.flower_apps.FlowerFederation"
     assert read.data.dataset.init_args.num_nodes == 3
     assert read.name == "Any run_1"
     said = capsys.readouterr().out
