@@ -361,12 +361,7 @@ def run_folder(checkpoint: Path) -> Path:
 
 
 def with_command(error: DamagedCheckpointError, given: Sequence[str]) -> str:
-    """The message about a damaged checkpoint, with the command that takes the one before it, if there is one.
-
-    Args:
-        error: the damage.
-        given: the arguments of the command.
-    """
+    """The message about a damaged checkpoint, with the command that takes the one before it, if there is one."""
     if error.previous is None:
         return str(error)
     instead = {"last": "previous", str(error.path): str(error.previous)}
@@ -386,9 +381,6 @@ class ArgumentsCLI(FederatedCLI):
 
 def arguments_of(given: list[str]) -> Namespace:
     """The parsed arguments of a command, without running it.
-
-    Args:
-        given: a command and its arguments.
 
     Raises:
         ConfigError: if an argument is refused.

@@ -82,11 +82,7 @@ def _add_trust(parser: PlainParser) -> None:
 
 
 def serving_parser(command: str) -> PlainParser:
-    """The arguments of a command that serves clients after the training.
-
-    Args:
-        command: `measure`, `predict` or `export`.
-    """
+    """The arguments of a command that serves clients after the training."""
     parser = PlainParser(
         f"client {command}",
         f"{SERVING[command]} Each client is served by its state and the shared state that this node kept when the "
@@ -117,9 +113,6 @@ def serving_parser(command: str) -> PlainParser:
 
 def run_client(arguments: list[str]) -> None:
     """Run the command.
-
-    Args:
-        arguments: arguments of the command `client`.
 
     Raises:
         ConfigError: naming a refused argument, or the reason why the node cannot go on.
