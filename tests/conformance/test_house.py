@@ -25,7 +25,7 @@ LONELY = {
     "data/populations/stored_pictures.py", "deployment/authority.py", "deployment/certificates.py",
     "deployment/federation.py", "deployment/flower_client.py", "deployment/flower_server.py",
     "deployment/https_requests.py", "deployment/plausible.py", "deployment/questions.py", "metrics/round_time.py",
-    "pictures/partition.py", "training/loop.py",
+    "pictures/partition.py",
 }  # fmt: skip
 """Short files that one other imports, and that stand for themselves all the same."""
 
