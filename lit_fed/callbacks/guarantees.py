@@ -16,7 +16,8 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.privacy.settings import Private, private_part, with_private_part
+from lit_fed.wrappers.base import part_of
+from lit_fed.wrappers.privacy.settings import Private, with_private_part
 
 __all__ = ["Guarantees", "guarantee_in_words", "guarantee_of"]
 
@@ -50,14 +51,14 @@ class Guarantees(FederatedCallback):
         """Refuse a fit that cannot hold the guarantee, and print the planned ε."""
         module = federated(pl_module)
         federation, start, privacy = module.federation, module.history.warm_start, module.settings.privacy
-        found = private_part(federation.algorithm, federation.shared)
+        found = part_of(federation.algorithm, federation.shared, Private)  # type: ignore[type-abstract]
         if found is None or privacy is None:
             return
         private, own = found
         lines = [] if start is None else privacy.check_start(start.path, start.spent)
         said, pending = take_secret(trainer, module, private, own)
         lines += said
-        own = private_part(federation.algorithm, federation.shared)[1]  # type: ignore[index] # there is one
+        own = part_of(federation.algorithm, federation.shared, Private)[1]  # type: ignore[index, type-abstract]
         lines += private.plan(federation.context("plan"), own)
         if learned := " and ".join(module.facts.learned):
             table = module.facts.columns is not None
@@ -70,7 +71,7 @@ class Guarantees(FederatedCallback):
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
         """Log noise and clipping of the round's release."""
-        found = private_part(module.federation.algorithm, module.federation.shared)
+        found = part_of(module.federation.algorithm, module.federation.shared, Private)  # type: ignore[type-abstract]
         if found is not None:
             worth = found[0].worth(found[1])
             log_round(trainer, module, {f"privacy/{name}": value for name, value in worth.items()})

@@ -25,10 +25,9 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBloc
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.deployment.remote import RemoteTrainer
-from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
-from lit_fed.deployment.session_facts import facts_to_json
-from lit_fed.deployment.states import VersionStore
+from lit_fed.deployment.federation import RemoteClients, RemoteSplit
+from lit_fed.deployment.messages import facts_to_json
+from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
@@ -199,7 +198,7 @@ class FederatedModule(LightningModule):
             "model": without_noise_seed(self.history.arguments.get("model")), "facts": facts_to_json(self.facts),
             "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
         }  # fmt: skip
-        return RemoteTrainer(dataset.fleet, self.federation, (seen, unseen), session)
+        return RemoteTrainer(dataset.pool, self.federation, (seen, unseen), session)
 
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
