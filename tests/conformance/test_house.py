@@ -22,7 +22,6 @@ from code_shape import (
 
 LONELY = {
     "clients/at_once.py", "deployment/flower_apps.py", "pictures/partition.py",
-    "training/loop.py",
 }  # fmt: skip
 """Short files that one other imports, and that stand for themselves all the same."""
 
