@@ -39,7 +39,8 @@ from torch import nn
 
 from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.algorithms import FedEM
-from lit_fed.core.graphs.mixing import certified, second_eigenvalue, weights_of
+from lit_fed.core.graphs.fastest_mixing import certified
+from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
 from lit_fed.core.graphs.topology import ErdosRenyi, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split

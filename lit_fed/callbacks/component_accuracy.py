@@ -14,7 +14,7 @@ from lit_fed.serving import client_scores, predict_job
 from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
-from lit_fed.wrappers.base import Kept
+from lit_fed.wrappers.base import WrappedState
 from lit_fed.wrappers.fedbn import NormState
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def measure_components(module: FederatedModule, block: ServingBlock, tables: lis
 
 def with_one_component(states: Tree, component: int) -> Tree:
     """The states of clients, leaves [C, ...], with the weight 1 on one component and 0 on the others."""
-    if isinstance(states, NormState | Kept):
+    if isinstance(states, NormState | WrappedState):
         return states._replace(inner=with_one_component(states.inner, component))
     mixture = torch.zeros_like(states.mixture)
     mixture[..., component] = 1

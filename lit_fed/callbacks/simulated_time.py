@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 from lightning.pytorch import LightningModule, Trainer
 
 from lit_fed.core import tree
 from lit_fed.core.seeds import generator
-from lit_fed.core.types import RoundRecord
+from lit_fed.core.types import PhaseTraffic, RoundRecord
 from lit_fed.errors import check_settings
-from lit_fed.metrics.round_time import RoundTime
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 
-__all__ = ["SimulatedTime"]
+__all__ = [
+    "RoundTime",
+    "SimulatedTime",
+    "harmonic_number",
+]
 
 
 class SimulatedTime(FederatedCallback):
@@ -77,3 +82,78 @@ class SimulatedTime(FederatedCallback):
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
         """Go on from the time of a checkpoint."""
         self.time = state_dict["time"]
+
+
+def harmonic_number(m: int) -> float:
+    """H_m = Σ_{k ≤ m} 1/k.
+
+    Example:
+        >>> round(harmonic_number(20), 5), round(harmonic_number(100), 5)
+        (3.59774, 5.18738)
+    """
+    return float((1 / np.arange(1, m + 1)).sum())
+
+
+@dataclass(frozen=True)
+class RoundTime:
+    """Speeds of links and devices; times are in units of T_dl.
+
+    Args:
+        uplink_ratio: ρ, how much longer a model takes upwards than downwards.
+        compute_min: T_min.
+        compute_mean: 1/μ; 0: computing always takes T_min.
+        uplink: clients send one after the other (`serial`) or all at once (`parallel`).
+    """
+
+    uplink_ratio: float = 1.0
+    compute_min: float = 1.0
+    compute_mean: float = 0.0
+    uplink: Literal["serial", "parallel"] = "serial"
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        checks = {
+            "uplink_ratio": (self.uplink_ratio >= 0, "a number >= 0"),
+            "compute_min": (self.compute_min >= 0, "a number >= 0"),
+            "compute_mean": (self.compute_mean >= 0, "a number >= 0"),
+            "uplink": (self.uplink in ("serial", "parallel"), "serial or parallel"),
+        }
+        check_settings(self, checks, "SimulatedTime")
+
+    def expected_slowest(self, num_clients: int) -> float:
+        """E[max_i T_i] = T_min + H_m/μ of m clients.
+
+        Example:
+            >>> round(RoundTime(compute_min=1.0, compute_mean=0.5).expected_slowest(20), 4)
+            2.7989
+        """
+        return self.compute_min + self.compute_mean * harmonic_number(num_clients)
+
+    def drawn_slowest(self, num_clients: int, rng: np.random.Generator) -> float:
+        """max_i T_i of m clients with sampled times."""
+        return self.compute_min + self.compute_mean * float(rng.exponential(size=num_clients).max())
+
+    def transfers(self, traffic: PhaseTraffic, model_bits: float) -> float:
+        """Transfer time of a phase, downlink and uplink.
+
+        Payloads have the average size received by a client. Without a server, traffic counts once, as sent.
+
+        Args:
+            traffic: traffic of the phase.
+            model_bits: size of one model.
+        """
+        each_down, each_up = (bits / traffic.num_clients / model_bits for bits in (traffic.bits_down, traffic.bits_up))
+        senders = traffic.num_clients if self.uplink == "serial" else 1
+        return traffic.num_payloads * each_down + self.uplink_ratio * senders * each_up
+
+    def phase(self, traffic: PhaseTraffic, model_bits: float, rng: np.random.Generator | None = None) -> float:
+        """Time of a phase, 0 without clients; computing time is known to the round, expected, or sampled."""
+        if not traffic.num_clients:
+            return 0.0
+        if not traffic.trains:
+            return self.transfers(traffic, model_bits)
+        m = traffic.num_clients
+        if traffic.wait is not None:
+            return traffic.wait + self.transfers(traffic, model_bits)
+        slowest = self.expected_slowest(m) if rng is None else self.drawn_slowest(m, rng)
+        return slowest + self.transfers(traffic, model_bits)

@@ -17,9 +17,9 @@ from lit_fed.clients.base import Failed, Trained, TrainJob, check_finite
 from lit_fed.clients.sequential import SequentialTrainer
 from lit_fed.core import tree
 from lit_fed.core.context import Context
-from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty
+from lit_fed.core.local_solver import LocalSolver, OptimizerState, Penalty, StepInputs
 from lit_fed.core.task import Task
-from lit_fed.core.types import Batch, ClientResult, ModelState, Tree
+from lit_fed.core.types import ClientResult, ModelState, Tree
 from lit_fed.errors import ClientError
 
 __all__ = ["GraphedTrainer", "Recorded"]
@@ -85,34 +85,26 @@ class _GraphedSolver(LocalSolver):
     recorded: dict[Any, Recorded] = field(default_factory=dict, compare=False, repr=False)
 
     def _advance(
-        self,
-        task: Task,
-        models: ModelState,
-        optimizer: OptimizerState,
-        batch: Batch,
-        lr: Tensor,
-        weight: Tensor | None,
-        penalty: Penalty | None,
-        *,
-        with_loss: bool,
+        self, task: Task, given: StepInputs, *, with_loss: bool
     ) -> tuple[ModelState, OptimizerState, Tensor | None]:
+        batch, weight = given.batch, given.weight
         alike = task.one_by_one and task.same_in_training and batch.index.ndim == 1 and len(batch.x)
         if not alike:
-            return LocalSolver._advance(self, task, models, optimizer, batch, lr, weight, penalty, with_loss=with_loss)
-        penalty, number = _split(penalty)
+            return LocalSolver._advance(self, task, given, with_loss=with_loss)
+        penalty, number = _split(given.penalty)
         width = 1 << (len(batch.x) - 1).bit_length()
-        arguments = (models, optimizer, _padded(batch, width), lr, _padded(weight, width), penalty)
-        key = (id(task.network), number, weight is None, torch.is_autocast_enabled(lr.device.type), _form(arguments))
+        given = given._replace(batch=_padded(batch, width), weight=_padded(weight, width), penalty=penalty)
+        key = (id(task.network), number, weight is None, torch.is_autocast_enabled(given.lr.device.type), _form(given))
         if key not in self.recorded:
             task = replace(task, memory=None)
 
-            def step(arguments: Tree) -> Tree:
-                models, optimizer, batch, lr, weight, penalty = arguments
+            def step(given: StepInputs) -> Tree:
+                penalty = given.penalty
                 whole = penalty if number is None or penalty is None else penalty._replace(weight=number)
-                return LocalSolver._advance(self, task, models, optimizer, batch, lr, weight, whole, with_loss=True)
+                return LocalSolver._advance(self, task, given._replace(penalty=whole), with_loss=True)
 
-            self.recorded[key] = Recorded(step, arguments)
-        return self.recorded[key](arguments)  # type: ignore[no-any-return]
+            self.recorded[key] = Recorded(step, given)
+        return self.recorded[key](given)  # type: ignore[no-any-return]
 
 
 def _split(penalty: Penalty | None) -> tuple[Penalty | None, float | None]:

@@ -19,8 +19,7 @@ from lit_fed.clients.choose import MemoryFormat, choose_trainer
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.layers import HEAD, choose_trained
-from lit_fed.core.networks.start import NetworkCopies, start_of
+from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.targets import Criterion, Loss
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
@@ -79,7 +78,7 @@ class ModelSettings(NamedTuple):
     faults: Faults | None
 
     def check(self) -> None:
-        """Refuse what no data can make sense of.
+        """Refuse settings that are wrong whatever the data.
 
         Raises:
             ConfigError: naming the setting.
@@ -107,25 +106,25 @@ class ModelSettings(NamedTuple):
 
     @property
     def adapters(self) -> LowRankAdapters:
-        """What the frozen layers get."""
+        """Low-rank adapters of the frozen layers."""
         targets = None if self.lora_targets is None else list(names_of(self.lora_targets))
         return LowRankAdapters(self.lora_rank, targets, self.lora_alpha)
 
     @property
     def codecs(self) -> Compression:
-        """How what clients send and hear is encoded."""
+        """Encoding of what clients send and receive."""
         return Compression(
             self.compression, self.compression_feedback, self.compression_scope, self.downlink_compression
         )
 
     @property
     def robustness(self) -> Robustness:
-        """What stands against clients that lie, and what these do."""
+        """The robust rule, and the attack."""
         return Robustness(self.robust_aggregation, self.attack)
 
     @property
     def wrapped(self) -> Any:
-        """The algorithm that runs: the one that was given, inside the wrappers that were asked for."""
+        """The given algorithm inside its wrappers."""
         return surround(
             self.algorithm, batch_norm=self.batch_norm, compression=self.codecs, privacy=self.privacy,
             secure_aggregation=self.secure_aggregation, robustness=self.robustness, faults=self.faults,
@@ -205,18 +204,9 @@ def surround(
 ) -> Any:
     """The algorithm inside the wrappers that are asked for; without any, the algorithm itself.
 
-    From the inside out: FedBN, faults of clients, compression, privacy, what hides messages from the server or what
-    makes it look at each of them, compression of what is broadcast. Clipping is the last thing that a client does
-    before messages are added up, since the bound has to hold for what is added; what the sum is made of comes last.
-
-    Args:
-        algorithm: the algorithm.
-        batch_norm: `local` for FedBN.
-        compression: codecs of what clients send and hear.
-        privacy: differential privacy.
-        secure_aggregation: what hides single messages from the server.
-        robustness: rule of the server against clients that lie, and what these send.
-        faults: how clients fail.
+    From the inside out: FedBN, faults, compression, privacy, secure sums, robust rules, compression of the broadcast.
+    At a client the innermost acts first, at the server the outermost. Clipping is the last step of a client before
+    messages are added up, since the bound has to hold for what is added.
     """
     wrapped: Any = LocalNorm(algorithm) if batch_norm == "local" else algorithm
     wrapped = wrapped if faults is None else faults.around(wrapped)
@@ -227,12 +217,7 @@ def surround(
 
 
 def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
-    """Refuse augmentation where clients take no local steps, whose inputs alone are augmented.
-
-    Args:
-        algorithm: the algorithm.
-        name: its name.
-        ctx: what every client knows.
+    """Refuse augmentation if clients take no local steps: only their inputs are augmented.
 
     Raises:
         ConfigError: naming the algorithm.
@@ -251,12 +236,7 @@ def check_augmented_steps(algorithm: Any, name: str, ctx: Context) -> None:
 
 
 def check_init_seeds(init_seeds: tuple[int, ...], num_models: int, num_clients: int) -> None:
-    """Refuse seeds that no generator takes, and more seeds than there are models.
-
-    Args:
-        init_seeds: seeds of the initial models.
-        num_models: models that the server broadcasts.
-        num_clients: clients, who may each begin with models of their own.
+    """Refuse seeds outside the range of generators, and a number of seeds that fits neither models nor clients.
 
     Raises:
         ConfigError: naming the seed, or the number of seeds.

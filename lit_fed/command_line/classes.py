@@ -18,8 +18,7 @@ from lit_fed.command_line.help import plain_type
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.deployment.settings import CLASSES
 from lit_fed.errors import ConfigError
-from lit_fed.models.base import Network
-from lit_fed.models.sizes import size_names
+from lit_fed.models.base import Network, size_names
 from lit_fed.system.names import did_you_mean
 
 __all__ = [

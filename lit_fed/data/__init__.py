@@ -1,4 +1,4 @@
-"""Data sets, and how their samples become clients, splits and blocks."""
+"""Data sets, partitions into clients, splits, and blocks of clients."""
 
 from lit_fed.core.blocks import cohort_size, draw_cohort, make_blocks, split_by_work
 from lit_fed.data import data_sets, partitions
@@ -6,9 +6,8 @@ from lit_fed.data.data_sets.base import ClientDataSet, DataSet, Normalisation, P
 from lit_fed.data.data_sets.synthetic import synthetic_clients, synthetic_parameters
 from lit_fed.data.partitions.base import Partition
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
-from lit_fed.data.populations.checks import check_labels
+from lit_fed.data.populations.checks import check_labels, fingerprint
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.fingerprint import fingerprint
 from lit_fed.data.populations.splits import split_counts
 
 _FOUND = {name: getattr(room, name) for room in (data_sets, partitions) for name in room.__all__}

@@ -1,4 +1,4 @@
-"""From a data set to blocks of clients."""
+"""The data module: from a data set to blocks of clients."""
 
 from __future__ import annotations
 
@@ -20,21 +20,19 @@ from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.data_sets.in_memory import data_set_of_arrays, data_set_of_frame
 from lit_fed.data.facts import TrainingFacts, name_digests
 from lit_fed.data.partitions.base import Partition
-from lit_fed.data.poison.base import Poison
-from lit_fed.data.populations.attackers import draw_attackers
+from lit_fed.data.poison.base import Poison, draw_attackers, poisoned
 from lit_fed.data.populations.build import build_populations, infer_target
 from lit_fed.data.populations.checks import (
     check_labels,
     check_missing_classes,
+    find_client,
     find_client_name,
+    fingerprint,
     learned_constants,
     num_classes_of,
     outlying_inputs,
     taken_labels,
 )
-from lit_fed.data.populations.find_client import find_client
-from lit_fed.data.populations.fingerprint import fingerprint
-from lit_fed.data.populations.poisoned import poisoned
 from lit_fed.errors import ClientError, ConfigError, notice
 from lit_fed.system.packages import DataFrame
 
@@ -44,7 +42,7 @@ Block = TypeVar("Block")
 
 
 class Blocks(Generic[Block]):
-    """Blocks as a data loader: a plain sized iterable, since nothing is to be loaded or collated."""
+    """Blocks as a data loader: a sized iterable, since nothing needs loading or collating."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = blocks
@@ -57,26 +55,26 @@ class Blocks(Generic[Block]):
 
 
 class Predicted(NamedTuple):
-    """Which clients a prediction run predicts, on which of their samples."""
+    """The clients and the split of a prediction run."""
 
     population: Literal["seen", "unseen"] = "seen"
     split: Literal["train", "val", "test"] = "test"
-    client: str | None = None  # serve this client alone, whatever its population; None: all that the test measures
+    client: str | None = None  # predict this client alone; None: all clients that the test measures
 
 
 class RoundPlanner(Protocol):
-    """What a data module asks of the side that runs the rounds."""
+    """Interface of the code that runs the rounds, as the data module sees it."""
 
     @property
     def next_draw(self) -> dict[str, Any]:
-        """What the coming round's cohort depends on: arguments of `draw_cohort`, its seed and round among them."""
+        """Arguments of `draw_cohort` for the next round, such as seed and round."""
 
     @property
     def most_per_block(self) -> int | None:
-        """Most clients whose states may be gathered at once; None: any number."""
+        """Upper limit of client states gathered at once; None: no limit."""
 
     def blocks(self, client_ids: np.ndarray, train: Split, **division: int) -> list[ClientBlock]:
-        """One rank's blocks of the coming round, see `core.blocks.round_blocks`."""
+        """This rank's blocks of the next round, see `core.blocks.round_blocks`."""
 
 
 class FederatedDataModule(LightningDataModule):
@@ -84,30 +82,30 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         dataset: the data set.
-        partition: how its samples are divided over clients; null takes its natural clients, or else `Dirichlet`.
-        num_clients: clients of a partition (default 20); an error where the data set has natural clients.
+        partition: divides the samples among clients; null: the natural clients, or `Dirichlet` if there are none.
+        num_clients: number of clients of a partition (default 20); refused if the data set has natural clients.
         batch_size: samples in a local batch; 0 takes a client's whole training split.
         val_fraction: share of each client's samples kept for validation.
-        test_fraction: share of each client's samples kept for testing, where the data set has no test split; 0 tests
-            nothing.
-        unseen_fraction: share of the clients kept out of training, which are served as unseen clients; above 0 at
-            least one, and at least one is left to train.
-        client_fraction: share of the clients sampled in each round, at least one; with `poisson` the probability with
-            which each takes part, and there may be none.
+        test_fraction: share of each client's samples kept for testing if the data set has no test split; 0: no test
+            samples.
+        unseen_fraction: share of the clients held out of training and served as unseen clients; if above 0 at least
+            one, and at least one client trains.
+        client_fraction: share of the clients sampled in each round, at least one; with `poisson` the probability of
+            each client, and a round may have no client.
         clients_per_round: number of clients sampled in each round, instead of a share; with `poisson` on average.
-        client_sampling: `uniform` without replacement; `size`: with replacement, in proportion to the samples, refused
-            by algorithms in which each client has to count once; or `poisson`: each client for itself, with the same
-            probability, as guarantees of differential privacy want it.
-        clients_per_block: most clients handed to a client trainer at once; fewer where their states lie in files.
-        eval_clients: measure only so many clients, the same ones in every validation and test: a sample of the seen
-            clients and one of the unseen, drawn from `seed`; null measures all.
-        seed: seed of partition, splits and the sample of clients that is measured.
-        attackers: clients of the training that attack, to try out what becomes of the others: a whole number of them,
-            or a share below 1; drawn from `seed`. They lie about their samples (`poison`) or about what they learnt
-            (`attack` of the model), and take no part in averages over honest clients.
-        poison: what attackers do to their training samples, `LabelFlip` or `Backdoor`; null: nothing.
-        augment: torchvision's transforms of pictures in local steps, by name, drawn anew for each of them, such as
-            `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null takes pictures as they are.
+        client_sampling: `uniform` without replacement; `size`: with replacement, in proportion to the samples (refused
+            by algorithms that count each client once); `poisson`: each client independently with the same probability,
+            as differential privacy requires.
+        clients_per_block: upper limit of clients in a block for the client trainer; lower if client states lie in
+            files.
+        eval_clients: evaluate this many seen and this many unseen clients, sampled once from `seed`; null: all.
+        seed: seed of the partition, the splits and the sample of evaluated clients.
+        attackers: clients that attack the training: their number, or their share if below 1; sampled from `seed`. They
+            poison their samples (`poison`) or falsify their messages (`attack` of the model), and averages over honest
+            clients leave them out.
+        poison: how attackers change their training samples, `LabelFlip` or `Backdoor`; null: not at all.
+        augment: torchvision transforms of images in local steps, by name, sampled anew in each step, such as
+            `RandomHorizontalFlip, RandomCrop(32, padding=4)`; null: none.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class FederatedDataModule(LightningDataModule):
         if clients_per_round is not None and client_fraction != 1:
             raise ConfigError(
                 f"--data.clients_per_round is {clients_per_round} and --data.client_fraction {client_fraction}; give "
-                "one of them (a client_fraction of 1 and a clients_per_round of null are the same as none)"
+                "only one of them (client_fraction 1 and clients_per_round null count as not given)"
             )
         if clients_per_block < 1:
             raise ConfigError(f"--data.clients_per_block is {clients_per_block}; give a whole number >= 1")
@@ -163,13 +161,13 @@ class FederatedDataModule(LightningDataModule):
     def from_clients(
         cls, clients: Mapping[str, Any], unseen: Mapping[str, Any] | None = None, **settings: Any
     ) -> FederatedDataModule:
-        """Clients whose samples a program holds; `val_fraction` and `test_fraction` divide them.
+        """Build the module from samples in memory; `val_fraction` and `test_fraction` divide each client's samples.
 
         Args:
-            clients: inputs [n, ...] and labels [n] or [n, L] of each by name, as in `{"alice": (x, y), "bob": …}`:
-                arrays of NumPy, tensors or lists. Labels of text are classes that keep their names.
-            unseen: likewise clients that take no part in the training.
-            settings: other arguments of the class; also `labels` and `num_classes` of `ClientFolder`.
+            clients: name -> (inputs [n, ...], labels [n] or [n, L]), as NumPy arrays, tensors or lists. Text labels
+                are class names.
+            unseen: likewise, clients held out of training.
+            settings: other arguments of the class, and `labels` and `num_classes` of `ClientFolder`.
         """
         given = {name: settings.pop(name) for name in ("labels", "num_classes") if name in settings}
         return cls(data_set_of_arrays(clients, unseen, **given), **settings)
@@ -186,25 +184,25 @@ class FederatedDataModule(LightningDataModule):
         table: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> FederatedDataModule:
-        """The rows of a data frame, a sample each, read as `Table` reads a file.
+        """Build the module from a data frame, one row per sample, read as `Table` reads a file.
 
         Args:
             frame: the frame.
-            client: column that says whose a sample is; None: `partition` divides the rows.
+            client: column with the client's name; None: `partition` divides the rows.
             label: column with the labels.
-            features: columns that inputs are made from; None: all others.
-            unseen: names of clients that take no part in the training.
+            features: input columns; None: all others.
+            unseen: names of clients held out of training.
             table: other fields of `Table`, as in `{"split_column": "fold"}`.
             settings: other arguments of the class.
         """
         return cls(data_set_of_frame(frame, client, label, features, unseen, **table or {}), **settings)
 
     def prepare_data(self) -> None:
-        """Fetch missing files; Lightning calls this on one rank of each node, before any `setup`."""
+        """Download missing files; Lightning calls this on one rank of each node before `setup`."""
         self.dataset.prepare()
 
     def setup(self, stage: str = "fit") -> None:
-        """Load and divide the data, once."""
+        """Load and divide the data; further calls do nothing."""
         if self.seen is not None:
             return
         seen, unseen = build_populations(
@@ -224,18 +222,18 @@ class FederatedDataModule(LightningDataModule):
         self.fingerprint = fingerprint(seen, unseen)
         self.seen = self._with_measured(seen, "evaluation/seen")
         self.unseen = None if unseen is None else self._with_measured(unseen, "evaluation/unseen")
-        self._draw(seed=0, round_idx=0)  # a cohort that cannot be drawn is an error now, not in the first round
+        self._draw(seed=0, round_idx=0)  # fail now, not in the first round, if no cohort can be sampled
         for said in (taken_labels(self.dataset, self.target, seen), outlying_inputs(seen, unseen)):
             if said is not None and (self.trainer is None or self.trainer.is_global_zero):
                 notice(said)
 
     def _with_attackers(self, seen: Population) -> Population:
-        """The clients of the training, some of which attack; their training samples are poisoned."""
+        """The seen clients with attackers chosen and their training samples poisoned."""
         if self.attackers is None:
             if self.poison is not None:
                 raise ConfigError(
-                    f"--data.poison is {type(self.poison).__name__}, and nobody attacks; give --data.attackers, the "
-                    "number of clients that do, or leave it out"
+                    f"--data.poison is {type(self.poison).__name__}, which needs --data.attackers; give the number of "
+                    "clients that attack, or leave --data.poison out"
                 )
             return seen
         seen = seen._replace(attackers=draw_attackers(self.attackers, seen.train.num_clients, self.seed))
@@ -245,12 +243,12 @@ class FederatedDataModule(LightningDataModule):
         return poisoned(seen, alter, self.seed, repr(self.poison))
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""
+        """Add the client's name to a `ClientError`; Lightning calls this before it re-raises."""
         if isinstance(exception, ClientError):
             exception.client_name = find_client_name(exception.client_id, self.seen, self.unseen)
 
     def _with_measured(self, population: Population, purpose: str) -> Population:
-        """The population with the clients that evaluation measures, if these are not all."""
+        """The population with `measured` set to `eval_clients` sampled clients, if that is fewer than all."""
         num_clients = population.train.num_clients
         if self.eval_clients is None or self.eval_clients >= num_clients:
             return population
@@ -258,7 +256,7 @@ class FederatedDataModule(LightningDataModule):
         return population._replace(measured=torch.from_numpy(np.sort(drawn)))
 
     def facts(self, *, weighting: Literal["samples", "uniform"], seed: int, num_rounds: int) -> TrainingFacts:
-        """What a federation is built from.
+        """Facts of the training data from which a federation is built.
 
         Args:
             weighting: weight of a client's message.
@@ -267,7 +265,7 @@ class FederatedDataModule(LightningDataModule):
         """
         assert self.seen is not None
         train = self.seen.train
-        either = self.normalisation or self.seen.columns  # pictures that are normalised may come in either type
+        either = self.normalisation or self.seen.columns  # normalised images may be stored as uint8 or float
         return TrainingFacts(
             input_shape=self.input_shape,
             input_type=str(train.x.dtype).removeprefix("torch."),
@@ -294,13 +292,13 @@ class FederatedDataModule(LightningDataModule):
         )
 
     def capped_samples(self, cap: int) -> int:
-        """Training samples of all seen clients, of each no more than a cap."""
+        """Sum of the seen clients' training samples, at most `cap` for each client."""
         assert self.seen is not None
         return int(self.seen.train.sizes.clamp(max=cap).sum())
 
     @property
     def sampling_probability(self) -> float:
-        """With which a client takes part in a round; where draws are by size, draws per client."""
+        """Probability that a client takes part in a round; with sampling by size, expected draws per client."""
         assert self.seen is not None
         number = self.seen.train.num_clients
         return sampling_probability(number, self.client_fraction, self.clients_per_round, self.client_sampling)
@@ -313,13 +311,13 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def normalisation(self) -> Normalisation | None:
-        """Constants by which inputs were normalised: learnt from the training samples, or those of the data set."""
+        """Constants of the inputs' normalisation, from the training samples or from the data set."""
         assert self.seen is not None
         return self.seen.normalisation or self.dataset.normalisation
 
     @property
     def evaluation_split(self) -> Literal["val", "test"]:
-        """What periodic evaluation measures: the validation samples, or without any the test samples."""
+        """Split of periodic evaluation: `val`, or `test` if there are no validation samples."""
         assert self.seen is not None
         return "val" if self.seen.val.num_samples else "test"
 
@@ -345,21 +343,21 @@ class FederatedDataModule(LightningDataModule):
         )  # fmt: skip
 
     def plan_with(self, planner: RoundPlanner) -> None:
-        """Ask this planner for the blocks of each round."""
+        """Set the planner that makes the blocks of each round."""
         self.planner = planner
 
     @property
     def block_size(self) -> int:
-        """Most clients in a block, fewer where their states are read from files for one block at a time."""
+        """Upper limit of clients in a block; lower if their states are read from files block by block."""
         assert self.planner is not None
         return min(self.clients_per_block, self.planner.most_per_block or self.clients_per_block)
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move a block; on a CPU there is nothing to move, and looking for it costs a millisecond per round."""
+        """Move a block; skipped on a CPU, where the search for tensors costs a millisecond per round."""
         return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def train_dataloader(self) -> Blocks[ClientBlock]:
-        """This rank's blocks of the coming round; made anew for every round."""
+        """This rank's blocks of the next round; called once per round."""
         assert self.trainer is not None
         assert self.seen is not None
         assert self.planner is not None
@@ -379,7 +377,7 @@ class FederatedDataModule(LightningDataModule):
         return self.serving("seen", "test")
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's clients of `predicted`.
+        """This rank's blocks of the clients and split in `predicted`.
 
         Raises:
             ConfigError: if there are no such clients, or none of them has samples in that split.
@@ -400,7 +398,7 @@ class FederatedDataModule(LightningDataModule):
         name: Literal["train", "val", "test"],
         positions: Tensor | None = None,
     ) -> Blocks[ServingBlock]:
-        """This rank's blocks of clients to be served and measured, or predicted: those at `positions`, or all."""
+        """This rank's blocks for evaluation or prediction, of the clients at `positions` or of all measured ones."""
         assert self.trainer is not None
         data, train = self.splits(population, name)
         measured = self._chosen(population).measured if positions is None else positions

@@ -11,7 +11,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.types import Message, Tree
 from lit_fed.deployment.typed import MOST_FLOAT
-from lit_fed.wrappers.deltas import known, news
+from lit_fed.wrappers.deltas import delta_of, reference_of
 
 __all__ = ["implausible_message", "implausible_rows"]
 
@@ -49,7 +49,7 @@ def implausible_message(
     if most_norm is None or not tree.leaves(message.value):
         return ""
     received = algorithm.received(ctx, algorithm.sent(ctx, shared, client_id), client_id)
-    norm = _norm(news(message.value, known(algorithm, received, message.value)))
+    norm = _norm(delta_of(message.value, reference_of(algorithm, received, message.value)))
     too_long = f"its update has the norm {norm:g}, and --data.dataset.max_update_norm is {most_norm:g}"
     return "" if norm <= most_norm else too_long
 

@@ -1,4 +1,4 @@
-"""Metrics over clients, clients that dwarf all others, and the time of a round."""
+"""Metrics over clients, and detection of outliers among clients."""
 
 from lit_fed.metrics.client_table import client_statistics, summarise
 

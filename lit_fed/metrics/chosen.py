@@ -1,8 +1,7 @@
-"""Metrics of the user's choice, computed from the predictions of one client after another.
+"""User-defined metrics, computed client by client.
 
-A metric holds what it knows of one client at a time, its number is kept, and it starts anew with the next client. So it
-may look at all predictions of a client at once, as areas under curves do, and still nothing of a client is held beside
-one number once its samples are predicted.
+A metric holds the predictions of one client at a time and is reset for the next one. It may need all predictions of a
+client, as areas under curves do, but only one number per client is kept.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ __all__ = ["ChosenMetrics", "ClientMeter", "ClientMetric", "quiet"]
 
 
 class ClientMetric:
-    """A metric that measures one client at a time.
+    """A metric of one client at a time.
 
-    For torchmetrics, the area under the curve of a class that a client does not have is 0, and most clients have few of
-    many classes. So averages of areas are taken here, over the classes for which there is one. Correlations and R² of
-    constants, 0 or huge in torchmetrics, are undefined.
+    torchmetrics gives 0 for the area under the curve of a class that a client lacks, and most clients lack many
+    classes. So areas are averaged here over the classes where they are defined. Correlations and R² of constants, 0 or
+    huge in torchmetrics, are undefined.
 
     Args:
-        name: its key in the results.
-        metric: the metric, which belongs to this object from now on.
-        target: what is predicted.
+        name: key in the results.
+        metric: the metric; this object takes ownership.
+        target: the prediction target.
 
     Attributes:
-        averages: numbers of several classes are averaged here.
-        reason: why there was no number for some client.
+        averages: whether values of classes are averaged here.
+        reason: why the metric was undefined for some client.
     """
 
     def __init__(self, name: str, metric: torchmetrics.Metric, target: Target) -> None:
         self.name, self.metric, self.target = name, metric, target
         self.larger_is_better: bool | None = metric.higher_is_better
-        metric.distributed_available_fn = _alone  # each client is measured on one rank
+        metric.distributed_available_fn = _alone  # each client is evaluated on one rank
         self._one_column = target.kind == "binary" and not type(metric).__name__.startswith("Multiclass")
         self._is_curve, self._average = isinstance(metric, _curves()), getattr(metric, "average", None)
         self.averages = self._is_curve and self._average in ("macro", "weighted")
@@ -59,32 +58,32 @@ class ClientMetric:
 
     @property
     def is_accuracy(self) -> bool:
-        """Whether it is the accuracy under another name, as averages over the samples of several classes are."""
+        """Whether it equals accuracy, as micro averages over classes do."""
         metric: Any = self.metric
         plain = type(metric) in _shares() and metric.top_k == 1 and metric.ignore_index is None
         return plain and self._average == "micro"
 
     def update(self, shown: Tensor, labels: Tensor) -> None:
-        """Add samples of the client under way.
+        """Add samples of the current client.
 
         Args:
-            shown: what `Target.shown` gives, [n, C] or [n].
-            labels: [n], or [n, C] where a sample has several.
+            shown: from `Target.shown`, [n, C] or [n].
+            labels: [n], or [n, C] for multilabel targets.
         """
         if self._is_curve:
             self._add_classes(labels)
         self._add_ranges(shown, labels)
         try:
             self.metric.update(*self.facing(shown, labels))
-        except (ValueError, RuntimeError) as error:  # what a metric says of samples that it cannot measure
+        except (ValueError, RuntimeError) as error:  # the metric is undefined for these samples
             self._failure = str(error)
 
     def facing(self, shown: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Predictions as the metric takes them, and labels: of two classes the probability of the second alone."""
+        """Predictions and labels for the metric; of two classes the probability of the second."""
         return (shown[:, 1] if self._one_column else shown).contiguous(), labels.contiguous()
 
     def _add_ranges(self, shown: Tensor, labels: Tensor) -> None:
-        """Keep the smallest and largest number of what has to vary."""
+        """Track minimum and maximum of values that must not be constant."""
         values = [labels] * isinstance(self.metric, _spreads()) + [shown] * isinstance(self.metric, _spreads()[:1])
         if values and len(labels):
             found = [(one.amin(0), one.amax(0)) for one in values]
@@ -107,7 +106,7 @@ class ClientMetric:
         self._count, self._positives = self._count + count, self._positives + positives
 
     def take(self) -> float:
-        """The number of the client under way, NaN where it has none; then the next client begins."""
+        """Return the current client's value, NaN if undefined, and reset for the next client."""
         number = float("nan")
         if not self._failure:
             try:
@@ -140,14 +139,14 @@ class ClientMetric:
 
 
 class ChosenMetrics:
-    """The metrics that a run reports beside its own; none by default.
+    """User-defined metrics of a run; none by default.
 
     Args:
-        metrics: the metrics, of different names.
-        target: what is predicted.
+        metrics: the metrics, with different names.
+        target: the prediction target.
 
     Attributes:
-        said: what the user was told of them; once in a run is enough.
+        said: warnings already printed in this run.
     """
 
     def __init__(self, metrics: list[ClientMetric], target: Target) -> None:
@@ -163,17 +162,17 @@ class ChosenMetrics:
         return [one.name for one in self.metrics]
 
     def meter(self, num_clients: int) -> ClientMeter:
-        """What measures some clients, from their predictions."""
+        """A `ClientMeter` for this number of clients."""
         return ClientMeter(self, num_clients)
 
     def statistics(self, values: Tensor, num_samples: Tensor) -> dict[str, float]:
-        """Statistics over clients of each metric, as of `client_statistics`.
+        """Statistics over clients of each metric, see `client_statistics`.
 
-        `<name>_undefined` is the number of clients that have samples and no number: they take no part in any other
-        statistic. Where it is not known whether larger is better, there is no worst client.
+        `<name>_undefined` is the number of clients with samples but without a value; other statistics leave them out.
+        If it is unknown whether larger is better, there is no worst client.
 
         Args:
-            values: of each client and metric, [T, K]; NaN or infinite where undefined.
+            values: value of each client and metric, [T, K]; NaN or infinite if undefined.
             num_samples: samples of each client, [T].
         """
         results: dict[str, float] = {}
@@ -188,7 +187,7 @@ class ChosenMetrics:
 
 
 class ClientMeter:
-    """Measures some clients while their predictions come in.
+    """Computes metrics of clients from streamed predictions.
 
     Args:
         chosen: the metrics.
@@ -198,22 +197,22 @@ class ClientMeter:
     def __init__(self, chosen: ChosenMetrics, num_clients: int) -> None:
         self._chosen = chosen
         self._values = torch.full((num_clients, len(chosen)), float("nan"), dtype=torch.float64)
-        self._row: int | None = None  # whose predictions come in
+        self._row: int | None = None  # current client
         self._done: set[int] = set()
 
     def add(self, rows: Tensor, prediction: Tensor, y: Tensor, mask: Tensor) -> None:
-        """Add predictions of some clients, each of which gives all its samples before the next one begins.
+        """Add predictions of clients; all samples of a client come before those of the next.
 
         Args:
-            rows: places of the clients, [c].
-            prediction: what `Target.mix` gives, [c, N, ...].
+            rows: positions of the clients, [c].
+            prediction: from `Target.mix`, [c, N, ...].
             y: labels, [c, N] or [c, N, L].
             mask: 0 for padding, [c, N].
         """
         target = self._chosen.target
         shown = target.shown(prediction.detach().float().cpu())
         if not target.continuous:
-            shown = shown.clamp(max=1)  # rounding; torchmetrics takes what is above 1 for logits
+            shown = shown.clamp(max=1)  # rounding; torchmetrics takes values above 1 for logits
         labels, held = y.cpu(), mask.cpu() > 0
         with quiet():
             for position, row in enumerate(rows.tolist()):
@@ -225,13 +224,13 @@ class ClientMeter:
                     one.update(some, their)
 
     def values(self) -> Tensor:
-        """The numbers of all clients, [C, K] float64; NaN where a client has none."""
+        """Values of all clients, [C, K] float64; NaN if undefined."""
         with quiet():
             self._turn_to(None)
         return self._values
 
     def _turn_to(self, row: int | None) -> None:
-        """Keep the numbers of the client under way, if another one begins."""
+        """Store the values of the current client if another one begins."""
         if row == self._row:
             return
         assert row not in self._done, "a client's predictions come before those of the next one"
@@ -242,7 +241,7 @@ class ClientMeter:
 
 
 def _curves() -> tuple[type[torchmetrics.Metric], ...]:
-    """What all metrics of ranked predictions derive from: they compare the samples of a class with all others."""
+    """Base classes of all ranking metrics, which compare samples of a class with all others."""
     kinds = torchmetrics.classification
     return (
         kinds.BinaryPrecisionRecallCurve, kinds.MulticlassPrecisionRecallCurve, kinds.MultilabelPrecisionRecallCurve
@@ -250,25 +249,19 @@ def _curves() -> tuple[type[torchmetrics.Metric], ...]:
 
 
 def _precisions() -> tuple[type[torchmetrics.Metric], ...]:
-    """Those of them that are defined where all samples are of the class."""
+    """Ranking metrics that are defined if all samples are of one class."""
     kinds = torchmetrics.classification
     return kinds.BinaryAveragePrecision, kinds.MulticlassAveragePrecision, kinds.MultilabelAveragePrecision
 
 
 def _spreads() -> tuple[type[torchmetrics.Metric], ...]:
-    """What divides by the spread of the labels and says nothing of a spread of 0; the first by that of predictions too.
-
-    The other correlations are NaN there.
-    """
+    """Metrics that divide by the spread of labels (the first also of predictions) without NaN for a spread of 0."""
     kinds = torchmetrics.regression
     return kinds.SpearmanCorrCoef, kinds.R2Score, kinds.ExplainedVariance, kinds.RelativeSquaredError
 
 
 def _shares() -> tuple[type[torchmetrics.Metric], ...]:
-    """Metrics of classes that over samples are one number: each wrong sample is missed by one class, found by another.
-
-    FBetaScore is one of them for any beta.
-    """
+    """Class metrics whose micro averages equal accuracy: each error is a miss of one class and a hit of another."""
     kinds = torchmetrics.classification
     return (
         kinds.MulticlassAccuracy, kinds.MulticlassPrecision, kinds.MulticlassRecall, kinds.MulticlassF1Score,
@@ -278,12 +271,11 @@ def _shares() -> tuple[type[torchmetrics.Metric], ...]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep back the warnings of torchmetrics, which are of one client among many; what is undefined is counted."""
+    """Suppress torchmetrics' warnings about single clients; undefined values are counted."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def _alone(*_: Any) -> bool:
-    """Whether other ranks know of the same client."""
     return False

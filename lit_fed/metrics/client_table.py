@@ -1,4 +1,4 @@
-"""What papers report of per-client results."""
+"""Statistics over clients, as papers report them, and outliers among clients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-__all__ = ["client_columns", "client_statistics", "summarise"]
+__all__ = [
+    "client_columns",
+    "client_statistics",
+    "outlier",
+    "summarise",
+]
 
 
 def client_statistics(
@@ -16,13 +21,13 @@ def client_statistics(
 
     Args:
         values: the metric of each client, [T].
-        num_samples: samples it was measured on, [T]; clients without any take no part.
-        name: `accuracy`, say.
-        larger_is_better: which end is the worse; None: neither, and `_decile` and `_worst` are left out.
+        num_samples: test samples, [T]; clients without samples are left out.
+        name: name of the metric, such as `accuracy`.
+        larger_is_better: direction of the metric; None: unknown, and `_decile` and `_worst` are left out.
 
     Returns:
-        The mean weighted by samples under `name`; `_decile`, the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
-        `_unweighted`, the plain mean.
+        `name`: mean weighted by samples; `_decile`: the max(1, ⌊T/10⌋)-th worst client; `_worst`; `_std`;
+        `_unweighted`: plain mean.
 
     Example:
         >>> import torch
@@ -47,7 +52,7 @@ def client_statistics(
 
 
 def client_columns(rows: Tensor, metric: str) -> dict[str, list[Any]]:
-    """The columns `num_test`, the metric's and `loss` of a table of clients; NaN for clients without samples.
+    """Columns `num_test`, the metric and `loss` of a table of clients; NaN for clients without samples.
 
     Args:
         rows: number of samples, sum of losses and sum of hits of each client, [T, >=3].
@@ -66,7 +71,7 @@ def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> 
 
     Args:
         rows: number of samples, sum of losses and sum of hits (`mse`: squared errors) of each client, [T, >=3].
-        metric: name of the mean of the third column; of `mse` the largest are the worst.
+        metric: name of the mean of the third column; for `mse` smaller is better.
     """
     count, loss, hits = rows[:, :3].unbind(1)
     if not (count > 0).any():
@@ -74,3 +79,28 @@ def summarise(rows: Tensor, metric: Literal["accuracy", "mse"] = "accuracy") -> 
     each = count.clamp(min=1)
     results = {"loss": float(loss.sum() / count.sum())}
     return results | client_statistics(hits / each, count, metric, larger_is_better=metric == "accuracy")
+
+
+FACTOR = 1e6
+"""Ratio of value and median above which a value counts as an outlier."""
+
+
+def outlier(values: Tensor, floor: float = 0.0) -> tuple[int, float, float] | None:
+    """The largest value, if it is more than `FACTOR` times the median.
+
+    Args:
+        values: value of each client, at least 0, [T].
+        floor: lower limit of the median; if the median is still 0, there is no outlier.
+
+    Returns:
+        Position, value and (lower) median, or None.
+
+    Example:
+        >>> import torch
+        >>> outlier(torch.tensor([2.0, 1e8, 1.0]))
+        (1, 100000000.0, 2.0)
+    """
+    values = values.double()
+    position, median = int(values.argmax()), max(float(values.median()), floor)
+    largest = float(values[position])
+    return (position, largest, median) if largest > FACTOR * median > 0 else None

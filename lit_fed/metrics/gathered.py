@@ -1,4 +1,4 @@
-"""Per-client results of all ranks in one table."""
+"""Table of per-client results over all ranks."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["ClientTable"]
 
 
 def _of_all_ranks(state: Tensor, group: Any = None) -> list[Tensor]:
-    """The tables of all ranks; torchmetrics' own exchange would not name a rank that is lost."""
+    """Gather the tables of all ranks; unlike torchmetrics' own exchange it names a lost rank."""
     with exchange():
         return gather_all_tensors(state, group)
 
 
 class ClientTable(Metric):
-    """Sums over each client's samples, gathered from all ranks: each client is measured on one of them.
+    """Sums over each client's samples, gathered from all ranks; each client is evaluated on one rank.
 
     Args:
         num_clients: T.
-        num_components: M, where clients are served by mixtures, whose weights are kept beside the sums; else 0.
-        num_metrics: K, metrics of the user's choice, which are kept behind them.
+        num_components: M if mixture weights are kept beside the sums, else 0.
+        num_metrics: K, number of user-defined metrics, kept last.
     """
 
     full_state_update = False
@@ -41,8 +41,8 @@ class ClientTable(Metric):
         """Add rows of the clients at `positions` [C].
 
         Args:
-            positions: places in the table.
-            rows: number of samples, loss, hits, mixture weights, chosen metrics, [C, 3 + M + K].
+            positions: positions in the table.
+            rows: number of samples, loss, hits, mixture weights, user-defined metrics, [C, 3 + M + K].
         """
         self.rows[positions] += rows
 

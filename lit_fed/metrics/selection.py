@@ -1,4 +1,4 @@
-"""Which metrics a user asks for: names and arguments read, filled in from the labels, and refused before training."""
+"""User-defined metrics: parse names and arguments, fill in the labels' properties, refuse misfits before training."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ else:
 __all__ = ["MetricsGiven", "WantedMetric", "choose_metrics", "wanted_metrics", "with_classes"]
 
 MetricsGiven = str | list[Any] | dict[str, Any] | None
-"""Names of classes, alone, listed or divided by commas; classes with arguments; names of one's own for both."""
+"""Class names, alone, listed or separated by commas; classes with arguments; user-defined names for both."""
 
 OPTION = "--model.metrics"
 
 TASKS = {"binary": ("Binary", "Multiclass"), "multiclass": ("Multiclass",), "multilabel": ("Multilabel",)}
-"""For each kind of class labels how the names of the metrics begin that take them."""
+"""Prefixes of metric classes for each kind of class labels."""
 
 EXAMPLES = {True: "R2Score or MeanAbsoluteError", False: "AUROC or F1Score"}
-"""Metrics of numbers, and of classes."""
+"""Examples of metrics of numbers (True) and of classes."""
 
 COLUMNS = {"client", "client_id", "population", "num_train", "num_test", "group", "attacker", "kept"}
 """Columns of clients.csv beside results and mixture weights."""
 
-
 LIBRARY = ("torchmetrics.classification", "torchmetrics.regression")
-"""Packages that are imported because a text names them."""
-
+"""Packages whose classes may be named by text."""
 
 ARGUMENTS = names_in(
     """
@@ -52,28 +50,28 @@ ARGUMENTS = names_in(
     validate_args variant weights zero_division
     """
 )
-"""Arguments of the metrics of classes and of numbers; none of them takes a file, an address or a function."""
+"""Allowed arguments of metrics; none takes a file, an address or a function."""
 
 
 class WantedMetric(NamedTuple):
-    """A metric that a user asks for."""
+    """A requested metric."""
 
-    name: str  # its key in the results
+    name: str  # key in the results
     given: type[torchmetrics.Metric] | torchmetrics.Metric
     arguments: dict[str, Any]
 
     @property
     def shown(self) -> str:
-        """What messages call it."""
+        """Name of the class for messages."""
         return self.given.__name__ if isinstance(self.given, type) else type(self.given).__name__
 
 
 def with_classes(given: MetricsGiven, find: Callable[[str], Any] = import_path) -> MetricsGiven:
-    """Metrics with the class in place of each path outside torchmetrics, which nothing else here imports.
+    """Import user-defined classes: replace each path outside torchmetrics by its class.
 
     Args:
-        given: see `wanted_metrics`; typed by the person at the keyboard, or else `find` has to check the paths.
-        find: gives the class at a path.
+        given: see `wanted_metrics`; paths must come from the local user, or `find` has to check them.
+        find: path -> class.
 
     Raises:
         ConfigError: if there is no such class.
@@ -110,15 +108,15 @@ def _own_class(path: str, find: Callable[[str], Any]) -> Any:
 
 
 def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
-    """What a user asks for; what these metrics make of the labels is not known yet.
+    """Parse the requested metrics, independently of the labels.
 
     Args:
-        given: `AUROC`; several in a list, or divided by commas; `{F1Score: {average: macro}}` for a class with its
-            arguments; `{macro: {class_path: F1Score, init_args: {average: macro}}}` for a name of one's own. In Python
-            metrics, classes and collections too.
+        given: `AUROC`; several in a list, or separated by commas; `{F1Score: {average: macro}}` for a class with
+            arguments; `{macro: {class_path: F1Score, init_args: {average: macro}}}` for a user-defined name. In Python
+            also metrics, classes and collections.
 
     Raises:
-        ConfigError: if there is no such class, or two metrics would have the same name.
+        ConfigError: if there is no such class, or two metrics have the same name.
 
     Example:
         >>> [one.name for one in wanted_metrics("AUROC, F1Score")]
@@ -127,20 +125,20 @@ def wanted_metrics(given: MetricsGiven) -> list[WantedMetric]:
     wanted = [_wanted(name, one) for name, one in _items(given)]
     known: set[str] = set(COLUMNS).union(*(summarise(torch.ones(1, 3), metric) for metric in ("accuracy", "mse")))
     for one in wanted:
-        how = f"give it a name of its own, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
+        how = f"give it another name, as in {{my_name: {{class_path: {one.shown}, init_args: {{}}}}}}"
         if not re.fullmatch(r"[A-Za-z][\w-]*", one.name) or re.fullmatch(r"pi?_\d+", one.name):
             raise ConfigError(f"{OPTION}: {one.name!r} cannot be the name of a metric; give letters, digits and _")
         keys = {f"{one.name}{suffix}" for suffix in ("", "_decile", "_worst", "_std", "_unweighted", "_undefined")}
         if one.name in ("accuracy", "mse"):
-            raise ConfigError(f"{OPTION} has {one.shown}, and {one.name} is measured anyway; leave it out, or {how}")
+            raise ConfigError(f"{OPTION} has {one.shown}, but {one.name} is always measured; leave it out, or {how}")
         if keys & known:
-            raise ConfigError(f"{OPTION} has {one.shown}, and there is a {sorted(keys & known)[0]} already; {how}")
+            raise ConfigError(f"{OPTION} has {one.shown}, but {sorted(keys & known)[0]} exists already; {how}")
         known |= keys
     return wanted
 
 
 def _items(given: Any) -> Iterator[tuple[str | None, Any]]:
-    """Each metric with the name that was given with it: one of its own, or that of its class."""
+    """Yield (name or None, metric) of each request."""
     if given is None:
         return
     if isinstance(given, str):
@@ -157,14 +155,14 @@ def _items(given: Any) -> Iterator[tuple[str | None, Any]]:
 
 
 def _wanted(name: str | None, given: Any) -> WantedMetric:
-    """A metric, by one of the ways in which it may be given."""
+    """Parse one request."""
     arguments: dict[str, Any] = {}
     if isinstance(given, torchmetrics.Metric):
         return WantedMetric(name or _snake_case(type(given).__name__), given, arguments)
     if isinstance(given, dict) and "class_path" in given:
         more = given.keys() - {"class_path", "init_args"}
         if more:
-            raise ConfigError(f"{OPTION}: {sorted(more)[0]} beside class_path; arguments stand in init_args")
+            raise ConfigError(f"{OPTION}: {sorted(more)[0]} beside class_path; put arguments into init_args")
         arguments, given = given.get("init_args") or {}, given["class_path"]
     elif name is not None and (given is None or isinstance(given, dict)):  # F1Score: {average: macro}
         arguments, given, name = given or {}, name, None
@@ -175,17 +173,13 @@ def _wanted(name: str | None, given: Any) -> WantedMetric:
     cls = _found(given) if isinstance(given, str) else given
     if not (isinstance(cls, type) and issubclass(cls, torchmetrics.Metric)):
         raise ConfigError(
-            f"{OPTION} has {given!r}, which is no torchmetrics.Metric; give the name of a class, AUROC or R2Score, say"
+            f"{OPTION} has {given!r}, which is not a torchmetrics.Metric; give a class such as AUROC or R2Score"
         )
     return WantedMetric(name or _snake_case(cls.__name__), cls, dict(arguments))
 
 
 def _found(name: str) -> Any:
-    """The class of torchmetrics with a name or a path.
-
-    Raises:
-        ConfigError: naming classes whose names are close.
-    """
+    """Find a class of torchmetrics by name or path; a `ConfigError` names similar classes."""
     try:
         if "." not in name:
             return next(getattr(place, name) for place in _places() if name in _names_of_metrics(place))
@@ -200,14 +194,14 @@ def _found(name: str) -> Any:
 def _no_such_metric(path: str, error: Exception) -> ConfigError:
     known = [one for place in _places() for one in _names_of_metrics(place)]
     begin = sorted({one for one in known if path and one.lower().startswith(path.lower())}, key=len)
-    otherwise = "give a class of torchmetrics, or the path of one of your own"
+    otherwise = "give a class of torchmetrics, or the path of a user-defined one"
     fix = did_you_mean(path, known, otherwise, cutoff=0.7, first=begin[:1])
     why = f" ({error})" if isinstance(error, ImportError) else ""
     return ConfigError(f"{OPTION} {path or repr(path)}: there is no such metric{why}; {fix}")
 
 
 def _places() -> tuple[ModuleType, ...]:
-    """Where a class is looked for that is given by its name alone."""
+    """Modules searched for plain class names."""
     return torchmetrics, torchmetrics.classification, torchmetrics.regression
 
 
@@ -217,19 +211,19 @@ def _names_of_metrics(place: ModuleType) -> list[str]:
 
 
 def _snake_case(name: str) -> str:
-    """A class's name as a key: MatthewsCorrCoef is matthews_corr_coef, AUROC is auroc."""
+    """Key of a class name: MatthewsCorrCoef -> matthews_corr_coef, AUROC -> auroc."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name.lstrip("_")).lower()
 
 
 def choose_metrics(given: MetricsGiven, target: Target) -> ChosenMetrics:
-    """The metrics that a user asks for, for these labels; each is tried on some made-up predictions.
+    """Build the requested metrics for these labels and try each on synthetic predictions.
 
     Args:
         given: see `wanted_metrics`.
-        target: what is predicted.
+        target: the prediction target.
 
     Raises:
-        ConfigError: naming the metric, the labels and what to choose instead.
+        ConfigError: naming the metric, the labels and an alternative.
     """
     return ChosenMetrics([_chosen(one, target) for one in wanted_metrics(given)], target)
 
@@ -241,7 +235,7 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
     if lies_below(wanted.given.__module__, "torchmetrics"):
         check_library_options(wanted.arguments, ARGUMENTS, f"{OPTION} {wanted.shown}", "torchmetrics")
     try:
-        with quiet():  # torchmetrics's of the memory that all predictions take; here they are those of one client
+        with quiet():  # torchmetrics warns of memory for all predictions; here they are one client's
             metric = _made(wanted, target)
     except Exception as error:
         raise ConfigError(f"{OPTION} {wanted.shown} refuses its arguments: {error}") from error
@@ -249,7 +243,7 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
     name = type(metric).__name__
     if name.startswith(("Binary", "Multiclass", "Multilabel")) and not name.startswith(allowed):
         raise ConfigError(
-            f"{OPTION} {wanted.shown} is {name}, and {labels}; leave out its task, or give a class of the name "
+            f"{OPTION} {wanted.shown} is {name}, but {labels}; leave out its task, or give a class named "
             f"{' or '.join(f'{one}…' for one in allowed)}"
         )
     measured = ClientMetric(wanted.name, metric, target)
@@ -258,7 +252,7 @@ def _chosen(wanted: WantedMetric, target: Target) -> ClientMetric:
 
 
 def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> None:
-    """Refuse metrics of classes for numbers, those of numbers for classes, and those of texts, images and so on."""
+    """Refuse class metrics for numbers, number metrics for classes, and metrics of texts, images and so on."""
     cls = wanted.given if isinstance(wanted.given, type) else type(wanted.given)
     package, _, rest = cls.__module__.partition(".")
     kind = rest.partition(".")[0]
@@ -266,17 +260,17 @@ def _refuse_other_labels(wanted: WantedMetric, target: Target, labels: str) -> N
     if package == "torchmetrics" and kind == wrong:
         found = "classes" if target.continuous else "numbers"
         raise ConfigError(
-            f"{OPTION} {wanted.shown} measures {found}, and {labels}; choose {EXAMPLES[target.continuous]}, say"
+            f"{OPTION} {wanted.shown} measures {found}, but {labels}; choose for example {EXAMPLES[target.continuous]}"
         )
     if package == "torchmetrics" and kind not in ("classification", "regression"):
         raise ConfigError(
-            f"{OPTION} {wanted.shown} is of torchmetrics.{kind}, and measures neither classes nor numbers; choose "
-            f"{EXAMPLES[target.continuous]}, say"
+            f"{OPTION} {wanted.shown} is of torchmetrics.{kind} and measures neither classes nor numbers; choose for "
+            f"example {EXAMPLES[target.continuous]}"
         )
 
 
 def _made(wanted: WantedMetric, target: Target) -> torchmetrics.Metric:
-    """The metric, with what its class asks for and the labels tell."""
+    """Build the metric, with arguments known from the labels."""
     if isinstance(wanted.given, torchmetrics.Metric):
         metric = wanted.given.clone()
         metric.reset()
@@ -288,7 +282,7 @@ def _made(wanted: WantedMetric, target: Target) -> torchmetrics.Metric:
 
 
 def _try_out(measured: ClientMetric, wanted: WantedMetric, labels: str) -> None:
-    """Refuse a metric that gives no number for such labels."""
+    """Refuse a metric that fails or gives no single number for these labels."""
     metric = measured.metric
     try:
         with quiet():
@@ -303,13 +297,13 @@ def _try_out(measured: ClientMetric, wanted: WantedMetric, labels: str) -> None:
     if not (isinstance(found, Tensor) and found.numel() == 1):
         what = f"{found.numel()} numbers" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise ConfigError(
-            f"{OPTION} {wanted.shown} gives {what} of each client, and one is wanted; give it an average, macro, say, "
-            "or choose another metric"
+            f"{OPTION} {wanted.shown} gives {what} per client instead of one; set an average such as macro, or choose "
+            "another metric"
         )
 
 
 def _made_up(target: Target) -> tuple[Tensor, Tensor]:
-    """Some predictions and labels, as `ClientMetric.update` takes them."""
+    """Synthetic predictions and labels for `ClientMetric.update`."""
     size = (8, target.num_classes)
     if target.kind == "multilabel":
         labels = torch.arange(size[0] * size[1]).view(size) % 2

@@ -1,4 +1,4 @@
-"""Networks: plain modules built from the sizes of the data; every file in this folder is found by itself."""
+"""Networks: plain modules built from the sizes of the data; classes in this folder are found automatically."""
 
 from lit_fed.models.base import Network
 from lit_fed.system.discovery import find_classes

@@ -1,7 +1,7 @@
 """Low-rank adapters on the linear layers of a frozen network, as modules of the library peft.
 
 Hu et al. "LoRA: Low-Rank Adaptation of Large Language Models". 2021. https://arxiv.org/abs/2106.09685. A layer W x
-becomes W x + (α/r) B A x, where A [r, in] is random and B [out, r] begins at 0: at first the network is what it was.
+becomes W x + (α/r) B A x with A [r, in] random and B [out, r] zero, so that the network initially does not change.
 """
 
 from __future__ import annotations
@@ -22,38 +22,32 @@ from lit_fed.system.packages import optional_package
 __all__ = ["LowRankAdapters", "merge_adapters"]
 
 NAMES_SHOWN = 12
-"""Names of layers that an error lists."""
+"""Number of layer names listed in errors."""
 
 
 class LowRankAdapters(NamedTuple):
-    """Which layers get adapters, and of which rank."""
+    """Layers with adapters, and their rank."""
 
     rank: int | None = None  # r; None: no adapters
-    targets: Sequence[str] | None = None  # patterns of names; None: all linear layers that are frozen
-    alpha: float | None = None  # α; None: r, so that nothing is scaled
+    targets: Sequence[str] | None = None  # patterns of names; None: all frozen linear layers
+    alpha: float | None = None  # α; None: r, no scaling
 
     def check(self) -> None:
-        """Refuse what no network can make sense of.
-
-        Raises:
-            ConfigError: naming the setting.
-        """
+        """Raise a `ConfigError` naming an invalid setting."""
         for option, value in {"targets": self.targets, "alpha": self.alpha}.items():
             if self.rank is None and value is not None:
-                raise ConfigError(
-                    f"--model.lora_{option} is {value}, and there are no adapters; give --model.lora_rank"
-                )
+                raise ConfigError(f"--model.lora_{option} is {value}, which needs adapters; give --model.lora_rank")
         if self.rank is not None and self.rank < 1:
             raise ConfigError(f"--model.lora_rank is {self.rank}; give a whole number >= 1, or null for no adapters")
         if self.alpha is not None and not self.alpha > 0:
             raise ConfigError(f"--model.lora_alpha is {self.alpha}; give a number > 0, or null for the rank")
 
     def add_to(self, network: nn.Module, outputs: Callable[[], Tensor]) -> nn.Module:
-        """Put adapters on frozen layers of a network; what was trained before still is.
+        """Add adapters to frozen layers of a network; trained parameters stay trained.
 
         Args:
-            network: the network, which is changed.
-            outputs: a pass of the network in evaluation mode, of any samples.
+            network: the network, changed in place.
+            outputs: runs the network in evaluation mode on any samples.
 
         Returns:
             The network.
@@ -70,7 +64,7 @@ class LowRankAdapters(NamedTuple):
             r=self.rank, lora_alpha=self.alpha or self.rank, target_modules="|".join(map(re.escape, names))
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # how a layer stores its matrix is found without being told
+            warnings.simplefilter("ignore")  # peft detects how layers store their matrices
             peft.inject_adapter_in_model(settings, network)
         for leaf, wanted in trained.items():
             leaf.requires_grad_(wanted)
@@ -86,8 +80,8 @@ class LowRankAdapters(NamedTuple):
             chosen = [name for name in frozen if name in called]
             if not chosen:
                 raise ConfigError(
-                    f"--model.lora_rank is {self.rank}, and {network_name} has no linear layer besides those that are "
-                    "trained whole; leave it out, or choose another --model.network"
+                    f"--model.lora_rank is {self.rank}, but {network_name} has no frozen linear layer; leave "
+                    "it out, or choose another --model.network"
                 )
             return self._fitting(chosen, layers)
         chosen = []
@@ -108,19 +102,15 @@ class LowRankAdapters(NamedTuple):
             shape = list(layers[name].get_parameter("weight").shape)
             if self.rank > min(shape):
                 raise ConfigError(
-                    f"--model.lora_rank is {self.rank}, and the matrix of {name} is {shape}; give at most "
+                    f"--model.lora_rank is {self.rank}, but the matrix of {name} is {shape}; give at most "
                     f"{min(shape)}, or other --model.lora_targets"
                 )
         return names
 
 
 def merge_adapters(network: nn.Module) -> nn.Module:
-    """A network with B A added to its layers, which gives the same outputs without adapters.
-
-    Args:
-        network: with adapters or without, which is changed.
-    """
-    peft: Any = sys.modules.get("peft.tuners.lora")  # it made the adapters, if there are any
+    """Merge B A into the layers of a network in place and remove adapters; outputs stay equal."""
+    peft: Any = sys.modules.get("peft.tuners.lora")  # imported if there are adapters
     for path, module in list(network.named_modules()) if peft is not None else ():
         if isinstance(module, peft.LoraLayer):
             module.merge()
@@ -129,13 +119,13 @@ def merge_adapters(network: nn.Module) -> nn.Module:
 
 
 def _linear_layers(network: nn.Module) -> dict[str, nn.Module]:
-    """Layers that multiply by a matrix, by name: PyTorch's, and the one that transformers have for GPT-2."""
+    """Linear layers by name: PyTorch's, and GPT-2's of transformers."""
     own = getattr(sys.modules.get("transformers.pytorch_utils"), "Conv1D", nn.Linear)
     return {name: one for name, one in network.named_modules() if name and isinstance(one, nn.Linear | own)}
 
 
 def _called(network: nn.Module, outputs: Callable[[], Tensor]) -> set[str]:
-    """Names of the linear layers that a pass calls; attention of PyTorch reads some weights without that."""
+    """Names of the linear layers called in a pass; PyTorch's attention reads some weights directly."""
     called: set[str] = set()
     handles = [
         layer.register_forward_pre_hook(lambda *_, name=name: called.add(name))
@@ -151,16 +141,16 @@ def _called(network: nn.Module, outputs: Callable[[], Tensor]) -> set[str]:
 
 
 def _why_none(matched: list[str], called: set[str], network: str) -> str:
-    """Why no layer that a pattern matches can have an adapter."""
+    """Why no matched layer can have an adapter."""
     if not matched:
         return f"which matches no linear layer of {network}"
     if matched[0] in called:
-        return f"and {matched[0]} of {network} is trained whole"
-    return f"and {network} reads the weights of {matched[0]} without calling the layer, so an adapter would do nothing"
+        return f"but {matched[0]} of {network} is not frozen"
+    return f"but {network} reads the weights of {matched[0]} without calling the layer, which bypasses adapters"
 
 
 def _is_called(*_: object) -> None:
-    """Where there is a hook, `nn.TransformerEncoderLayer` calls its layers instead of reading their weights."""
+    """A hook makes `nn.TransformerEncoderLayer` call its layers instead of reading their weights."""
 
 
 def _listed(names: list[str]) -> str:

@@ -1,32 +1,46 @@
-"""What a network has to be, and checks of the sizes that it is built from."""
+"""Interface of networks, building them from the sizes of the data, and checks of their outputs."""
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABCMeta
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from lit_fed.errors import ConfigError
-from lit_fed.models.sizes import call_with_sizes, maker_of
 
-__all__ = ["Network", "build_network", "check_dropout", "check_outputs", "check_sizes", "image_shape", "zero_outputs"]
+__all__ = [
+    "Network",
+    "build_network",
+    "call_with_sizes",
+    "check_dropout",
+    "check_outputs",
+    "check_sizes",
+    "image_shape",
+    "maker_of",
+    "size_names",
+    "zero_outputs",
+]
 
 OTHER = "choose another --model.network, or correct the data"
 
 
 class Network(nn.Module, metaclass=ABCMeta):
-    """A plain module built from the sizes of the data; any other `nn.Module` counts as one, see `call_with_sizes`.
+    """A plain module built from the sizes of the data; other `nn.Module` classes are accepted, see `call_with_sizes`.
 
-    Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options of their own; these appear on
-    the command line as `--model.network.<option>`. Parameters with `requires_grad` False are neither trained nor sent;
-    all models and all clients have those of the first initial model. Lazy layers get their sizes from the samples.
+    Subclasses take `input_shape` (of one sample) and `num_outputs` first, then options, `--model.network.<option>` on
+    the command line. Parameters with `requires_grad` False are neither trained nor sent; all models and clients share
+    those of the first initial model. Lazy layers get their sizes from the samples.
 
     Attributes:
-        vmappable: whether `torch.func.vmap` can run it; if not, clients are trained one after another.
-        head_names: parameters of the classifier; empty: those of the last layer.
+        vmappable: whether `torch.func.vmap` can run it; otherwise clients train one after another.
+        head_names: parameters of the classifier; empty: the last layer's.
     """
 
     vmappable: bool = True
@@ -34,23 +48,23 @@ class Network(nn.Module, metaclass=ABCMeta):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        """A class of one's own stands wherever a network is wanted, without deriving from this one."""
+        """Accept every `nn.Module` class as a network."""
         return issubclass(other, nn.Module) if cls is Network else NotImplemented
 
 
 def image_shape(
     network: str, input_shape: tuple[int, ...], smallest: int = 1, channels: int | None = None
 ) -> tuple[int, int, int]:
-    """Channels, height and width of the samples that a network for images is built for.
+    """Check that samples are images and return channels, height and width.
 
     Args:
-        network: its name, for the message.
+        network: name for the message.
         input_shape: shape of one sample.
-        smallest: height and width in pixels that it needs at least.
-        channels: how many it reads; None: any number.
+        smallest: minimum height and width in pixels.
+        channels: required number of channels; None: any.
 
     Raises:
-        ConfigError: if the samples are no such images.
+        ConfigError: if the samples are not such images.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest or channels not in (None, input_shape[0]):
         raise ConfigError(
@@ -61,25 +75,14 @@ def image_shape(
 
 
 def check_sizes(**sizes: int) -> None:
-    """Options that count something.
-
-    Args:
-        sizes: the options by name.
-
-    Raises:
-        ConfigError: naming the first that is below 1.
-    """
+    """Raise a `ConfigError` naming the first option below 1."""
     for name, size in sizes.items():
         if size < 1:
             raise ConfigError(f"--model.network.{name} is {size}; give a whole number >= 1")
 
 
 def check_dropout(dropout: float) -> None:
-    """Refuse a share of dropped units outside its range.
-
-    Raises:
-        ConfigError: naming the value.
-    """
+    """Raise a `ConfigError` for a dropout outside [0, 1)."""
     if not 0 <= dropout < 1:
         raise ConfigError(f"--model.network.dropout is {dropout}; give a number in [0, 1)")
 
@@ -90,16 +93,16 @@ def build_network(
     input_type: torch.dtype,
     num_outputs: int,
 ) -> nn.Module:
-    """A network from its class or function; lazy layers get their sizes from a pass over zeros in evaluation mode.
+    """Build a network; lazy layers get their sizes from a pass over zeros in evaluation mode.
 
     Args:
-        network: makes it from the sizes of the data, as `call_with_sizes` says.
+        network: class or function, see `call_with_sizes`.
         input_shape: shape of one sample.
         input_type: type of the samples.
         num_outputs: K.
 
     Raises:
-        ConfigError: if it cannot be built or is no module, or a lazy layer takes no part in the pass.
+        ConfigError: if it cannot be built, is not a module, or has unused lazy layers.
     """
     name = getattr(maker_of(network)[0], "__name__", "as it is given")
     try:
@@ -112,7 +115,7 @@ def build_network(
             f"outputs ({_reason(error)}); correct the class or its options, or choose another --model.network"
         ) from error
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"--model.network {name} gives {type(module).__name__}, and an nn.Module is wanted")
+        raise ConfigError(f"--model.network {name} returns {type(module).__name__}, not an nn.Module")
     if not _lazy_leaves(module):
         return module
     zero_outputs(module, input_shape, input_type)
@@ -132,40 +135,35 @@ def _lazy_leaves(network: nn.Module) -> list[str]:
 def check_outputs(
     network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype, output_shape: tuple[int, ...]
 ) -> None:
-    """Refuse a network whose outputs do not fit the labels, before anything is trained.
+    """Refuse a network whose outputs do not fit the labels.
 
     Args:
-        network: the network, with floating-point weights of the type of floating-point inputs.
+        network: the network, with weights of the inputs' floating type.
         input_shape: shape of one sample.
         input_type: type of the samples.
-        output_shape: wanted for one sample: (K,), or (L, K) where labels have L positions.
+        output_shape: required for one sample: (K,), or (L, K) for labels with L positions.
 
     Raises:
-        ConfigError: naming the network, the samples, and the outputs that the labels need.
+        ConfigError: naming the network, the samples, the actual and the required outputs.
     """
     with torch.random.fork_rng(devices=[]):
         found = tuple(zero_outputs(network, input_shape, input_type).shape[1:])
     if found != output_shape:
-        # labels [n, L] are sequences; where the network gives one prediction, they are more often something else
+        # labels [n, L] count as sequences, but with one prediction per sample they usually mean something else
         flat = (
-            ": labels [n, 1] as [n], those that are one-hot as y.argmax(1); several labels of a sample, each 0 or 1, "
-            "are told by --data.dataset.labels multilabel"
+            ": store labels [n, 1] as [n], one-hot labels as y.argmax(1); for several labels 0 or 1 per sample set "
+            "--data.dataset.labels multilabel"
             if len(output_shape) > len(found)
             else ""
         )
         raise ConfigError(
-            f"{type(network).__name__} gives {_samples(input_shape, input_type)} outputs {list(found)}, and labels of "
-            f"shape {list(output_shape[:-1])} need {list(output_shape)}, which ends with the number of outputs; {OTHER}"
-            f"{flat}"
+            f"{type(network).__name__} returns {_batch(found)} for {_samples(input_shape, input_type)}; for these "
+            f"labels it should return {_batch(output_shape)}; {OTHER}{flat}"
         )
 
 
 def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: torch.dtype) -> Tensor:
-    """Outputs [2, ...] of two samples of zeros in evaluation mode; BatchNorm refuses a single one.
-
-    Raises:
-        ConfigError: naming the network and what went wrong, whatever its forward pass raises.
-    """
+    """Outputs [2, ...] of two samples of zeros in evaluation mode; a `ConfigError` reports a failing forward pass."""
     samples = f"{type(network).__name__} cannot read {_samples(input_shape, input_type)}"
     network.eval()
     try:
@@ -176,10 +174,14 @@ def zero_outputs(network: nn.Module, input_shape: tuple[int, ...], input_type: t
         raise ConfigError(f"{samples} ({_reason(error)}){tokens}; {OTHER}") from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
-            f"{type(network).__name__} gives {type(outputs).__name__}, not a tensor of outputs [B, K]; return the "
-            "outputs alone from its forward pass"
+            f"{type(network).__name__} returns {type(outputs).__name__}, not a tensor of outputs [B, K]; return only "
+            "the outputs from its forward pass"
         )
     return outputs
+
+
+def _batch(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(['B', *map(str, shape)])}]"
 
 
 def _samples(input_shape: tuple[int, ...], input_type: torch.dtype) -> str:
@@ -187,6 +189,109 @@ def _samples(input_shape: tuple[int, ...], input_type: torch.dtype) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What was raised, in one line; the type says nothing where PyTorch refuses shapes, which is the common case."""
-    said = str(error).replace("\\n", "\n").partition("\n")[0]  # PyTorch adds frames, also of errors that it quotes
+    """The exception in one line; without the type of RuntimeErrors, which are mostly PyTorch's about shapes."""
+    said = str(error).replace("\\n", "\n").partition("\n")[0]  # PyTorch appends frames
     return said if isinstance(error, RuntimeError) else f"{type(error).__name__}: {said}"
+
+
+FEATURES = ("in_features", "input_size", "input_dim")
+"""Parameters filled with the number of values of a sample."""
+
+CHANNELS = ("in_channels", "in_chans")
+"""Parameters filled with the length of a sample's first axis."""
+
+OUTPUTS = ("num_outputs", "num_classes", "n_classes", "num_labels", "out_features", "output_size", "output_dim")
+"""Parameters filled with the number of outputs, which is 1 for two classes and for regression."""
+
+NAMED = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+
+
+def size_names(maker: Callable[..., Any]) -> set[str]:
+    """Parameters of a class or function that are filled in from the data."""
+    known = {"input_shape", *FEATURES, *CHANNELS, *OUTPUTS}
+    return known & {name for name, one in _parameters(maker).items() if one.kind in NAMED}
+
+
+def call_with_sizes(
+    network: Callable[..., nn.Module], input_shape: tuple[int, ...], num_outputs: int, *, base: type
+) -> nn.Module:
+    """Call a network's class or function with the sizes that it needs.
+
+    Subclasses of `Network`, and functions of two parameters with other names, get the shape of a sample and the number
+    of outputs in this order. All others get sizes by name; if they take `**options`, as torchvision's functions do, and
+    have no parameter for outputs, they get `num_classes`.
+
+    Args:
+        network: class or function, possibly with bound options.
+        input_shape: shape of one sample.
+        num_outputs: K.
+        base: `Network`.
+
+    Raises:
+        ConfigError: naming a parameter that neither data nor options fill in.
+    """
+    maker, given = maker_of(network)
+    parameters = _parameters(maker)
+    derived = isinstance(maker, type) and base in maker.__mro__
+    if derived or _takes_both_in_order(parameters, given):
+        return network(input_shape, num_outputs)
+    shown = getattr(maker, "__name__", type(maker).__name__)
+    sizes = {name: _size(name, input_shape, num_outputs, shown) for name in size_names(maker) - given.keys()}
+    open_ended = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    if open_ended and not {*OUTPUTS} & (sizes.keys() | given.keys()):
+        sizes["num_classes"] = num_outputs
+    missing = [name for name in _required(parameters) if name not in sizes and name not in given]
+    if missing:
+        raise ConfigError(
+            f"--model.network {shown} needs {', '.join(missing)}, which the data do not determine; give "
+            f"--model.network.{missing[0]} VALUE or a default, or rename it to the size that it means: input_shape, "
+            f"{', '.join((*FEATURES, *CHANNELS))} for inputs, {', '.join(OUTPUTS[:2])} for outputs"
+        )
+    return network(**sizes)
+
+
+def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(maker).parameters)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return {}
+
+
+def _required(parameters: dict[str, inspect.Parameter]) -> list[str]:
+    return [name for name, one in parameters.items() if one.kind in NAMED and one.default is one.empty]
+
+
+def _takes_both_in_order(parameters: dict[str, inspect.Parameter], given: dict[str, Any]) -> bool:
+    """Whether it is called with the shape of a sample and the number of outputs by position."""
+    kinds = {one.kind for one in parameters.values()}
+    if inspect.Parameter.POSITIONAL_ONLY in kinds:
+        return True
+    needed = [name for name in _required(parameters) if name not in given]
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return not needed
+    inputs = {"input_shape", *FEATURES, *CHANNELS}
+    return len(needed) == 2 and needed[0] not in inputs.union(OUTPUTS) - {"input_shape"} and needed[1] not in inputs
+
+
+def maker_of(network: Callable[..., nn.Module]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """The class or function of a network and its bound options; the command line passes classes as bound arguments."""
+    given: dict[str, Any] = {}
+    while isinstance(network, partial):
+        given = {**network.keywords, **given}
+        network = next((one for one in network.args if isinstance(one, type)), network.func)
+    return network, given
+
+
+def _size(name: str, input_shape: tuple[int, ...], num_outputs: int, shown: str) -> Any:
+    if name in OUTPUTS:
+        return num_outputs
+    if name in FEATURES:
+        return math.prod(input_shape)
+    if name == "input_shape":
+        return input_shape
+    if len(input_shape) < 2:
+        raise ConfigError(
+            f"--model.network {shown} needs {name}, but the samples {list(input_shape)} have no channels; choose "
+            "another --model.network, such as MLP"
+        )
+    return input_shape[0]

@@ -1,4 +1,4 @@
-"""Next characters of a text."""
+"""LSTM for next-character prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["CharLSTM"]
 
 
 class CharLSTM(Network):
-    """Stacked LSTM over characters that predicts the next one at every position.
+    """Stacked LSTM that predicts the next character at every position.
 
     McMahan et al. "Communication-Efficient Learning of Deep Networks from Decentralized Data". 2017.
     https://arxiv.org/abs/1602.05629; the sizes are those of LEAF, https://arxiv.org/abs/1812.01097, and of FedEM,
@@ -48,7 +48,7 @@ class CharLSTM(Network):
         """Outputs [B, L, K] of tokens [B, L], int64.
 
         Raises:
-            ConfigError: if the tokens are no whole numbers, or (on a CPU) not in the vocabulary.
+            ConfigError: if tokens are not integers, or (on a CPU) outside the vocabulary.
         """
         if x.is_floating_point():
             raise ConfigError(

@@ -2,12 +2,47 @@
 
 from __future__ import annotations
 
-from torch import nn
+from abc import abstractmethod
+from collections.abc import Sequence
 
-from lit_fed.models.base import check_dropout, check_sizes
-from lit_fed.models.convolutions import ConvolutionalNetwork, pooled_convolutions
+from torch import Tensor, nn
 
-__all__ = ["CNN2", "FedEMCNN", "LeafCNN"]
+from lit_fed.models.base import Network, check_dropout, check_sizes, image_shape
+
+__all__ = [
+    "CNN2",
+    "ConvolutionalNetwork",
+    "FedEMCNN",
+    "LeafCNN",
+    "pooled_convolutions",
+]
+
+
+class ConvolutionalNetwork(Network):
+    """Convolutions, then dense layers.
+
+    Attributes:
+        features: the pooled convolutions.
+        classifier: the dense layers.
+    """
+
+    features: nn.Sequential
+    classifier: nn.Sequential
+
+    @abstractmethod
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Outputs [B, K] of images [B, C, H, W]."""
+        return self.classifier(self.features(x))  # type: ignore[no-any-return]
+
+    def layers_in_order(self) -> list[tuple[str, nn.Module]]:
+        """The layers in order with their parameter names; empty if a subclass overrides `forward`."""
+        if type(self).forward is not ConvolutionalNetwork.forward:
+            return []
+        parts = {"features": self.features, "classifier": self.classifier}
+        return [(f"{part}.{name}", layer) for part, whole in parts.items() for name, layer in whole.named_children()]
 
 
 class LeafCNN(ConvolutionalNetwork):
@@ -77,3 +112,34 @@ class CNN2(ConvolutionalNetwork):
         super().__init__(input_shape, num_outputs)
         self.features, num_features = pooled_convolutions("CNN2", input_shape, (128, 128, 128), kernel_size=3)
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(num_features, num_outputs))
+
+
+def pooled_convolutions(
+    network: str, input_shape: tuple[int, ...], channels: Sequence[int], kernel_size: int, padding: int = 0
+) -> tuple[nn.Sequential, int]:
+    """Convolutions, each followed by 2×2 max pooling and ReLU.
+
+    Pooling comes before ReLU: they commute with equal outputs and gradients, and ReLU has a quarter of the work.
+
+    Args:
+        network: name for the message.
+        input_shape: channels, height and width of one image.
+        channels: output channels of each convolution.
+        kernel_size: height and width of the kernels in pixels.
+        padding: zero pixels on each side.
+
+    Returns:
+        The layers, and the number of features of one image.
+
+    Raises:
+        ConfigError: if the samples are not images, or too small.
+    """
+    border, smallest = kernel_size - 1 - 2 * padding, 1
+    for _ in channels:
+        smallest = 2 * smallest + border
+    before, height, width = image_shape(network, input_shape, smallest)
+    layers: list[nn.Module] = []
+    for after in channels:
+        layers += [nn.Conv2d(before, after, kernel_size, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
+        before, height, width = after, (height - border) // 2, (width - border) // 2
+    return nn.Sequential(*layers), before * height * width

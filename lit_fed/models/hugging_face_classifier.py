@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
-from lit_fed.models.library_options import TRANSFORMERS
 from lit_fed.system.given_paths import given_path
-from lit_fed.system.names import check_library_options, did_you_mean
+from lit_fed.system.names import check_library_options, did_you_mean, names_in
 from lit_fed.system.packages import optional_package
 
 __all__ = ["HuggingFaceClassifier"]
 
 OPTION = "--model.network"
 ATTENTION = (None, "eager", "sdpa")
-"""Kernels that are part of PyTorch; the library would fetch others from the hub, which are code."""
+"""Kernels of PyTorch; the library would download others from the hub as code."""
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 """A name on the hub; other texts are paths."""
@@ -30,25 +29,25 @@ ABOUT_CONFIG = "a folder or file with a config.json, or fields such as {model_ty
 
 
 class HuggingFaceClassifier(Network):
-    """Any classifier of texts, tokens or images of the library transformers (extra `transformers`), by name.
+    """Classifiers of texts, tokens or images of the library transformers (extra `transformers`), by name.
 
     Wolf et al. "Transformers: State-of-the-Art Natural Language Processing". EMNLP 2020 (demonstrations).
-    https://arxiv.org/abs/1910.03771. Texts are token ids [length], int64; positions that hold the padding token take no
-    part in attention. Samples [channels, height, width] are images. What the given weights do not hold, the classifier
-    as a rule, stays random, and is what `--model.trainable head` trains.
+    https://arxiv.org/abs/1910.03771. Texts are token ids [length], int64; padding tokens are masked in attention.
+    Samples [channels, height, width] are images. Parameters that the weights lack, usually the classifier, are random;
+    `--model.trainable head` trains these.
 
-    Clients are trained one after another, since the library's attention masks depend on the samples' values.
+    Clients train one after another, since the library's attention masks depend on the samples' values.
 
     Args:
         input_shape: number of tokens of one text, or channels, height and width of one image.
         num_outputs: K.
-        weights: folder that `save_pretrained` wrote, or name of a model on the hub; null: random weights.
-        config: with random weights the network, a folder or file with a `config.json`, or its fields with `model_type`
-            among them; with weights fields that differ from theirs.
-        per_token: an output for each token, [length, K], instead of one for each text. For next tokens the network has
-            to be causal, as `gpt2` is.
-        pad_token_id: token of what follows behind a text's end; null: that of the configuration.
-        dropout: share dropped in training wherever the network has dropout, in [0, 1); null: as the configuration says.
+        weights: folder of `save_pretrained`, or hub name of a model; null: random weights.
+        config: without weights: folder or file with a `config.json`, or its fields including `model_type`; with
+            weights: fields to change.
+        per_token: one output per token, [length, K], instead of one per text. Next-token prediction needs a causal
+            network such as `gpt2`.
+        pad_token_id: padding token; null: that of the configuration.
+        dropout: dropout of all layers in training, in [0, 1); null: that of the configuration.
     """
 
     vmappable = False
@@ -85,14 +84,14 @@ class HuggingFaceClassifier(Network):
         base = f"model.{self.model.base_model_prefix}."
         outside = {name for name, _ in self.named_parameters() if not name.startswith(base)}
         self.head_names = frozenset(outside | {f"model.{name}" for name in random})
-        # some layers drop by function: this one says so to whoever looks for dropout among the modules
+        # makes dropout by function visible to code that searches the modules for dropout
         self.drops = nn.Dropout(max(_dropouts(settings).values(), default=0.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [B, K] of texts [B, L] or images [B, C, H, W]; [B, L, K] per token.
 
         Raises:
-            ConfigError: if the tokens are no whole numbers, or (on a CPU) not in the vocabulary.
+            ConfigError: if tokens are not integers, or (on a CPU) outside the vocabulary.
         """
         if self.reads_images:
             return self.model(pixel_values=x).logits  # type: ignore[no-any-return]
@@ -104,7 +103,7 @@ class HuggingFaceClassifier(Network):
         mask = None
         if self.pad_token_id is not None:
             mask = x != self.pad_token_id
-            mask = (mask | ~mask.any(1, keepdim=True)).long()  # attention over nothing has no value
+            mask = (mask | ~mask.any(1, keepdim=True)).long()  # attention over no token is undefined
         try:
             return self.model(input_ids=x, attention_mask=mask).logits  # type: ignore[no-any-return]
         except IndexError as error:
@@ -115,7 +114,7 @@ class HuggingFaceClassifier(Network):
 
 
 def _kind(input_shape: tuple[int, ...], per_token: bool) -> str:
-    """What transformers call such a task."""
+    """The task's name in transformers."""
     if len(input_shape) not in (1, 3) or (per_token and len(input_shape) != 1):
         wanted = "texts [length]" if per_token else "texts [length] or images [channels, height, width]"
         raise ConfigError(
@@ -129,14 +128,14 @@ def _check_kind(library: Any, settings: Any, kind: str) -> None:
     if type(settings) not in getattr(library, f"MODEL_FOR_{kind.upper()}_CLASSIFICATION_MAPPING"):
         what = {"Image": "images", "Token": "tokens", "Sequence": "texts"}[kind]
         raise ConfigError(
-            f"HuggingFaceClassifier: transformers have no classifier of {what} for {type(settings).__name__}; choose "
+            f"HuggingFaceClassifier: transformers has no classifier of {what} for {type(settings).__name__}; choose "
             "another model_type or other weights, or correct the data"
         )
 
 
 @contextmanager
 def _silent(library: Any) -> Iterator[None]:
-    """Without the library's bars and remarks: a random classifier is meant, and a network is built several times."""
+    """Silence the library: random classifiers are intended, and networks are built several times."""
     logging = library.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -151,7 +150,7 @@ def _silent(library: Any) -> Iterator[None]:
 
 # ------------------------------------------------------------------ configuration
 def _configuration(library: Any, weights: str | None, config: str | dict[str, Any] | None) -> Any:
-    """The configuration: of the weights or of the given place, with the given fields."""
+    """Load the configuration of the weights or the given place, with changed fields."""
     if weights is None and not config:
         raise ConfigError(f"{OPTION} has no weights and no config; give weights, or as a config {ABOUT_CONFIG}")
     fields = dict(config) if isinstance(config, dict) else {}
@@ -170,14 +169,14 @@ def _configuration(library: Any, weights: str | None, config: str | dict[str, An
 
 
 def _check_source(settings: Any) -> None:
-    """Refuse a configuration by which the library would load code, or another library's weights."""
+    """Refuse configurations that load code or other libraries' weights."""
     attention = getattr(settings, "_attn_implementation", None)
     if attention not in ATTENTION:
         raise ConfigError(f"{OPTION}.config asks for the attention {attention!r}; give eager or sdpa")
     for name in ("quantization_config", "model_args", "backbone", "detectron2_config_args"):
         if getattr(settings, name, None) is not None:
             raise ConfigError(
-                f"{OPTION}.config: {type(settings).__name__} has {name}, which another library would read; choose "
+                f"{OPTION}.config: {type(settings).__name__} has {name}, which other libraries read; choose "
                 "another network"
             )
     for name in settings.sub_configs:
@@ -186,15 +185,15 @@ def _check_source(settings: Any) -> None:
 
 
 def _read(read: Any, place: str, option: str, **options: Any) -> Any:
-    """What the library reads from a folder, a file or the hub."""
+    """Read from a folder, a file or the hub."""
     path = given_path(place, option.partition(" ")[0])
     if not path.exists() and HUB_NAME.fullmatch(place) is None:
-        raise ConfigError(f"{option} does not exist; give a folder that save_pretrained wrote, or a name of the hub")
+        raise ConfigError(f"{option} does not exist; give a folder of save_pretrained, or a hub name")
     try:
         return read(str(path) if path.exists() else place, trust_remote_code=False, **options)
-    except Exception as error:  # of the network, the hub, the files, or the library's checks
+    except Exception as error:  # network, hub, file or library errors of any type
         fix = (
-            "give a folder that save_pretrained wrote"
+            "give a folder of save_pretrained"
             if path.exists()
             else "correct the name, or load the model elsewhere, save it by save_pretrained and give the folder"
         )
@@ -205,17 +204,19 @@ def _of_type(library: Any, model_type: Any) -> Any:
     known = list(library.CONFIG_MAPPING)
     if model_type not in known:
         meant = did_you_mean(str(model_type), known, "such as bert, distilbert, gpt2, vit")
-        raise ConfigError(f"{OPTION}.config.model_type is {model_type}; give a type that transformers know, {meant}")
+        raise ConfigError(f"{OPTION}.config.model_type is {model_type}; give a type of transformers, {meant}")
     return library.AutoConfig.for_model(model_type)
 
 
 def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
-    """The configuration with some other fields, checked against the library's own."""
+    """The configuration with changed fields, checked by name and by the library."""
     known = {*settings.to_dict(), *settings.attribute_map, "attn_implementation"}
     for name in fields:
         if name not in known:
             meant = did_you_mean(name, known, f"it has {', '.join(sorted(known)[:12])} …")
-            raise ConfigError(f"{OPTION}.config has {name!r}, which is no field of {type(settings).__name__}; {meant}")
+            raise ConfigError(
+                f"{OPTION}.config has {name!r}, which is not a field of {type(settings).__name__}; {meant}"
+            )
     attention = fields.pop("attn_implementation", None)
     if attention not in ATTENTION:
         raise ConfigError(f"{OPTION}.config.attn_implementation is {str(attention)[:60]!r}; give eager or sdpa")
@@ -232,7 +233,7 @@ def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
 
 
 def _dropouts(settings: Any) -> dict[str, float]:
-    """All shares of a configuration by which something is dropped."""
+    """All dropout rates of a configuration."""
     shares = {name: value for name, value in settings.to_dict().items() if "drop" in name}
     return {name: value or 0.0 for name, value in shares.items() if value is None or type(value) in (int, float)}
 
@@ -243,12 +244,12 @@ def _set_dropout(settings: Any, dropout: float | None, config: str | dict[str, A
     check_dropout(dropout)
     given = config if isinstance(config, dict) else {}
     for name in _dropouts(settings).keys() - given.keys():
-        # whole layers and paths are never dropped: clients of few samples would train other networks
+        # never drop whole layers or paths: clients with few samples would train different networks
         setattr(settings, name, 0.0 if "layer" in name or "path" in name else dropout)
 
 
 def _set_image_size(settings: Any, input_shape: tuple[int, ...], weights: str | None) -> None:
-    """Sizes of the images where the weights leave them open."""
+    """Set image sizes that the weights do not fix."""
     channels, height, width = input_shape
     for name, value in {"num_channels": channels, "image_size": height if height == width else (height, width)}.items():
         before = getattr(settings, name, None)
@@ -267,21 +268,21 @@ def _check_texts(settings: Any, length: int, kind: str) -> None:
     longest = getattr(settings, "max_position_embeddings", None)
     if longest is not None and length > longest:
         raise ConfigError(
-            f"HuggingFaceClassifier reads at most {longest} tokens, and the texts have {length}; give shorter ones, or "
+            f"HuggingFaceClassifier reads at most {longest} tokens, but the texts have {length}; give shorter ones, or "
             f"with random weights {OPTION}.config.max_position_embeddings"
         )
     if kind == "Sequence" and getattr(settings, "pad_token_id", None) is None:
         raise ConfigError(
-            f"{OPTION}.pad_token_id: {type(settings).__name__} names no padding token; give the token that follows "
-            "behind a text's end, -1 if there is none"
+            f"{OPTION}.pad_token_id: {type(settings).__name__} has no padding token; give the token, or -1 if "
+            "texts are not padded"
         )
 
 
 # ------------------------------------------------------------------ weights
 def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple[nn.Module, set[str]]:
-    """The network, and the names of its parameters that the weights do not hold."""
+    """Build the network; also returns names of parameters that the weights lack."""
     factory = getattr(library, f"AutoModelFor{kind}Classification")
-    sizes_alone = torch.empty(0).device.type == "meta"  # nothing is read for them
+    sizes_alone = torch.empty(0).device.type == "meta"  # no weights are read
     if weights is None or sizes_alone:
         try:
             return factory.from_config(settings, trust_remote_code=False, dtype=torch.float32), set()
@@ -289,7 +290,7 @@ def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple
             raise ConfigError(f"{OPTION}.config cannot be built ({_said(error)}); correct the fields") from error
     option = f"{OPTION}.weights {weights}"
     if _read(lambda place, **_: library.utils.find_adapter_config_file(place), weights, option) is not None:
-        raise ConfigError(f"{option} holds adapters of peft, which name other weights; merge them and give the result")
+        raise ConfigError(f"{option} holds peft adapters, which refer to other weights; merge them and give the result")
     network, found = _read(
         factory.from_pretrained, weights, option, config=settings, dtype=torch.float32, output_loading_info=True,
         ignore_mismatched_sizes=True,
@@ -297,19 +298,82 @@ def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple
     unlike = {entry if isinstance(entry, str) else entry[0] for entry in found["mismatched_keys"]}
     random = unlike | set(found["missing_keys"])
     base = network.base_model_prefix + "."
-    # a pooler is trained with the classifier; without the rest these would be other weights
+    # a missing pooler is trained with the classifier; other missing parameters mean wrong weights
     foreign = sorted(name for name in random if name.startswith(base) and (name in unlike or "pooler" not in name))
     if foreign:
         raise ConfigError(
             f"{option}: {len(foreign)} parameters of {type(network).__name__} are missing or of another shape there, "
-            f"such as {', '.join(foreign[:3])}; give weights of this network, or leave out what --model.network.config "
-            "changes of it"
+            f"such as {', '.join(foreign[:3])}; give weights of this network, or do not change it by "
+            "--model.network.config"
         )
     return network, random
 
 
 def _said(error: Exception) -> str:
-    """What was raised, in one line."""
+    """The exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said}"[:300]
+
+
+# ------------------------------------------------------------------ options
+# A checkpoint or a server may bring these options. A name is listed only if the library reads sizes, rates, switches or
+# names of layers from it: never a file, an address, a class or code. Later versions' options are not included.
+TRANSFORMERS = names_in(
+    """
+    activation activation_dropout activation_function add_fpn alibi apply_layernorm
+    apply_residual_connection_post_layernorm asm aspp_dropout_prob aspp_out_channels atrous_rates attention_bias
+    attention_drop_rate attention_dropout attention_layers attention_probs_dropout_prob attention_ratio
+    attention_type attention_types attention_window attn_dropout attn_logit_softcapping attn_pdrop attn_type
+    auxiliary_channels auxiliary_concat_input auxiliary_loss_weight auxiliary_num_convs base_attn_unit_dims
+    batch_norm_eps batch_norm_momentum bi_data bias block_repeats block_size block_sizes bos_index bos_token_id
+    causal clamp_len classifier_activation classifier_bias classifier_dropout classifier_dropout_prob
+    classifier_pooling clip_qkv cls_token cls_token_id conv_kernel_size d_ff d_head d_inner d_kv d_model
+    decoder_attention_heads decoder_bias decoder_depth decoder_ffn_dim decoder_hidden_size decoder_layerdrop
+    decoder_layers decoder_num_heads dense_act_fn depth depth_coefficient depth_divisible_by depth_divisor
+    depth_multiplier depths depthwise_padding deterministic_flash_attn dff dim do_layer_norm_before down_ops
+    down_pad down_patch_size down_stride downsample_in_bottleneck downsample_in_first_stage downsamples
+    drop_connect_rate drop_conv_encoder_rate drop_mlp_rate drop_path_rate drop_rate dropout dropout_rate emb_dim
+    embd_pdrop embed_dim embed_dim_multiplier embed_dims embed_dropout embed_init_std embedding_dropout
+    embedding_dynamic_padding embedding_size enable_bias encoder_attention_heads encoder_ffn_dim
+    encoder_layerdrop encoder_layers end_n_top eos_index eos_token_id expand_ratio expand_ratios
+    feed_forward_proj ff_activation ffn_dim ffn_dropout ffn_hidden_size ffn_multiplier final_logit_softcapping
+    finegrained_output first_layer_is_expansion focal_levels focal_windows gelu_activation global_padding
+    groups_width head_dim head_ratio hidden_act hidden_activation hidden_dim hidden_dropout hidden_dropout_prob
+    hidden_size hidden_sizes image_size in_channels init_std initializer_cutoff_factor initializer_factor
+    initializer_range initializer_std inner_group_num input_embedding_size intermediate_groups intermediate_size
+    intra_bottleneck_size inv_coeff_init_option is_encoder is_gated_act k_groups kernel_qkv kernel_size
+    kernel_sizes key_dim key_query_shared_bottleneck layer_norm_elementwise_affine layer_norm_eps
+    layer_norm_epsilon layer_norm_init layer_scale_init_value layer_type layer_types layerdrop layerscale_value
+    legacy linear_attention local_attention mask_index mask_token_id masked_unit_attention masked_unit_size
+    max_position_embeddings max_relative_positions max_window_layers mem_len min_depth mlp_bias mlp_dropout
+    mlp_ratio mlp_ratios multi_query n_attn_blocks n_embd n_head n_heads n_inner n_langs n_layer n_layers
+    n_positions n_token n_words neck_hidden_sizes new_decoder_architecture no_rope_layer_interval no_rope_layers
+    norm_bias norm_eps norm_epsilon normalization_type normalize_modulator num_attention_heads num_block_repeats
+    num_channels num_decoder_layers num_encoder_blocks num_experts num_experts_per_tok num_feedforward_networks
+    num_groups num_heads num_hidden_groups num_hidden_layers num_key_value_heads num_kv_heads num_landmarks
+    num_layers num_ln_in_parallel_attn num_local_experts num_query_pool num_random_blocks num_register_tokens
+    num_stages original_max_position_embeddings out_channels output_embedding_size output_groups output_stride
+    pad_index pad_token_id padding padding_kv padding_q parallel_attn patch_padding patch_size patch_sizes
+    patch_stride pool_q_only pool_scales pool_size pooler_act pooler_dropout pooler_hidden_act
+    pooler_hidden_size pooler_output_size pooling_type pos_att_type position_biased_input post_attention_groups
+    pretrained_window_sizes pretraining_tp q_groups qa_dropout qk_layernorm qkv_bias qkv_projection_method
+    query_pre_attn_scalar query_stride relative_attention relative_attention_max_distance
+    relative_attention_num_buckets reorder_and_upcast_attn rescale_embeddings reshape_last_stage resid_dropout
+    resid_pdrop residual_dropout reuse_len rms_norm_eps rope_parameters rotary_dim rotary_value
+    router_aux_loss_coef router_jitter_noise same_length scale_attn_by_inverse_layer_idx scale_attn_weights
+    scale_decoder_outputs scale_embedding segment_means_seq_len sep_token_id separate_cls seq_classif_dropout
+    sequence_reduction_ratios sinusoidal_embeddings sinusoidal_pos_embds sliding_window slow_but_exact
+    sparse_pred_ignore_index sparse_prediction squeeze_expansion_ratio sr_ratios start_n_top stride stride_kv
+    stride_q strides summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels
+    summary_type summary_use_proj task_type_vocab_size tf_padding tie_word_embeddings tpu_short_seq_length
+    trigram_input true_hidden_size truncate_seq type_vocab_size unk_index use_absolute_embeddings
+    use_absolute_position_embeddings use_auxiliary_head use_bias use_bidirectional_attention use_bottleneck
+    use_bottleneck_attention use_conv_embed use_lang_emb use_layer_scale use_layerscale use_mean_pooling
+    use_mems_eval use_mems_train use_parallel_residual use_post_layernorm use_post_layernorm_in_modulation
+    use_qkv_bias use_relative_position_bias use_shared_relative_position_bias use_sliding_window use_swiglu_ffn
+    use_task_id use_tpu_fourier_optimizations v_groups vocab_size width_coefficient width_factor
+    width_multiplier window_size word_embed_proj_dim rope_scaling rope_theta
+    """
+)
+"""Configuration fields of transformers that describe a classifier."""

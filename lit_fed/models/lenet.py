@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lit_fed.models.convolutions import ConvolutionalNetwork, pooled_convolutions
+from lit_fed.models.cnn import ConvolutionalNetwork, pooled_convolutions
 
 __all__ = ["LeNet5"]
 

@@ -1,4 +1,4 @@
-"""Trained weights for networks, from torchvision or from a file."""
+"""Pretrained weights, from torchvision or a file."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["SUFFIXES", "fit_weights", "load_weights", "read_weights"]
 
 SUFFIXES = (".pt", ".pth")
-"""What files of PyTorch with state dicts end with."""
+"""File extensions of PyTorch state dicts."""
 
 
 def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], classifier: str) -> None:
-    """Give a network of torchvision trained weights; a classifier for another number of classes stays as it is.
+    """Load pretrained weights into a torchvision network; a classifier of a different size keeps its weights.
 
     Args:
         network: a network of torchvision.
         weights: a member of `versions`, or the path of a file (.pt, .pth) with a state dict of this network.
         versions: the weights that torchvision offers, downloaded when first used.
-        classifier: what the names of the classifier's parameters begin with.
+        classifier: prefix of the classifier's parameters.
 
     Raises:
         ConfigError: if the weights are not found or do not fit.
@@ -41,21 +41,21 @@ def load_weights(network: nn.Module, weights: str, versions: type[WeightsEnum], 
 def fit_weights(
     network: nn.Module, given: dict[str, Tensor], weights: str, name: str, classifier: tuple[str, ...]
 ) -> None:
-    """Give a network the weights of a state dict; a classifier for another number of classes stays as it is.
+    """Load a state dict into a network; a classifier of a different size keeps its weights.
 
     Args:
         network: the network.
         given: the state dict.
-        weights: where it is from, for the message.
-        name: what it has to be the state dict of.
-        classifier: what the names of the classifier's parameters begin with.
+        weights: its origin, for the message.
+        name: name of the network, for the message.
+        classifier: prefixes of the classifier's parameters.
 
     Raises:
-        ConfigError: naming what is missing, too much, or of another shape.
+        ConfigError: naming parameters that are missing, unexpected, or of another shape.
     """
     own = network.state_dict()
     unlike = {name for name, leaf in given.items() if name in own and own[name].shape != leaf.shape}
-    # a plain dict without versions: files written before BatchNorm counted its batches are taken too
+    # a plain dict without versions also accepts files from before BatchNorm counted batches
     found = network.load_state_dict({name: leaf for name, leaf in given.items() if name not in unlike}, strict=False)
     faults = {
         "missing": [name for name in found.missing_keys if name not in unlike],
@@ -75,26 +75,19 @@ def _some(names: Collection[str], most: int = 3) -> str:
 
 
 def read_weights(weights: str) -> dict[str, Tensor]:
-    """The state dict in a file.
-
-    Args:
-        weights: its path, as it was given.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """Read the state dict at a path; a `ConfigError` says why it cannot be read."""
     path = given_path(weights, "--model.network.weights")
     if not path.is_file():
         raise ConfigError(f"--model.network.weights {weights} does not exist; give a file with a state dict")
     return _read_once(path, path.stat().st_mtime_ns)
 
 
-@lru_cache(maxsize=1)  # a network is built for each component, from the same weights
+@lru_cache(maxsize=1)  # each component is built from the same weights
 def _read_once(path: Path, modified: int) -> dict[str, Tensor]:
     option, fix = f"--model.network.weights {path}", "write one with torch.save(network.state_dict(), path)"
     try:
         given = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a damaged file makes the reader raise
+    except Exception as error:  # the reader raises many types on damaged files
         raise ConfigError(f"{option} cannot be read as a state dict ({type(error).__name__}); {fix}") from error
     if not isinstance(given, dict) or not all(isinstance(leaf, Tensor) for leaf in given.values()):
         raise ConfigError(f"{option} holds no state dict; {fix}")

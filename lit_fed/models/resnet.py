@@ -1,6 +1,6 @@
 """Residual networks of 18 and 34 layers.
 
-The FedEM paper compares with both on CIFAR-10 (Appendix J.5); FedeRiCo trains the smaller one on CIFAR-100.
+FedEM compares both on CIFAR-10 (Appendix J.5); FedeRiCo trains ResNet-18 on CIFAR-100.
 """
 
 from __future__ import annotations

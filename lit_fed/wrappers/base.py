@@ -8,7 +8,7 @@ from round to round is shared state, so that checkpoints, files of client states
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,13 +18,13 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.algorithm import NOT_SENT
 from lit_fed.core.context import Context
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, Phase, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Reduced, Tree
 
 __all__ = [
     "Around",
-    "Carried",
-    "Guarded",
-    "Kept",
+    "WrappedShared",
+    "WrappedState",
+    "WrappedWork",
     "WrapperSettings",
     "buffer_names",
     "innermost",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-class Kept(NamedTuple):
+class WrappedState(NamedTuple):
     """State of a client of a wrapper with a memory of its clients."""
 
     inner: Any  # what the algorithm lets it keep
@@ -45,7 +45,7 @@ class Kept(NamedTuple):
         return self.inner.mixture  # type: ignore[no-any-return]
 
 
-class Carried(NamedTuple):
+class WrappedWork(NamedTuple):
     """A client's phase under such a wrapper."""
 
     inner: Any  # the algorithm's own work
@@ -53,7 +53,7 @@ class Carried(NamedTuple):
     optimizer: Any  # the algorithm's, where the client trainer finds it; () where it has none
 
 
-class Guarded(NamedTuple):
+class WrappedShared(NamedTuple):
     """Shared state of a wrapper that remembers something from round to round."""
 
     inner: Any  # the algorithm's shared state
@@ -81,12 +81,12 @@ class Around:
 
     # ------------------------------------------------------------------ what a wrapper is
     @property
-    def remembers_clients(self) -> bool:
+    def has_client_state(self) -> bool:
         """Whether `client_memory` makes something that a client keeps."""
         return False
 
     @property
-    def remembers_rounds(self) -> bool:
+    def has_server_state(self) -> bool:
         """Whether `server_memory` makes something that the server keeps."""
         return False
 
@@ -124,7 +124,7 @@ class Around:
             reduced: the reduction of what clients sent; its value has leaves.
             client_ids: clients of the phase, [C].
         """
-        return reduced, shared.own if self.remembers_rounds else ()
+        return reduced, shared.own if self.has_server_state else ()
 
     def charged(self, ctx: Context, own: Tree, client_ids: Tensor, sends: bool) -> Tree:
         """`own` after these clients were asked to take part in a phase; privacy is charged here.
@@ -137,14 +137,14 @@ class Around:
         """
         return own
 
-    def inside(self, shared: Tree) -> Tree:
-        return shared.inner if self.remembers_rounds else shared
+    def inner_shared(self, shared: Tree) -> Tree:
+        return shared.inner if self.has_server_state else shared
 
-    def heard(self, ctx: Context, shared: Tree) -> Tree:
+    def broadcast_view(self, ctx: Context, shared: Tree) -> Tree:
         """The algorithm's shared state as clients hear it."""
-        return self.inside(shared)
+        return self.inner_shared(shared)
 
-    def told(self, own: Tree, client_id: int) -> Tree:
+    def client_view(self, own: Tree, client_id: int) -> Tree:
         """What a client must know of `own`, which the wrapper remembers of rounds."""
         return NOT_SENT
 
@@ -152,93 +152,90 @@ class Around:
     def shared_init(self, ctx: Context) -> Tree:
         """The algorithm's, with the wrapper's memory."""
         shared = self.inner.shared_init(ctx)
-        return Guarded(shared, self.server_memory(ctx, shared)) if self.remembers_rounds else shared
+        return WrappedShared(shared, self.server_memory(ctx, shared)) if self.has_server_state else shared
 
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> Tree:
         """The algorithm's, with the wrapper's memory of the client."""
-        heard = self.heard(ctx, shared)
+        heard = self.broadcast_view(ctx, shared)
         state = self.inner.state_init(ctx, heard, data)
-        return Kept(state, self.client_memory(ctx, heard, data)) if self.remembers_clients else state
-
-    def phases(self, ctx: Context, client_ids: Tensor) -> Sequence[Phase]:
-        return self.inner.phases(ctx, client_ids)  # type: ignore[no-any-return]
+        return WrappedState(state, self.client_memory(ctx, heard, data)) if self.has_client_state else state
 
     def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> Tensor | None:
         """The algorithm's, under what clients hear."""
-        return self.inner.shared_losses(ctx, self.heard(ctx, shared), batch)  # type: ignore[no-any-return]
+        return self.inner.shared_losses(ctx, self.broadcast_view(ctx, shared), batch)  # type: ignore[no-any-return]
 
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
-        heard = self.heard(ctx, shared)
-        if not self.remembers_clients:
+        heard = self.broadcast_view(ctx, shared)
+        if not self.has_client_state:
             return self.inner.client_init(ctx, heard, state, data, losses)
         work = self.inner.client_init(ctx, heard, state.inner, data, losses)
-        return Carried(work, state.memory, getattr(work, "optimizer", ()))
+        return WrappedWork(work, state.memory, getattr(work, "optimizer", ()))
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
-        heard = self.heard(ctx, shared)
-        if not self.remembers_clients:
+        heard = self.broadcast_view(ctx, shared)
+        if not self.has_client_state:
             return self.inner.client_step(ctx, heard, work, batch)
         stepped = self.inner.client_step(ctx, heard, own_work(work), batch)
-        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
+        return WrappedWork(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's; what it sends is encoded."""
-        own, memory = (own_work(work), work.memory) if self.remembers_clients else (work, ())
-        heard = self.heard(ctx, shared)
+        own, memory = (own_work(work), work.memory) if self.has_client_state else (work, ())
+        heard = self.broadcast_view(ctx, shared)
         result: ClientResult = self.inner.client_final(ctx, heard, own, data)
         message, metrics = result.message, result.metrics
-        if self.remembers_rounds and message.bits_down is None:  # its size is not that of what the wrapper remembers
+        if self.has_server_state and message.bits_down is None:  # its size is not that of what the wrapper remembers
             bits = sum(map(tree.bits, tree.models(heard)))
             message = message._replace(bits_down=torch.full_like(message.weight, bits))
         if ctx.phase != "adapt" and tree.leaves(message.value):
             message, memory, more = self.encode(ctx, shared, message, memory, data)
             metrics = metrics | more
-        return ClientResult(message, Kept(result.state, memory) if self.remembers_clients else result.state, metrics)
+        state = WrappedState(result.state, memory) if self.has_client_state else result.state
+        return ClientResult(message, state, metrics)
 
     def server_step(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> Tree:
-        own = shared.own if self.remembers_rounds else ()
+        own = shared.own if self.has_server_state else ()
         if tree.leaves(reduced.value):
             reduced, own = self.decode(ctx, shared, reduced, client_ids)
-        new = self.inner.server_step(ctx, self.inside(shared), reduced, client_ids)
-        return Guarded(new, own) if self.remembers_rounds else new
+        new = self.inner.server_step(ctx, self.inner_shared(shared), reduced, client_ids)
+        return WrappedShared(new, own) if self.has_server_state else new
 
     def charge(self, ctx: Context, shared: Tree, client_ids: Tensor, sends: bool) -> Tree:
         """The shared state before the server's step, in which every wrapper has charged the clients of a phase.
 
         A message that was sent costs privacy also if a rule drops it, it comes too late, or the round is void.
         """
-        inner = self.inside(shared)
+        inner = self.inner_shared(shared)
         if isinstance(self.inner, Around):
             inner = self.inner.charge(ctx, inner, client_ids, sends)
-        return Guarded(inner, self.charged(ctx, shared.own, client_ids, sends)) if self.remembers_rounds else inner
+        return (
+            WrappedShared(inner, self.charged(ctx, shared.own, client_ids, sends)) if self.has_server_state else inner
+        )
 
     def sent(self, ctx: Context, shared: Tree, client_id: int) -> Tree:
         """The algorithm's, of what clients hear, with what this one must know of the wrapper's memory."""
-        inner = self.inner.sent(ctx, self.heard(ctx, shared), client_id)
-        return Guarded(inner, self.told(shared.own, client_id)) if self.remembers_rounds else inner
+        inner = self.inner.sent(ctx, self.broadcast_view(ctx, shared), client_id)
+        return WrappedShared(inner, self.client_view(shared.own, client_id)) if self.has_server_state else inner
 
     def received(self, ctx: Context, sent: Tree, client_id: int) -> Tree:
-        if not self.remembers_rounds:
+        if not self.has_server_state:
             return self.inner.received(ctx, sent, client_id)
-        return Guarded(self.inner.received(ctx, sent.inner, client_id), sent.own)
+        return WrappedShared(self.inner.received(ctx, sent.inner, client_id), sent.own)
 
     def collaboration(self, ctx: Context, shared: Tree, states: Tree) -> Tensor | None:
-        states = states.inner if self.remembers_clients else states
-        return self.inner.collaboration(ctx, self.inside(shared), states)  # type: ignore[no-any-return]
+        states = states.inner if self.has_client_state else states
+        return self.inner.collaboration(ctx, self.inner_shared(shared), states)  # type: ignore[no-any-return]
 
     def num_payloads(self, ctx: Context, shared: Tree, num_clients: int) -> int:
-        return self.inner.num_payloads(ctx, self.inside(shared), num_clients)  # type: ignore[no-any-return]
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        return self.inner.adapt_work(ctx, seen)  # type: ignore[no-any-return]
+        return self.inner.num_payloads(ctx, self.inner_shared(shared), num_clients)  # type: ignore[no-any-return]
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> Tree | None:
         """The algorithm's, under what clients hear."""
-        return self.inner.shared_outputs(ctx, self.heard(ctx, shared), x)
+        return self.inner.shared_outputs(ctx, self.broadcast_view(ctx, shared), x)
 
     def log_prob(self, ctx: Context, shared: Tree, state: Tree, x: Tensor, outputs: Any) -> Tensor:
-        state = state.inner if self.remembers_clients else state
-        return self.inner.log_prob(ctx, self.heard(ctx, shared), state, x, outputs)  # type: ignore[no-any-return]
+        state = state.inner if self.has_client_state else state
+        return self.inner.log_prob(ctx, self.broadcast_view(ctx, shared), state, x, outputs)  # type: ignore[no-any-return]
 
 
 class WrapperSettings(ABC):

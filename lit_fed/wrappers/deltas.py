@@ -1,4 +1,4 @@
-"""What is news in a message: clients send models, and what a wrapper bounds, rounds or hides are changes."""
+"""Deltas of messages: clients send models, and wrappers bound, round or hide changes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, ModelState, Tree
 
-__all__ = ["known", "names_of_parameters", "news", "parameter_trees", "tell", "with_parameter_trees"]
+__all__ = [
+    "delta_of",
+    "names_of_parameters",
+    "parameter_trees",
+    "reference_of",
+    "with_delta",
+    "with_parameter_trees",
+]
 
 
-def known(algorithm: Any, shared: Tree, value: Tree) -> Tree:
-    """What a server knows of a message already.
+def reference_of(algorithm: Any, shared: Tree, value: Tree) -> Tree:
+    """The part of a message that the server knows already.
 
     Args:
         algorithm: says by `message.kind` whether messages hold models, or changes.
@@ -50,28 +57,28 @@ def _counterpart(value: Tree, models: ModelState) -> Tree:
     return None if value is None else torch.zeros_like(value)
 
 
-def news(value: Tree, of_old: Tree) -> Tree:
-    """The changes value − known, leaves in float64."""
-    return tree.map_leaves(lambda new, old: new.double() - old.double(), value, of_old)
+def delta_of(value: Tree, reference: Tree) -> Tree:
+    """The changes value − reference, leaves in float64."""
+    return tree.map_leaves(lambda new, old: new.double() - old.double(), value, reference)
 
 
-def tell(value: Tree, of_old: Tree, changes: Tree, told: Tree) -> Tree:
-    """The message that tells other changes than it did, in its own types.
+def with_delta(value: Tree, reference: Tree, changes: Tree, told: Tree) -> Tree:
+    """The message with its delta replaced, in its own types.
 
     Numbers whose change stays what it is are taken from the message itself, so that a wrapper without effect changes
     no bit.
 
     Args:
         value: the message's value.
-        of_old: what is known of it.
-        changes: its news.
-        told: what takes their place, in float64.
+        reference: as of `reference_of`.
+        changes: its delta.
+        told: the new delta, in float64.
     """
 
     def leaf(own: Tensor, old: Tensor, before: Tensor, after: Tensor) -> Tensor:
         return torch.where(after == before, own, cast_like(old.double() + after, own))
 
-    return tree.map_leaves(leaf, value, of_old, changes, told)
+    return tree.map_leaves(leaf, value, reference, changes, told)
 
 
 def names_of_parameters(shared: Tree) -> frozenset[str]:

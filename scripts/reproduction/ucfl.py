@@ -188,7 +188,7 @@ def figure3_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
         "in the paper's three systems: ρ is how much longer a model takes upwards, T_min the least time of local "
         "training, 1/μ the mean of what chance adds. Clients send one after the other; the time of a round depends on "
         "its traffic alone, so a run is timed in all systems at once. The paper gives no formula for a round: "
-        "lit_fed/metrics/round_time.py has ours. The figure gives no numbers."
+        "lit_fed/callbacks/simulated_time.py has ours. The figure gives no numbers."
     )
     if target is None:
         return lines

@@ -124,8 +124,8 @@ def test_runs_without_attackers_say_nothing_of_them(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"poison": LabelFlip()}, "--data.poison is LabelFlip, and nobody attacks; give --data.attackers"),
-        ({"attackers": 1, "poison": Backdoor(9)}, "--data.poison.size is 9, and pictures are of 8 × 8 pixels"),
+        ({"poison": LabelFlip()}, "--data.poison is LabelFlip, which needs --data.attackers"),
+        ({"attackers": 1, "poison": Backdoor(9)}, "--data.poison.size is 9, the images have 8 × 8 pixels"),
     ],
 )
 def test_poison_that_has_no_meaning_is_refused(options, message):

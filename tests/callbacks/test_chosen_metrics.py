@@ -191,7 +191,9 @@ def test_a_key_is_monitored(tmp_path):
 
 def test_what_does_not_suit_the_labels_is_refused_before_training(tmp_path):
     root = save_clients(tmp_path / "data", numbers=True)
-    with pytest.raises(ConfigError, match="AUROC measures classes, and the labels are numbers; choose R2Score"):
+    with pytest.raises(
+        ConfigError, match="AUROC measures classes, but the labels are numbers; choose for example R2Score"
+    ):
         fit(root, tmp_path, "AUROC")
     assert not (tmp_path / "run").exists()
 

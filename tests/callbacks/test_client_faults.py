@@ -9,7 +9,7 @@ from fed_runs import run_cli
 
 from lit_fed.clients import SequentialTrainer
 from lit_fed.core import tree
-from lit_fed.wrappers.faults.models import drops_out
+from lit_fed.wrappers.faults.wrapper import drops_out
 
 BROKEN = 4
 """A client that computes NaN from the second round on."""

@@ -15,8 +15,7 @@ from lit_fed.clients.session import check_augmented_steps
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import Secret, seed_of
 from lit_fed.core.types import LocalWork, Split
-from lit_fed.data.augmentation import Augmentation
-from lit_fed.data.batch_transforms import in_batches
+from lit_fed.data.augmentation import Augmentation, in_batches
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy

@@ -11,8 +11,7 @@ from test_algorithms import SMALL, all_algorithms, federation_of
 from lit_fed.algorithms import EASGD
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.wrappers.faults.models import drops_out
-from lit_fed.wrappers.faults.wrapper import Faults
+from lit_fed.wrappers.faults.wrapper import Faults, drops_out
 
 SIZES = [6, 3, 9, 4, 5]
 SHARE = 0.4

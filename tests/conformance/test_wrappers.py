@@ -17,7 +17,7 @@ from lit_fed.wrappers.base import Around, innermost
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
 from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
-from lit_fed.wrappers.deltas import known, news
+from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, PrivateAverage
 from lit_fed.wrappers.robust.rules import CenteredClipping, NormBound
 from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness
@@ -36,8 +36,8 @@ def named(algorithms):
 class Memory(Around):
     """Remembers clients and rounds, and changes nothing."""
 
-    remembers_clients = True
-    remembers_rounds = True
+    has_client_state = True
+    has_server_state = True
 
     def client_memory(self, ctx, shared, data):
         return torch.zeros((), dtype=torch.float64)
@@ -116,7 +116,7 @@ def test_a_client_without_work_has_no_news(algorithm):
     @dataclass(frozen=True)
     class Looks(Around):
         def encode(self, ctx, shared, message, memory, data):
-            seen.append(news(message.value, known(self.inner, shared, message.value)))
+            seen.append(delta_of(message.value, reference_of(self.inner, shared, message.value)))
             return message, memory, {}
 
     idle, train = LocalSolver(local_epochs=0), make_clients(SIZES)

@@ -9,7 +9,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan, most_steps, num_steps
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
-from lit_fed.system import memory
+from lit_fed.system import machine
 
 
 def plan_of(sizes, work, batch_size=4, client_ids=None, **name):
@@ -261,6 +261,6 @@ def test_drawn_batches_are_cut():
     "work", [LocalWork(epochs=10**9), LocalWork(steps=10**30), LocalWork(epochs=10**9, sample_rate=0.1)]
 )
 def test_a_plan_that_no_memory_holds_is_refused_before_room_is_made(monkeypatch, work):
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**10)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**10)
     with pytest.raises(ConfigError, match=r"the plan of \d+ local steps in a phase: takes .* 10 GB are free"):
         plan_of([10, 3], work)

@@ -70,22 +70,22 @@ def test_transforms_are_made_with_their_arguments():
 @pytest.mark.parametrize(
     ("augment", "words"),
     [
-        ("RandomHorizontalFip", ("no transform RandomHorizontalFip", "did you mean RandomHorizontalFlip?")),
-        ("Crop", ("no transform Crop", "did you mean RandomCrop?")),
-        ("Qqq", ("no transform Qqq", "torchvision.transforms.v2")),
-        ("os.system('ls')", ("os.system('ls') is no transform",)),
-        ("RandomCrop(8).forward(1)", ("is no transform",)),
-        ("RandomCrop(open)", ("no transform open",)),
-        ("RandomCrop(8 + x)", ("8 + x is no number, text, list or transform",)),
+        ("RandomHorizontalFip", ("unknown transform RandomHorizontalFip", "did you mean RandomHorizontalFlip?")),
+        ("Crop", ("unknown transform Crop", "did you mean RandomCrop?")),
+        ("Qqq", ("unknown transform Qqq", "torchvision.transforms.v2")),
+        ("os.system('ls')", ("os.system('ls') is not a transform",)),
+        ("RandomCrop(8).forward(1)", ("is not a transform",)),
+        ("RandomCrop(open)", ("unknown transform open",)),
+        ("RandomCrop(8 + x)", ("8 + x is not a number, text, list or transform",)),
         ("1 +", ("'1 +' cannot be read", "RandomCrop(32, padding=4)")),
         ([3], ("holds a int",)),
-        ("RandomCrop", ("cannot be made", "'size'")),
-        ("RandomCrop(8, border=1)", ("RandomCrop(8, border=1) cannot be made", "'border'")),
+        ("RandomCrop", ("cannot be built", "'size'")),
+        ("RandomCrop(8, border=1)", ("RandomCrop(8, border=1) cannot be built", "'border'")),
         ("RandomCrop(6)", ("makes float32 of shape [1, 6, 6] of a picture of shape [1, 8, 8]",)),
         ("RandomCrop(20)", ("fails on pictures of shape [1, 8, 8]",)),
         ("MixUp(num_classes=2)", ("MixUp mixes the labels",)),
-        ("Normalize([0.5], [0.5])", ("Normalize is for every use of a picture",)),
-        ("Transform", ("no transform Transform",)),
+        ("Normalize([0.5], [0.5])", ("Normalize also has to apply at evaluation",)),
+        ("Transform", ("unknown transform Transform",)),
     ],
 )
 def test_wrong_transforms(augment, words):
@@ -95,17 +95,17 @@ def test_wrong_transforms(augment, words):
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        (Made(shape=(64,)), "those of Made are float32 of shape [64]"),
-        (Made(shape=(8, 8)), "those of Made are float32 of shape [8, 8]"),
-        (Made(shape=(3, 8, 8), dtype="int32", scale=50), "those of Made are int64 of shape [3, 8, 8]"),
+        (Made(shape=(64,)), "the inputs of Made are float32 of shape [64]"),
+        (Made(shape=(8, 8)), "the inputs of Made are float32 of shape [8, 8]"),
+        (Made(shape=(3, 8, 8), dtype="int32", scale=50), "the inputs of Made are int64 of shape [3, 8, 8]"),
     ],
 )
 def test_inputs_that_are_no_pictures(dataset, said):
-    refused("RandomHorizontalFlip", "is for pictures", said, "leave it out", dataset=dataset)
+    refused("RandomHorizontalFlip", "needs images", said, "leave it out", dataset=dataset)
 
 
 def test_colours_of_what_does_not_lie_in_0_to_1():
-    refused("RandomApply([ColorJitter(0.4)])", "ColorJitter", "lie in", "store pictures", dataset=Made(scale=7.0))
+    refused("RandomApply([ColorJitter(0.4)])", "ColorJitter", "are in", "store images", dataset=Made(scale=7.0))
     module("RandomHorizontalFlip", Made(scale=7.0))
     module("ColorJitter(0.4)", Made())
 

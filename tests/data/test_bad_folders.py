@@ -16,13 +16,13 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError
-from lit_fed.system import memory
+from lit_fed.system import machine
 
 
 @pytest.fixture(autouse=True)
 def _little_memory(monkeypatch):
     """A machine of 1 GB, so that no test takes more where a check is missing."""
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**9)
 
 
 def arrays(**changes):
@@ -113,7 +113,7 @@ BOB = {
     "fewer labels": (arrays(y_train=Y[:3]), ("x_train has 4", "y_train has 3", "equally long")),
     "more test labels": (arrays(y_test=Y), ("x_test has 2", "y_test has 4", "equally long")),
     "no samples": (arrays(x_train=X[:0], y_train=Y[:0]), ("x_train is empty", "at least one")),
-    "no features": (arrays(x_train=X[:, :0]), ("x_train has shape [4, 0]", "no feature")),
+    "no features": (arrays(x_train=X[:, :0]), ("x_train has shape [4, 0]", "without features")),
     "single number": (arrays(x_train=np.array(3.0)), ("x_train is a single number",)),
     "label of all": (arrays(y_train=np.array(1)), ("y_train is a single number", "one entry per sample")),
     "other width": (arrays(x_train=X[:, :2], x_test=X[:2, :2]), ("bob.npz", "ann.npz", "shape [2]", "shape [3]")),
@@ -168,7 +168,7 @@ def test_clients(tmp_path, monkeypatch, name):
     save(tmp_path / "seen/ann.npz", **GOOD)
     make(tmp_path / "seen/bob.npz")
     if name == "bomb":
-        monkeypatch.setattr(memory, "available_memory", lambda: 10**7)
+        monkeypatch.setattr(machine, "available_memory", lambda: 10**7)
     refused(tmp_path, set_up(ClientFolder(str(tmp_path))), words)
 
 

@@ -358,5 +358,5 @@ def test_inputs_that_nodes_store_in_different_types_are_refused(tmp_path):
 def test_what_labels_on_nodes_are_taken_for_is_said(folders, tmp_path, capsys):
     transport = InProcess(make_nodes(folders, tmp_path / "states"))
     FederatedDataModule(InProcessFederation(transport)).setup()
-    said = "labels are taken for 3 classes: the nodes store integers, and floats would be quantities"
+    said = "labels are taken for 3 classes: the nodes store integers; floats would be quantities"
     assert capsys.readouterr().err.count(said) == 1

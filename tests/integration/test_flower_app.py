@@ -55,7 +55,7 @@ def test_texts_with_quotes_and_letters_of_other_languages_are_kept(tmp_path):
     ("arguments", "message"),
     [
         (["--data.dataset", "Digits"], "--data.dataset is Digits, and the samples of this run are on the nodes"),
-        (["--model.metrics", "Accuracy"], "--model.metrics has Accuracy, and accuracy is measured anyway"),
+        (["--model.metrics", "Accuracy"], "--model.metrics has Accuracy, but accuracy is always measured"),
         (["--data.partition", "IID"], "--data.partition is IID, and every node brings its clients; add --data.part"),
         (["--data.num_clients", "3"], "--data.num_clients is 3, and every node brings its clients"),
         (["--data.unseen_fraction", "0.5"], "who is unseen is decided on the nodes"),

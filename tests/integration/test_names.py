@@ -96,9 +96,9 @@ def test_a_program_tells_its_inputs_and_classes(place, last, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("dan,thirty,Rome,ant", "row 2, column 'age': 'thirty' is no number"),
+        ("dan,thirty,Rome,ant", "row 2, column 'age': 'thirty' is not a number"),
         ("dan,30,Bern,ant", "row 2, column 'town': 'Bern' is in no training sample of a seen client"),
-        ("dan,30,Rome,elk", "row 2, column 'kind': 'elk' is no class of the training (ant, bee, cat)"),
+        ("dan,30,Rome,elk", "row 2, column 'kind': 'elk' is not a class of the training (ant, bee, cat)"),
     ],
 )
 def test_wrong_clients_are_refused_before_anything_is_served(last, tmp_path, capsys, line, message):

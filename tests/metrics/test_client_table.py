@@ -1,7 +1,10 @@
+import math
+
 import pytest
 import torch
 
 from lit_fed.metrics import client_statistics, summarise
+from lit_fed.metrics.client_table import outlier
 from lit_fed.metrics.gathered import ClientTable
 
 
@@ -97,3 +100,21 @@ def test_result_is_no_view_of_the_state():
     table.compute().zero_()
     table._computed = None
     assert table.compute().tolist() == [[1, 1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "floor", "expected"),
+    [
+        ([1, 2, 3e6], 0, (2, 3e6, 2)),
+        ([1, 2, 2e6], 0, None),  # not beyond
+        ([1, 3e6], 0, (1, 3e6, 1)),  # the median of two is the smaller
+        ([3e6], 0, None),
+        ([0, 0, 5], 0, None),  # nothing to compare with
+        ([0, 0, 5], 1e-3, None),
+        ([0, 1e-9, 5e4], 1e-3, (2, 5e4, 1e-3)),
+        ([1, math.inf, 1], 0, (1, math.inf, 1)),
+        ([1, math.nan, 1], 0, None),
+    ],
+)
+def test_outlier(values, floor, expected):
+    assert outlier(torch.tensor(values, dtype=torch.float64), floor) == expected

@@ -1,31 +1,62 @@
+from functools import partial
+
 import pytest
 import torch
 from federated_round import MULTICLASS
+from torch import nn
+from torch.nn import functional as F
 
 from lit_fed.core import tree
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
 from lit_fed.errors import ConfigError
-from lit_fed.models import CNN2, FedEMCNN, LeafCNN
+from lit_fed.models import CNN2, FedEMCNN, LeafCNN, LeNet5
+from lit_fed.models.cnn import pooled_convolutions
 
 
-@pytest.mark.parametrize(("input_shape", "flat"), [((1, 8, 8), 256), ((3, 9, 4), 128), ((1, 28, 28), 3136)])
-def test_shapes(input_shape, flat):
-    network = LeafCNN(input_shape, 3, hidden_size=16)
+@pytest.mark.parametrize(
+    ("build", "input_shape", "flat"),
+    [
+        *(
+            (partial(LeafCNN, hidden_size=16), *one)
+            for one in [((1, 8, 8), 256), ((3, 9, 4), 128), ((1, 28, 28), 3136)]
+        ),
+        *((partial(FedEMCNN, hidden_size=5), *one) for one in [((1, 28, 28), 1024), ((3, 16, 21), 128)]),
+        (partial(FedEMCNN, hidden_size=5), (1, 32, 24), 960),
+        *((CNN2, *one) for one in [((3, 32, 32), 512), ((1, 28, 28), 128), ((1, 22, 38), 384)]),
+    ],
+)
+def test_shapes(build, input_shape, flat):
+    network = build(input_shape, 3)
     assert network(torch.randn(2, *input_shape)).shape == (2, 3)
     assert network.classifier[1].in_features == flat
 
 
-def test_size_for_handwritten_characters():
-    network = LeafCNN((1, 28, 28), 62)
-    expected = 25 * 32 + 32 + 25 * 32 * 64 + 64 + 3136 * 128 + 128 + 128 * 62 + 62
-    assert sum(leaf.numel() for leaf in network.parameters()) == expected
+@pytest.mark.parametrize(
+    ("network", "input_shape", "num_outputs", "expected"),
+    [
+        (LeafCNN, (1, 28, 28), 62, 25 * 32 + 32 + 25 * 32 * 64 + 64 + 3136 * 128 + 128 + 128 * 62 + 62),
+        (FedEMCNN, (1, 28, 28), 62, 2_278_334),  # the official code's
+        (CNN2, (3, 32, 32), 10, 9 * 3 * 128 + 128 + 2 * (9 * 128 * 128 + 128) + 512 * 10 + 10),
+        (LeNet5, (1, 32, 32), 10, 61_706),
+    ],
+)
+def test_number_of_parameters(network, input_shape, num_outputs, expected):
+    assert sum(leaf.numel() for leaf in network(input_shape, num_outputs).parameters()) == expected
 
 
-@pytest.mark.parametrize("input_shape", [(8,), (8, 8), (1, 3, 8), (1, 8, 3)])
-def test_samples_that_are_no_images_are_refused(input_shape):
-    with pytest.raises(ConfigError, match=r"LeafCNN reads images .*; choose another"):
-        LeafCNN(input_shape, 3)
+@pytest.mark.parametrize(
+    ("network", "input_shape"),
+    [
+        *((LeafCNN, one) for one in [(8,), (8, 8), (1, 3, 8), (1, 8, 3)]),
+        *((FedEMCNN, one) for one in [(256,), (1, 15, 16), (1, 16, 15)]),
+        *((CNN2, one) for one in [(22, 22), (3, 21, 32)]),
+        *((LeNet5, one) for one in [(784,), (28, 28), (1, 15, 28), (1, 28, 15)]),
+    ],
+)
+def test_samples_that_are_no_images_are_refused(network, input_shape):
+    with pytest.raises(ConfigError, match=rf"{network.__name__} reads images .*; choose another --model.network"):
+        network(input_shape, 3)
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
@@ -62,39 +93,42 @@ def test_models_at_once_give_what_each_gives():
     assert tree.leaves(gradients[0][1])[0].shape == (2, 32, 1, 5, 5)
 
 
-@pytest.mark.parametrize(("input_shape", "flat"), [((1, 28, 28), 64 * 4 * 4), ((3, 16, 21), 128), ((1, 32, 24), 960)])
-def test_shapes_of_fedem(input_shape, flat):
-    network = FedEMCNN(input_shape, 3, hidden_size=5)
-    assert network(torch.randn(2, *input_shape)).shape == (2, 3)
-    assert network.classifier[1].in_features == flat
-
-
-def test_size_of_fedem_is_that_of_the_official_code():
-    expected = 25 * 32 + 32 + 25 * 32 * 64 + 64 + 1024 * 2048 + 2048 + 2048 * 62 + 62
-    assert sum(leaf.numel() for leaf in FedEMCNN((1, 28, 28), 62).parameters()) == expected == 2_278_334
-
-
 def test_fedem_drops_nothing():
     network, x = FedEMCNN((1, 16, 16), 3, hidden_size=5), torch.randn(2, 1, 16, 16)
     assert torch.equal(network.train()(x), network.eval()(x))
 
 
-@pytest.mark.parametrize(("input_shape", "flat"), [((3, 32, 32), 128 * 2 * 2), ((1, 28, 28), 128), ((1, 22, 38), 384)])
-def test_shapes_of_cnn2(input_shape, flat):
-    network = CNN2(input_shape, 3)
-    assert network(torch.randn(2, *input_shape)).shape == (2, 3)
-    assert network.classifier[1].in_features == flat
-
-
-def test_size_of_cnn2():
-    expected = 9 * 3 * 128 + 128 + 2 * (9 * 128 * 128 + 128) + 512 * 10 + 10
-    assert sum(leaf.numel() for leaf in CNN2((3, 32, 32), 10).parameters()) == expected
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("kernel_size", [3, 4])
+def test_outputs_and_gradients_are_those_of_convolution_relu_and_pooling(kernel_size, padding):
+    layers, num_features = pooled_convolutions("N", (2, 19, 15), (3, 4), kernel_size, padding)
+    layers.double()
+    assert [type(layer) for layer in layers] == 2 * [nn.Conv2d, nn.MaxPool2d, nn.ReLU]
+    x, leaves = torch.randn(5, 2, 19, 15, dtype=torch.float64), list(layers.parameters())
+    expected = x
+    for weight, bias in zip(leaves[::2], leaves[1::2], strict=True):
+        expected = F.max_pool2d(F.conv2d(expected, weight, bias, padding=padding).relu(), 2)
+    found = layers(x)
+    assert torch.equal(found, expected)
+    assert num_features == expected[0].numel()
+    gradients = (torch.autograd.grad(outputs.square().sum(), leaves) for outputs in (found, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    ("network", "input_shape"),
-    [(FedEMCNN, (256,)), (FedEMCNN, (1, 15, 16)), (FedEMCNN, (1, 16, 15)), (CNN2, (22, 22)), (CNN2, (3, 21, 32))],
+    ("channels", "kernel_size", "padding", "smallest"), [((2, 2), 5, 2, 4), ((2, 2), 5, 0, 16), ((2, 2, 2), 3, 0, 22)]
 )
-def test_samples_too_small_for_the_others_are_refused(network, input_shape):
-    with pytest.raises(ConfigError, match=rf"{network.__name__} reads images .*; choose another --model.network"):
-        network(input_shape, 3)
+def test_one_pixel_is_left_of_the_smallest_image(channels, kernel_size, padding, smallest):
+    assert pooled_convolutions("N", (1, smallest, smallest), channels, kernel_size, padding)[1] == 2
+    with pytest.raises(ConfigError, match=rf"N reads images \[channels, height >= {smallest}, width >= {smallest}\], "):
+        pooled_convolutions("N", (1, smallest, smallest - 1), channels, kernel_size, padding)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("pixels", "flat"), [(28, 16 * 4 * 4), (32, 16 * 5 * 5)])
+def test_shapes_of_lenet5(channels, pixels, flat):
+    network = LeNet5((channels, pixels, pixels), 10)
+    assert network(torch.randn(2, channels, pixels, pixels)).shape == (2, 10)
+    convolutions = 25 * channels * 6 + 6 + 25 * 6 * 16 + 16
+    dense = flat * 120 + 120 + 120 * 84 + 84 + 84 * 10 + 10
+    assert sum(leaf.numel() for leaf in network.parameters()) == convolutions + dense

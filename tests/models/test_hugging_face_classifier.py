@@ -8,7 +8,8 @@ from federated_round import MULTICLASS
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.choose import choose_trainer
-from lit_fed.core.networks.layers import choose_trained, drops_units
+from lit_fed.core.networks.layers import drops_units
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.core.task import Task
 from lit_fed.errors import ConfigError
 from lit_fed.models import HuggingFaceClassifier
@@ -114,22 +115,22 @@ def test_clients_are_trained_one_after_another():
             "--model.network has no weights and no config; give weights, or as a config a folder or file",
         ),
         ({"config": {"hidden_size": 8}}, r"config has no model_type; give .* such as \{model_type: bert"),
-        ({"config": {"model_type": "brt"}}, "model_type is brt; give a type that transformers know, did you mean bert"),
+        ({"config": {"model_type": "brt"}}, "model_type is brt; give a type of transformers, did you mean bert"),
         (
             {"config": BERT | {"hiden_size": 8}},
-            "'hiden_size', which is no field of BertConfig; did you mean hidden_size",
+            "'hiden_size', which is not a field of BertConfig; did you mean hidden_size",
         ),
         (
             {"config": BERT | {"hidden_size": 9}},
             r"config cannot be built \(ValueError: The hidden size \(9\) is not a mul",
         ),
-        ({"config": BERT, "shape": (10,)}, "reads at most 9 tokens, and the texts have 10; give shorter ones"),
+        ({"config": BERT, "shape": (10,)}, "reads at most 9 tokens, but the texts have 10; give shorter ones"),
         (
             {"config": BERT, "shape": (2, 3)},
             r"reads texts \[length\] or images .*, the samples are \[2, 3\]; choose anot",
         ),
-        ({"config": GPT2}, r"pad_token_id: GPT2Config names no padding token; give .*, -1 if there is none"),
-        ({"config": VIT}, "transformers have no classifier of texts for ViTConfig; choose another model_type"),
+        ({"config": GPT2}, r"pad_token_id: GPT2Config has no padding token; give .*, or -1 if"),
+        ({"config": VIT}, "transformers has no classifier of texts for ViTConfig; choose another model_type"),
         ({"config": BERT, "dropout": 1.0}, r"--model\.network\.dropout is 1\.0; give a number in \[0, 1\)"),
         ({"config": "./none"}, r"--model\.network\.config \./none does not exist; give a folder that save_pretrained"),
     ],
@@ -149,9 +150,7 @@ def test_weights_that_do_not_fit(saved, tmp_path):
     with pytest.raises(ConfigError, match="is of the type bert; leave model_type out of the config"):
         make({"model_type": "gpt2"}, weights=folder)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        ConfigError, match=r"weights .*empty cannot be read \(.*; give a folder that save_pretrained wrote"
-    ):
+    with pytest.raises(ConfigError, match=r"weights .*empty cannot be read \(.*; give a folder of save_pretrained"):
         make(None, weights=str(tmp_path / "empty"))
 
 

@@ -1,10 +1,12 @@
+import math
+
 import pytest
 import torch
 from federated_round import MULTICLASS, make_task
 from torch import nn
 
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP
+from lit_fed.models import MLP, Linear, Network
 
 
 @pytest.mark.parametrize("input_shape", [(6,), (2, 3)])
@@ -34,3 +36,13 @@ def test_models_at_once_give_what_each_gives():
     models, x = tasks[0].init(3, 0), torch.randn(7, 4, dtype=torch.float64)
     looped, at_once = (task.outputs(models, x) for task in tasks)
     torch.testing.assert_close(at_once, looped, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("input_shape", [(6,), (2, 3), (1, 2, 3)])
+@pytest.mark.parametrize("num_outputs", [1, 4])
+def test_shapes_of_linear(input_shape, num_outputs):
+    network = Linear(input_shape, num_outputs)
+    assert isinstance(network, Network)
+    assert network(torch.randn(5, *input_shape)).shape == (5, num_outputs)
+    assert network(torch.randn(0, *input_shape)).shape == (0, num_outputs)
+    assert sum(leaf.numel() for leaf in network.parameters()) == num_outputs * (math.prod(input_shape) + 1)

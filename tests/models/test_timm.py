@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lit_fed.core.networks.layers import choose_trained, drops_units
+from lit_fed.core.networks.layers import drops_units
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.errors import ConfigError
 from lit_fed.models import Timm
 
@@ -47,14 +48,14 @@ def test_dropout_by_function_is_seen():
     [
         (
             {"name": "resnett18", "options": {}},
-            "name is resnett18; give a network that timm knows, did you mean resnet18",
+            "name is resnett18; give a network of timm, did you mean resnet18",
         ),
         (
             {"options": {"growth_rate": 1}},
             r"timm's test_vit cannot be built \(TypeError: .* correct --model\.network\.options",
         ),
         ({"options": {"dept": 1}}, "options has 'dept', which is not handed on to timm; did you mean depth"),
-        ({"options": {"num_classes": 1}}, "options has num_classes, which is said by the data; leave it out"),
+        ({"options": {"num_classes": 1}}, "options has num_classes, which the data set sets; leave it out"),
         (
             {"weights": "a.pt", "pretrained": True},
             "pretrained and --model.network.weights are both given; leave one ou",

@@ -1,4 +1,4 @@
-"""Columns of the tables of `datasets` as arrays; what they hold wrong is named by split, column and row."""
+"""Columns of Hugging Face `datasets` as arrays; errors name split, column and row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import require
-from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
+from lit_fed.data.data_sets.base import picture_array, require, stacked_samples, with_words
 from lit_fed.errors import ConfigError
 
 __all__ = [
@@ -23,22 +22,22 @@ __all__ = [
 
 
 InputKind = Literal["image", "text", "numbers"]
-"""What columns of inputs hold."""
+"""Kind of an input column."""
 
 
 class ColumnPart(NamedTuple):
     """One split of a data set."""
 
     role: int  # 0 training, 1 validation, 2 test
-    place: str  # what messages call it
+    place: str  # name in messages
     rows: Any  # a `datasets.Dataset`
 
     def at(self, column: str, row: int) -> str:
-        """What messages call a cell."""
+        """Name of a cell in messages."""
         return f"{self.place}: column {column!r}, row {row}"
 
     def kind(self, column: str) -> InputKind | None:
-        """What a column can be as inputs; None: nothing."""
+        """Kind of a column as inputs; None: cannot be an input."""
         feature, stored = self.rows.features[column], _innermost(self._arrow_type(column))
         if type(feature).__name__ == "Image":
             return "image"
@@ -47,7 +46,7 @@ class ColumnPart(NamedTuple):
         return "numbers" if _is_number(stored) else None
 
     def cells(self, column: str) -> Any:
-        """A column as one Arrow array without empty cells.
+        """Read a column as one Arrow array and refuse empty cells.
 
         Raises:
             ConfigError: naming the first empty cell.
@@ -87,7 +86,7 @@ def _is_list(stored: Any) -> bool:
 
 
 def _innermost(stored: Any) -> Any:
-    """The type of the entries of lists in lists; of other types, they themselves."""
+    """Element type of nested lists; other types are returned unchanged."""
     if hasattr(stored, "storage_type"):  # arrays of datasets
         return _innermost(stored.storage_type)
     return _innermost(stored.value_type) if _is_list(stored) else stored
@@ -95,9 +94,9 @@ def _innermost(stored: Any) -> Any:
 
 # ---------------------------------------------------------------------- inputs
 def number_columns(parts: list[ColumnPart], names: tuple[str, ...]) -> np.ndarray:
-    """Columns of numbers side by side, [n, features] float32; one column of lists alone as [n, ...] in its own type.
+    """Columns of numbers side by side, [n, features] float32; a single column of lists as [n, ...] in its own type.
 
-    A single column of lists of whole numbers holds token ids, or with uint8 pixels.
+    A single column of integer lists holds token ids, or pixels if uint8.
     """
     each = [np.concatenate([_dense(part, name) for part in parts]) for name in names]
     if len(each) == 1 and each[0].ndim > 1:
@@ -106,10 +105,10 @@ def number_columns(parts: list[ColumnPart], names: tuple[str, ...]) -> np.ndarra
 
 
 def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | None) -> np.ndarray:
-    """A column of pictures, [n, channels, height, width] uint8.
+    """A column of images, [n, channels, height, width] uint8.
 
     Raises:
-        ConfigError: naming the row of a picture that cannot be decoded, or has another size than those before.
+        ConfigError: naming the row of an image that cannot be decoded or has a different size.
     """
     arrays, places = [], []
     for part in parts:
@@ -121,11 +120,11 @@ def picture_column(parts: list[ColumnPart], name: str, size: tuple[int, int] | N
                 arrays.append(picture_array(alone[row][name], size))
             except ConfigError as error:
                 raise ConfigError(f"{places[-1]} {error}") from error
-            except Exception as error:  # whatever a damaged picture makes Pillow raise
+            except Exception as error:  # Pillow raises many types on damaged images
                 raise ConfigError(
                     f"{places[-1]} cannot be decoded ({error}); replace it, or leave the row out"
                 ) from error
-    return stacked_samples(arrays, places, fix="give them one size by --data.dataset.image_size")
+    return stacked_samples(arrays, places, fix="set --data.dataset.image_size")
 
 
 def text_column(parts: list[ColumnPart], name: str) -> list[str]:
@@ -134,7 +133,7 @@ def text_column(parts: list[ColumnPart], name: str) -> list[str]:
 
 
 def _lengths(cells: Any) -> np.ndarray:
-    """How long each list is."""
+    """Length of each list."""
     from pyarrow import compute
 
     return np.asarray(compute.list_value_length(cells))
@@ -150,14 +149,14 @@ def _dense(part: ColumnPart, name: str) -> np.ndarray:
             continue
         require(
             _is_list(cells.type),
-            f"{part.place}: column {name!r} holds {cells.type}, and numbers are wanted; choose others",
+            f"{part.place}: column {name!r} holds {cells.type}, not numbers; choose other columns",
         )
         lengths = _lengths(cells)
         if len(lengths) and (lengths != lengths[0]).any():
             row = int(np.flatnonzero(lengths != lengths[0])[0])
             raise ConfigError(
-                f"{part.at(name, row * num_rows // len(lengths))} holds a list of {lengths[row]} numbers, and the "
-                f"first row one of {lengths[0]}; give them one length"
+                f"{part.at(name, row * num_rows // len(lengths))} holds a list of {lengths[row]} numbers, the "
+                f"first row one of {lengths[0]}; make the lengths equal"
             )
         shape.append(int(lengths[0]) if len(lengths) else 0)
         cells = cells.flatten()
@@ -170,7 +169,7 @@ def _dense(part: ColumnPart, name: str) -> np.ndarray:
 
 
 def _refuse_cell(wrong: np.ndarray, values: np.ndarray, part: ColumnPart, name: str, size: int, fix: str) -> None:
-    """Refuse the first entry that is wrong, of `size` entries in each row; both [n · size]."""
+    """Refuse the first wrong entry, with `size` entries in each row; arrays [n · size]."""
     if wrong.any():
         entry = int(wrong.argmax())
         raise ConfigError(f"{part.at(name, entry // size)} is {values[entry]}; {fix}")
@@ -178,17 +177,17 @@ def _refuse_cell(wrong: np.ndarray, values: np.ndarray, part: ColumnPart, name: 
 
 # ---------------------------------------------------------------------- labels and clients
 def class_labels(parts: list[ColumnPart], name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """One label for each row, or a list of them: classes and their names, or floating targets.
+    """Labels of a column, one per row or a list: classes and their names, or floating targets.
 
     Raises:
-        ConfigError: naming the row of a label that there is not, or cannot be learned.
+        ConfigError: naming the row of a missing or unusable label.
     """
     feature = parts[0].rows.features[name]
     inner = getattr(feature, "feature", None)
     if type(inner).__name__ == "ClassLabel":
         raise ConfigError(
-            f"{parts[0].place}: column {name!r} holds a list of classes for each row; give --data.dataset.labels "
-            "multilabel where they are the labels that hold"
+            f"{parts[0].place}: column {name!r} holds a list of classes for each row; for several labels per row "
+            "set --data.dataset.labels multilabel"
         )
     if parts[0].kind(name) == "text":
         texts = np.array(text_column(parts, name), dtype=object)
@@ -200,10 +199,10 @@ def class_labels(parts: list[ColumnPart], name: str) -> tuple[np.ndarray, tuple[
 
 
 def _classes(part: ColumnPart, name: str) -> np.ndarray:
-    """Labels of one split, without negative ones."""
+    """Labels of one split; negative ones are refused."""
     values = _dense(part, name)
     if values.dtype.kind in "iu":
-        fix = "-1 stands for a hidden label: choose other splits by --data.dataset.split, or number the classes from 0"
+        fix = "-1 marks a hidden label: choose other splits by --data.dataset.split, or number the classes from 0"
         flat = values.reshape(-1)
         _refuse_cell(flat < 0, flat, part, name, max(values[:1].size, 1), fix)
     return values
@@ -212,15 +211,15 @@ def _classes(part: ColumnPart, name: str) -> np.ndarray:
 def label_vectors(
     parts: list[ColumnPart], names: tuple[str, ...], *, multilabel: bool
 ) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Several labels of each row, [n, L], and their names where there are some.
+    """Several labels per row, [n, L], and their names if known.
 
     Args:
         parts: the splits.
         names: a column of lists, or several columns of numbers.
-        multilabel: labels are 0 or 1; else they are targets of a regression.
+        multilabel: labels are 0 or 1; otherwise regression targets.
 
     Raises:
-        ConfigError: naming the row of a label that is neither 0 nor 1, or columns of several kinds.
+        ConfigError: naming the row of a label other than 0 and 1, or columns of different kinds.
     """
     inner: Any = getattr(parts[0].rows.features[names[0]], "feature", None)
     if multilabel and len(names) == 1 and type(inner).__name__ == "ClassLabel":
@@ -230,47 +229,49 @@ def label_vectors(
     if not multilabel:
         require(
             y.dtype.kind == "f",
-            f"--data.dataset.label_column {', '.join(names)}: {parts[0].place} has whole numbers there; several "
-            "labels of 0 and 1 are told by --data.dataset.labels multilabel, those of a regression are floating",
+            f"--data.dataset.label_column {', '.join(names)}: {parts[0].place} has integers there; for several "
+            "labels 0 or 1 set --data.dataset.labels multilabel, for regression store floats",
         )
         return y, names
     require(
         y.ndim == 2,
-        f"--data.dataset.labels multilabel: column {names[0]!r} of {parts[0].place} holds one number in each row; give "
+        f"--data.dataset.labels multilabel: column {names[0]!r} of {parts[0].place} holds one number per row; give "
         "lists, or several columns",
     )
     start = 0
     for part in parts:
         rows = y[start : start + len(part.rows)].reshape(-1)
         start += len(part.rows)
-        fix = "labels of several are 0 or 1; correct it"
+        fix = "multilabel labels are 0 or 1; correct it"
         _refuse_cell((rows != 0) & (rows != 1), rows, part, ", ".join(names), y.shape[1], fix)
     return y.astype(np.int64), names if len(names) > 1 else None
 
 
 def _held(part: ColumnPart, name: str, num_classes: int) -> np.ndarray:
-    """Which of the classes each row's list names, [n, C] int64."""
+    """Classes listed in each row as 0 or 1, [n, C] int64."""
     cells = part.cells(name)
     rows = np.repeat(np.arange(len(cells)), _lengths(cells))
     values = cells.flatten().to_numpy(zero_copy_only=False)
     wrong = (values < 0) | (values >= num_classes)
     if wrong.any():
         entry = int(wrong.argmax())
-        raise ConfigError(f"{part.at(name, int(rows[entry]))} names class {values[entry]} of {num_classes}; correct it")
+        raise ConfigError(
+            f"{part.at(name, int(rows[entry]))} names class {values[entry]}, there are {num_classes}; correct it"
+        )
     held = np.zeros((len(cells), num_classes), dtype=np.int64)
     held[rows, values] = 1
     return held
 
 
 def whose_rows(parts: list[ColumnPart], name: str) -> tuple[np.ndarray, list[str]]:
-    """The client of each row [n], and the clients' names in their order, numbers by size."""
+    """The client of each row [n], and the sorted names of the clients."""
     values = np.concatenate([np.array(part.cells(name).to_pylist(), dtype=object) for part in parts])
     classes = getattr(parts[0].rows.features[name], "names", None)
     kinds = {type(one) for one in values}
     require(
         len(kinds) == 1 and kinds <= {int, str, bool},
-        f"--data.dataset.client_column {name}: {parts[0].place} has {parts[0].rows.features[name]} there; a client "
-        "goes by a text or a whole number",
+        f"--data.dataset.client_column {name}: {parts[0].place} has {parts[0].rows.features[name]} there; store a "
+        "text or a whole number",
     )
     unique, owner = np.unique(values.astype(str) if kinds == {str} else values.astype(np.int64), return_inverse=True)
     return owner, [str(one) if classes is None else classes[int(one)] for one in unique]

@@ -1,22 +1,31 @@
-"""What a data set hands over: samples still to be divided among clients, or clients with splits of their own.
+"""Interfaces of data sets, pooled or divided into clients, and helpers that they share.
 
-Subclasses are frozen dataclasses whose fields are their configuration; the bases are plain classes. Annotations are not
-postponed here: the command line would look their names up in the module of each subclass, and check no type where one
-is missing.
+Subclasses are frozen dataclasses whose fields are their settings; the bases are plain classes. Annotations are not
+postponed here: the command line would look up their names in the module of each subclass, and skip checks on failure.
 """
 
+import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from lit_fed.core.types import Population, Split
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, notice
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+from lit_fed.core.blocks import whole_part
+from lit_fed.core.seeds import generator
 
 __all__ = [
     "MOST_CLASSES",
+    "SECONDS_BETWEEN_WORDS",
     "ClientDataSet",
     "DataSet",
     "Encode",
@@ -25,60 +34,65 @@ __all__ = [
     "Normalisation",
     "PooledDataSet",
     "Samples",
+    "check_subsample",
+    "draw_subsample",
     "empty_split",
     "input_array",
     "label_array",
     "make_split",
     "names_of",
+    "picture_array",
     "require",
+    "stacked_samples",
+    "with_words",
 ]
 
 
 Encode = Callable[[Population, Population | None], tuple[Population, Population | None]]
-"""The seen and the unseen clients with other inputs, which may depend on the training samples of the seen."""
+"""Replaces the inputs of seen and unseen clients; may depend on the seen clients' training samples."""
 
 
 MOST_CLASSES = 20
-"""Whole numbers as labels: of more than so many different ones they may well be quantities."""
+"""Integer labels with more different values than this may be quantities."""
 
 Labels = Literal["auto", "multilabel", "regression"]
-"""What labels are: what their type and shape say, several of a sample, or quantities."""
+"""Kind of labels: inferred from type and shape, several labels per sample, or quantities."""
 
 Names = tuple[str, ...] | str
-"""Some names, or as one text: a single name, or several divided by commas."""
+"""Names, or one text with names separated by commas."""
 
 
 class Samples(NamedTuple):
-    """All samples of a pooled data set, in no particular order."""
+    """All samples of a pooled data set."""
 
-    x: np.ndarray  # [n, ...]; pixels as uint8 are scaled to 0..1, and then normalised by the data set's constants
+    x: np.ndarray  # [n, ...]; uint8 pixels are scaled to 0..1, then normalised by the data set's constants
     y: np.ndarray  # [n] or [n, L]
     owner: np.ndarray | None = None  # [n] int, the natural client of each sample
     names: list[str] | None = None  # names of the natural clients, indexed by `owner`
-    class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, where the data name them
-    split: np.ndarray | None = None  # [n] 0 for training, 1 validation, 2 test, where the data say so
-    unseen: tuple[str, ...] = ()  # names of the natural clients that take no part in the training
-    encode: Encode | None = None  # makes inputs of `x`, once it is known which samples are for training
-    stored_type: str | None = None  # NumPy's name of the type in which inputs were stored; None: that of `x`
+    class_names: tuple[str, ...] | None = None  # of the classes 0 … C − 1, if known
+    split: np.ndarray | None = None  # [n] 0 training, 1 validation, 2 test, if the data assign splits
+    unseen: tuple[str, ...] = ()  # names of natural clients held out of training
+    encode: Encode | None = None  # converts `x` to inputs after the split
+    stored_type: str | None = None  # NumPy name of the inputs' type on disk; None: that of `x`
 
 
 class Normalisation(NamedTuple):
-    """Constants that shift and scale each channel of inputs in 0..1: (x - mean) / std."""
+    """Constants of each channel of inputs in 0..1: (x - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def apply(self, x: np.ndarray) -> np.ndarray:
-        """Normalise inputs, in `x` itself if that is a float32 array that can be written to.
+        """Normalise inputs, in place if `x` is a writable float32 array.
 
         Args:
             x: inputs [n, channels, ...] in 0..1.
 
         Returns:
-            Array of the same shape, float32; the same object where `x` was overwritten.
+            Array of the same shape, float32; `x` itself if it was overwritten.
 
         Raises:
-            ConfigError: `x` has another number of channels than there are constants.
+            ConfigError: if the numbers of channels and constants differ.
         """
         channels = x.shape[1] if x.ndim > 1 else None
         require(
@@ -87,7 +101,7 @@ class Normalisation(NamedTuple):
             f"mean = {self.mean}, std = {self.std}; give one of each per channel",
         )
         mean, std = (np.array(one, dtype=np.float32).reshape(-1, *[1] * (x.ndim - 2)) for one in self)
-        # a second copy of a whole data set of pictures would be the largest array of a run
+        # avoids a second copy of a whole image data set
         out = x if x.dtype == np.float32 and x.flags.writeable else np.empty(x.shape, dtype=np.float32)
         np.subtract(x, mean, out=out, dtype=np.float32)
         return np.divide(out, std, out=out)
@@ -97,16 +111,14 @@ class DataSet(ABC):
     """Base of everything `--data.dataset` accepts.
 
     Attributes:
-        num_classes: number of classes where the data set knows it; None: one more than the largest training label.
-        labels: what labels are. `auto`: whole numbers are classes, with an axis [n, L] those of the L positions of a
-            sequence, and fractions are quantities; `multilabel`: L labels of the sample, each 0 or 1; `regression`:
-            quantities, whole numbers too.
-        divided_by: what the clients have of their own: samples, or features of samples that all of them have.
-        natural: the data set itself says who the clients are, so a partition and a number of clients are refused.
-        is_remote: the samples stay on other machines, and what is known of them here are their numbers.
-        normalisation: constants by which the data set has normalised its inputs, kept in checkpoints so that unseen
-            clients can be treated alike; None: there are none, or they are learnt from the samples and stand in
-            `Population`.
+        num_classes: number of classes if known; None: one more than the largest training label.
+        labels: kind of labels. `auto`: integers are classes (with shape [n, L] of the L positions of a sequence),
+            floats are quantities; `multilabel`: L labels 0 or 1 per sample; `regression`: quantities, also integers.
+        divided_by: what differs between clients: samples, or features of the same samples.
+        natural: the data set has natural clients; partition and number of clients are refused.
+        is_remote: samples stay on other machines; only their numbers are known here.
+        normalisation: constants of the inputs' normalisation, kept in checkpoints for unseen clients; None: none, or
+            learned from samples and kept in `Population`.
     """
 
     num_classes: ClassVar[int | None] = None
@@ -117,7 +129,7 @@ class DataSet(ABC):
     normalisation: ClassVar[Normalisation | None] = None
 
     def prepare(self) -> None:  # noqa: B027 - most data sets have nothing to fetch
-        """Fetch what `load` reads, once on each node before its ranks load; `load` has to do without as well."""
+        """Download what `load` reads; called once per node before its ranks load, and not by all callers of `load`."""
 
     @abstractmethod
     def load(self) -> Samples | tuple[Population, Population | None]:
@@ -125,7 +137,7 @@ class DataSet(ABC):
 
 
 class PooledDataSet(DataSet):
-    """One pool of samples that a partition divides among clients."""
+    """A pool of samples that a partition divides among clients."""
 
     @abstractmethod
     def load(self) -> Samples:
@@ -139,7 +151,7 @@ class ClientDataSet(DataSet):
 
     @abstractmethod
     def load(self) -> tuple[Population, Population | None]:
-        """The clients, and those the data set itself keeps unseen (None: it has no opinion)."""
+        """The seen clients, and the data set's own unseen clients or None."""
 
 
 def require(condition: bool, message: str) -> None:
@@ -149,7 +161,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def names_of(given: Sequence[str]) -> tuple[str, ...]:
-    """The names themselves.
+    """Split names.
 
     Example:
         >>> names_of("age, sex"), names_of(("age, sex",)), names_of("")
@@ -161,25 +173,25 @@ def names_of(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def input_array(x: np.ndarray) -> np.ndarray:
-    """Inputs in the type they are trained in: uint8 / 255, bool and floating as float32, other integers as int64.
+    """Convert inputs to their training type: uint8 / 255, bool and floating to float32, other integers to int64.
 
     Args:
         x: inputs [n, ...]; uint8 means pixels, other integers mean token ids.
 
     Returns:
-        Array [n, ...], float32 or int64; the same object where nothing has to change.
+        Array [n, ...], float32 or int64; `x` itself if nothing changes.
     """
     if x.dtype == np.uint8:
         return np.asarray(np.divide(x, 255, dtype=np.float32))
     if x.dtype.kind in "iu":
         return x.astype(np.int64, copy=False)
     require(x.dtype.kind in "fb", f"inputs of type {x.dtype} cannot be trained on; store numbers (float, int or uint8)")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the callers report with its sample
+    with np.errstate(over="ignore"):  # becomes inf, which callers report with its sample
         return x.astype(np.float32, copy=False)
 
 
 def label_array(y: np.ndarray) -> np.ndarray:
-    """Labels as int64 (classes) or float32 (regression).
+    """Convert labels to int64 (classes) or float32 (regression).
 
     Args:
         y: labels [n] or [n, L] of integer, bool or floating type.
@@ -209,5 +221,110 @@ def make_split(x: np.ndarray, y: np.ndarray, sizes: np.ndarray) -> Split:
 
 
 def empty_split(like: Split) -> Split:
-    """A split of the same clients and sample shapes, without any sample."""
+    """A split of the same clients and shapes without samples."""
     return Split(like.x[:0], like.y[:0], torch.zeros_like(like.offsets))
+
+
+SECONDS_BETWEEN_WORDS = 10.0
+"""Interval of progress messages in seconds."""
+
+GREY, COLOUR = ("1", "L", "LA"), ("RGB", "RGBA", "P", "PA", "CMYK", "YCbCr", "HSV", "LAB", "RGBX", "RGBa", "La")
+"""Pillow modes with 8 bits per channel, converted to one channel or three."""
+
+Item = TypeVar("Item")
+
+
+def with_words(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    """Yield the items and print progress of long reads on rank 0.
+
+    Args:
+        items: the samples.
+        total: their number.
+        what: name of their source.
+    """
+    last = time.monotonic()
+    for number, item in enumerate(items):
+        yield item
+        if time.monotonic() - last > SECONDS_BETWEEN_WORDS:
+            last = time.monotonic()
+            if _is_first_process():
+                notice(f"{what}: {number + 1:,} of {total:,} samples are read")
+
+
+def _is_first_process() -> bool:
+    """Whether this is rank 0, by Lightning if it is loaded."""
+    loaded = sys.modules.get("lightning.pytorch.utilities.rank_zero")
+    return loaded is None or getattr(loaded.rank_zero_only, "rank", 0) == 0
+
+
+def picture_array(image: "Image", size: tuple[int, int] | None) -> np.ndarray:
+    """Pixels of an image, uint8 [1, height, width] if grey, otherwise [3, height, width].
+
+    Args:
+        image: a Pillow image.
+        size: height and width to scale to (bilinear); None: no scaling.
+
+    Raises:
+        ConfigError: if its pixels have more than 8 bits per channel.
+    """
+    require(
+        image.mode in GREY + COLOUR,
+        f"is an image of mode {image.mode}, not of 8 bits per channel; convert it to L or RGB",
+    )
+    image = image.convert("L" if image.mode in GREY else "RGB")
+    if size is not None:
+        image = image.resize(size[::-1], resample=2)  # bilinear, in all versions of Pillow
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)
+
+
+def stacked_samples(arrays: list[np.ndarray], places: list[str], *, fix: str) -> np.ndarray:
+    """Stack samples to [n, ...]; if only some images are grey, they get three equal channels.
+
+    Args:
+        arrays: the samples, at least one.
+        places: name of each in messages.
+        fix: advice if shapes differ.
+
+    Raises:
+        ConfigError: naming the first sample whose shape or type differs.
+    """
+    pictures = all(one.dtype == np.uint8 and one.ndim == 3 for one in arrays)
+    if pictures and {len(one) for one in arrays} == {1, 3}:
+        arrays = [np.broadcast_to(one, (3, *one.shape[1:])) for one in arrays]
+    first = arrays[0]
+    for array, place in zip(arrays, places, strict=True):
+        if (array.shape, array.dtype) != (first.shape, first.dtype):
+            raise ConfigError(
+                f"{place} is {array.dtype} of shape {list(array.shape)}, the samples before it are {first.dtype} "
+                f"of shape {list(first.shape)}; {fix}"
+            )
+    return np.stack(arrays)
+
+
+def check_subsample(fraction: float, seed: int) -> None:
+    """Raise a `ConfigError` unless the data set's fields `fraction` and `seed` are in their ranges."""
+    require(0 < fraction <= 1, f"--data.dataset.fraction is {fraction}; give a number above 0 and up to 1")
+    require(0 <= seed < 2**32, f"--data.dataset.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
+
+
+def draw_subsample(total: int, fraction: float, seed: int) -> np.ndarray:
+    """Sample a fraction of samples or clients; with one seed a smaller subsample is part of a larger one.
+
+    Args:
+        total: number to choose from.
+        fraction: share to keep, at least one.
+        seed: seed of the choice.
+
+    Returns:
+        Mask of the kept ones, [total] bool.
+
+    Example:
+        >>> int(draw_subsample(100, 0.29, seed=0).sum())
+        29
+    """
+    kept = np.ones(total, dtype=bool)
+    if fraction < 1:
+        order = generator(seed, 0, 0, "fraction").permutation(total)
+        kept[order[max(1, whole_part(fraction, total)) :]] = False
+    return kept

@@ -21,7 +21,7 @@ __all__ = ["CIFAR10", "CIFAR100"]
 
 @dataclass(frozen=True)
 class _CIFAR(TorchvisionSet):
-    """What the two have in common: pickled rows of 3 x 32 x 32 bytes."""
+    """Common base: pickled rows of 3 x 32 x 32 bytes."""
 
     image_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
 
@@ -31,7 +31,7 @@ class _CIFAR(TorchvisionSet):
         """The class of torchvision that reads the files."""
 
     def _files(self, train: bool) -> list[str]:
-        source = self._torchvision_class()  # it wants the files of both parts
+        source = self._torchvision_class()  # torchvision requires the files of both parts
         names = [name for name, _ in source.train_list + source.test_list] + [source.meta["filename"]]
         return [f"{source.base_folder}/{name}" for name in names]
 
@@ -42,14 +42,14 @@ class _CIFAR(TorchvisionSet):
 
 @dataclass(frozen=True)
 class CIFAR10(_CIFAR):
-    """Photographs of 10 kinds of things: x [n, 3, 32, 32] float32, normalised for each channel; y [n] in 0..9.
+    """Photographs of 10 classes: x [n, 3, 32, 32] float32, normalised for each channel; y [n] in 0..9.
 
     Args:
         root: folder that holds `cifar-10-batches-py`.
-        download: fetch missing files by torchvision, which compares their checksums.
-        part: official parts that are pooled: `all`, `train` or `test`.
-        fraction: share of the pool that is kept, drawn at random.
-        seed: seed of that draw, independent of the training seed.
+        download: download missing files by torchvision, which checks checksums.
+        part: official parts to pool: `all`, `train` or `test`.
+        fraction: share of the pool to keep, sampled at random.
+        seed: seed of that sample, independent of the training seed.
     """
 
     num_classes: ClassVar[int | None] = 10
@@ -64,16 +64,16 @@ class CIFAR10(_CIFAR):
 
 @dataclass(frozen=True)
 class CIFAR100(_CIFAR):
-    """Photographs of 100 kinds of things: x [n, 3, 32, 32] float32, normalised for each channel; y [n] in 0..99.
+    """Photographs of 100 classes: x [n, 3, 32, 32] float32, normalised for each channel; y [n] in 0..99.
 
-    The labels are the fine ones; the 20 coarse ones are not read.
+    Labels are the fine ones.
 
     Args:
         root: folder that holds `cifar-100-python`.
-        download: fetch missing files by torchvision, which compares their checksums.
-        part: official parts that are pooled: `all`, `train` or `test`.
-        fraction: share of the pool that is kept, drawn at random.
-        seed: seed of that draw, independent of the training seed.
+        download: download missing files by torchvision, which checks checksums.
+        part: official parts to pool: `all`, `train` or `test`.
+        fraction: share of the pool to keep, sampled at random.
+        seed: seed of that sample, independent of the training seed.
     """
 
     num_classes: ClassVar[int | None] = 100

@@ -1,10 +1,10 @@
-"""Your own data: one .npz file per client, or LEAF's JSON layout.
+"""A user's data: one .npz file per client, or LEAF's JSON layout.
 
 ROOT/seen/<client>.npz, ROOT/unseen/<client>.npz      x_train, y_train, x_test, y_test and optionally x_val, y_val;
-                                                      unseen clients may have test samples alone
+                                                      unseen clients may have only test samples
 ROOT/train/*.json, ROOT/test/*.json                   {"users": [...], "num_samples": [...],
-                                                       "user_data": {user: {"x": [...], "y": [...]}}}; where no user
-                                                      is in both, those of test are unseen
+                                                       "user_data": {user: {"x": [...], "y": [...]}}}; if no user is
+                                                      in both, those of test are unseen
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class ClientArrays(NamedTuple):
 
     name: str
     arrays: dict[str, np.ndarray]  # x_train [n, ...], y_train [n] or [n, L], …
-    sources: dict[str, str]  # where each split was read, for error messages
-    stored: dict[str, str] = {}  # noqa: RUF012 - by the name of each array of inputs its type before it was converted
+    sources: dict[str, str]  # origin of each split, for error messages
+    stored: dict[str, str] = {}  # noqa: RUF012 - original type of each array of inputs
 
 
 @dataclass(frozen=True)
 class ClientFolder(ClientDataSet):
-    """Clients read from a folder; ids are the file names (or LEAF's user names), sorted.
+    """Clients read from a folder, named by files (or LEAF's users), sorted.
 
-    uint8 inputs are scaled to 0..1, other integers are kept (token ids), floating inputs become float32. Integer labels
-    are classes, floating ones regression targets. Test and validation splits may be empty.
+    uint8 inputs are scaled to 0..1, other integers are token ids, floats become float32. Integer labels are classes,
+    floating labels regression targets. Test and validation splits may be empty.
 
     Args:
         root: folder with `seen/*.npz` and optionally `unseen/*.npz`, or with `train/*.json` and `test/*.json`.
-        num_classes: number of classes; null: one more than the largest training label, and then each class below that
-            has to be found in the data.
-        labels: `auto`: whole labels are classes, [n, L] those of the positions of a sequence, and fractions quantities;
-            `multilabel`: L labels of a sample, each 0 or 1; `regression`: quantities, whole numbers too.
+        num_classes: number of classes; null: one more than the largest training label, and each smaller class must
+            occur in the data.
+        labels: `auto`: integers are classes ([n, L]: of the positions of a sequence), floats quantities; `multilabel`:
+            L labels 0 or 1 per sample; `regression`: quantities, also integers.
     """
 
     root: str = ""
@@ -78,7 +78,7 @@ class ClientFolder(ClientDataSet):
         )
 
     def load(self) -> tuple[Population, Population | None]:
-        """All clients of `seen` and, where that folder exists, of `unseen`."""
+        """All clients of `seen` and, if that folder exists, of `unseen`."""
         require(bool(self.root), "ClientFolder: root is not set; pass --data.dataset.root FOLDER")
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
@@ -96,11 +96,11 @@ class ClientFolder(ClientDataSet):
 
 
 def read_clients(folder: Path, *, may_lack_training: bool = False) -> list[ClientArrays]:
-    """All clients of a folder; without both val arrays a client has no validation split.
+    """Read all clients of an existing folder; without both val arrays a client has no validation split.
 
     Args:
-        folder: an existing folder.
-        may_lack_training: a client may have no training samples, since it takes no part in the training.
+        folder: the folder.
+        may_lack_training: clients may have no training samples (unseen clients).
     """
     of_training = REQUIRED_ARRAYS[:2] if may_lack_training else ()
     clients = read_files(folder, REQUIRED_ARRAYS[len(of_training) :], (*of_training, *OPTIONAL_ARRAYS))
@@ -116,12 +116,12 @@ def read_clients(folder: Path, *, may_lack_training: bool = False) -> list[Clien
 
 
 def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> list[ClientArrays]:
-    """The arrays of each .npz file of a folder as they were stored, by the files' names.
+    """Read the stored arrays of each .npz file of a folder, sorted by file name.
 
     Args:
         folder: an existing folder.
-        required: names of the arrays that every file must hold.
-        optional: names of those that it may hold; others are not read.
+        required: names of the required arrays.
+        optional: names of optional arrays; others are not read.
 
     Raises:
         ConfigError: naming the file that cannot be read, or its missing array.
@@ -133,16 +133,16 @@ def read_files(folder: Path, required: tuple[str, ...], optional: tuple[str, ...
 
 
 def _read_leaf(root: Path) -> tuple[Population, Population | None]:
-    """LEAF's users, by name; those without test samples get an empty test split.
+    """LEAF's users by name; users without test samples get an empty test split.
 
-    LEAF splits samples, so that users are in both folders, or users (`--by-user`): then those of `test` are unseen.
+    If LEAF split by user (`--by-user`), no user is in both folders, and users of `test` are unseen.
     """
     train, test = read_leaf_users(root / "train"), read_leaf_users(root / "test")
     unseen: dict[str, LeafUser] = {} if train.keys() & test.keys() else test
     test = {} if unseen else test
     for name, user in test.items():
         require(name in train, f"{user.source}: no training samples in {root / 'train'}; add some, or remove the user")
-    # JSON may write 1.0 as 1, so whole numbers are token ids only where no user at all has fractions.
+    # JSON may write 1.0 as 1, so integers are token ids only if no user has fractions
     everybody = (*train.values(), *test.values(), *unseen.values())
     floating = any(user.x.size and user.x.dtype.kind == "f" for user in everybody)
     seen = [_leaf_client(name, train[name], test.get(name), floating) for name in sorted(train)]
@@ -152,7 +152,7 @@ def _read_leaf(root: Path) -> tuple[Population, Population | None]:
 
 
 def _leaf_client(name: str, train: LeafUser | None, test: LeafUser | None, floating: bool) -> ClientArrays:
-    """One client from its training and test samples; `floating` turns whole inputs into fractions."""
+    """One client from its training and test samples; `floating` converts integer inputs to float32."""
     arrays: dict[str, np.ndarray] = {}
     sources: dict[str, str] = {}
     for split, user in (("train", train), ("test", test)):
@@ -164,17 +164,17 @@ def _leaf_client(name: str, train: LeafUser | None, test: LeafUser | None, float
 
 
 def checked(client: ClientArrays, *, may_lack_training: bool = False) -> ClientArrays:
-    """The client with all six arrays in their final types, after all checks that need no other client."""
+    """The client with all six arrays in their final types, checked as far as one client alone allows."""
     given = client.arrays
     bare = may_lack_training and not any(given[name].size for name in REQUIRED_ARRAYS[:2] if name in given)
-    if bare:  # the form of its samples is that of the others
+    if bare:  # shapes and types come from the test arrays
         client = client._replace(arrays=given | {"x_train": given["x_test"][:0], "y_train": given["y_test"][:0]})
     arrays: dict[str, np.ndarray] = {}
     stored: dict[str, str] = {}
     for split in SPLITS:
         x_name, y_name = f"x_{split}", f"y_{split}"
         if split != "train" and not any(client.arrays[name].size for name in (x_name, y_name) if name in client.arrays):
-            # An empty list has no sample shape of its own, so it takes that of the training samples.
+            # empty arrays take shape and type of the training samples
             arrays[x_name], arrays[y_name] = arrays["x_train"][:0], arrays["y_train"][:0]
             continue
         x, y = client.arrays[x_name], client.arrays[y_name]
@@ -187,7 +187,7 @@ def checked(client: ClientArrays, *, may_lack_training: bool = False) -> ClientA
 
 
 def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray, *, may_be_empty: bool) -> None:
-    """Refuse arrays without an axis of samples or of different lengths, and training arrays that are empty."""
+    """Refuse arrays without a sample axis or of different lengths, and empty training arrays."""
     for key, array in (("x", x), ("y", y)):
         require(array.ndim > 0, f"{source}: {key}_{split} is a single number; store an array with one entry per sample")
     require(
@@ -201,10 +201,8 @@ def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray, *, may
 
 
 def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
-    """Refuse samples without features, and labels with an axis of length 1, which would make them sequences."""
-    require(
-        0 not in x.shape[1:], f"{source}: x_{split} has shape {list(x.shape)}, no feature in any sample; store some"
-    )
+    """Refuse samples without features, and labels [n, 1], which would be taken for sequences."""
+    require(0 not in x.shape[1:], f"{source}: x_{split} has shape {list(x.shape)}, without features; store some")
     tokens = x.dtype.kind in "iu" and x.dtype != np.uint8
     require(
         y.shape[1:] != (1,) or (tokens and x.shape[1:] == (1,)),
@@ -213,7 +211,7 @@ def _check_axes(source: str, split: str, x: np.ndarray, y: np.ndarray) -> None:
 
 
 def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
-    """The array in its final type; NaN, infinity and negative integers are refused."""
+    """Convert an array to its final type; NaN, infinity and negative integers are refused."""
     try:
         array = input_array(array) if name.startswith("x") else label_array(array)
     except ConfigError as error:
@@ -229,18 +227,14 @@ def _converted(source: str, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def _refuse(wrong: np.ndarray, what: str, fix: str) -> None:
-    """Refuse samples of which an element is wrong ([n, ...] bool), naming the first of them."""
+    """Raise a `ConfigError` naming the first sample with a wrong element, [n, ...] bool."""
     if wrong.any():
         sample = int(wrong.reshape(len(wrong), -1).any(axis=1).argmax())
         raise ConfigError(f"{what} (first in sample {sample}); {fix}")
 
 
 def check_alike(clients: list[ClientArrays]) -> None:
-    """Refuse clients whose samples differ in type or shape from those of the first, before or after their conversion.
-
-    Raises:
-        ConfigError: naming where the client was read, and the array.
-    """
+    """Raise a `ConfigError` if a client's samples differ in stored or final type or shape from the first client's."""
     first = clients[0]
     types = {name: _sample_type(first.arrays[f"{name}_train"]) for name in ("x", "y")}
     check_types(clients, types, {name: f"{name}_train in {first.sources['train']}" for name in types})
@@ -248,15 +242,15 @@ def check_alike(clients: list[ClientArrays]) -> None:
 
 
 def check_stored(clients: list[ClientArrays], stored_type: str, source: str) -> None:
-    """Refuse inputs of which some are stored as uint8, which is scaled to 0..1, and others are taken as they are.
+    """Refuse a mixture of inputs stored as uint8, which are scaled to 0..1, and other types.
 
     Args:
         clients: clients with arrays in their final types.
-        stored_type: the type in which inputs have to be stored.
-        source: whose type this is, for the error message.
+        stored_type: the expected stored type.
+        source: origin of that type, for the error message.
 
     Raises:
-        ConfigError: naming both places and both types.
+        ConfigError: naming both origins and types.
     """
     for client in clients:
         for name, found in client.stored.items():
@@ -268,12 +262,12 @@ def check_stored(clients: list[ClientArrays], stored_type: str, source: str) -> 
 
 
 def check_types(clients: list[ClientArrays], types: dict[str, str], sources: dict[str, str]) -> None:
-    """Refuse samples of another type or shape than is expected.
+    """Refuse samples of an unexpected type or shape.
 
     Args:
         clients: clients with arrays in their final types.
-        types: for `x` and for `y` the type and shape of a sample, such as `float32 of shape [64]`.
-        sources: for both, whose type this is, for the error message.
+        types: type and shape of samples of `x` and `y`, such as `float32 of shape [64]`.
+        sources: origin of both, for the error message.
 
     Raises:
         ConfigError: naming the file and the array.
@@ -293,7 +287,7 @@ def _sample_type(array: np.ndarray) -> str:
 
 
 def to_population(clients: list[ClientArrays]) -> Population:
-    """All clients' arrays end to end; a client's own arrays are let go as soon as they are joined."""
+    """Concatenate all clients' arrays; each client's arrays are freed when joined."""
     train, val, test = (_join(clients, split) for split in SPLITS)
     return Population(
         train, val, test, [client.name for client in clients], stored_type=clients[0].stored.get("x_train", "")

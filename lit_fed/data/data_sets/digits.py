@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: 1,797 pictures of 8 x 8 pixels, no download."""
+"""Handwritten digits of scikit-learn: 1,797 images of 8 x 8 pixels, no download."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_fed.data.data_sets.base import PooledDataSet, Samples
 __all__ = ["Digits"]
 
 FILE = "datasets/data/digits.csv.gz"
-"""Where the digits lie in scikit-learn's folder."""
+"""Path in scikit-learn's folder."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Digits(PooledDataSet):
 def _table() -> np.ndarray:
     """64 pixels and the digit of each sample, [1797, 65] uint8.
 
-    The file is read where it lies, since scikit-learn imports SciPy's statistics first, which takes longer than a small
-    run; a version that keeps it elsewhere is asked.
+    The file is read directly, since importing scikit-learn takes longer than a small run; if it is missing,
+    scikit-learn loads it.
     """
     spec = find_spec("sklearn")
     folders = spec.submodule_search_locations if spec else None

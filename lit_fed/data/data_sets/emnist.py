@@ -17,22 +17,22 @@ __all__ = ["EMNIST"]
 FOLDER = "EMNIST/raw"
 NUM_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 FIRST_LABEL = {"letters": 1}
-"""The first label of those splits whose files do not number their classes from 0."""
+"""First label of splits whose classes are not numbered from 0."""
 
 
 @dataclass(frozen=True)
 class EMNIST(TorchvisionSet):
     """Handwritten characters: x [n, 1, 28, 28] float32, normalised by mean 0.1307 and deviation 0.3081; y [n] from 0.
 
-    The files hold each picture with rows and columns exchanged; here the characters stand upright.
+    The images are transposed in the files; here they are upright.
 
     Args:
         root: folder that holds `EMNIST/raw`.
-        download: fetch missing files by torchvision, which compares their checksums.
-        part: official parts that are pooled: `all`, `train` or `test`.
-        fraction: share of the pool that is kept, drawn at random; the FedEM paper takes 0.1.
-        seed: seed of that draw, independent of the training seed.
-        split: which selection of characters: `byclass` has 62 classes, `bymerge` and `balanced` 47, `letters` 26,
+        download: download missing files by torchvision, which checks checksums.
+        part: official parts to pool: `all`, `train` or `test`.
+        fraction: share of the pool to keep, sampled at random; the FedEM paper takes 0.1.
+        seed: seed of that sample, independent of the training seed.
+        split: selection of characters: `byclass` has 62 classes, `bymerge` and `balanced` 47, `letters` 26,
             `digits` and `mnist` 10.
     """
 

@@ -1,7 +1,7 @@
-"""Parties that hold different features of the same samples, of which one holds the labels.
+"""Vertical federation: parties with different features of the same samples; one party has the labels.
 
 ROOT/labels.npz              y_train, y_test
-ROOT/parties/<party>.npz     x_train, x_test: that party's features of the same rows in the same order
+ROOT/parties/<party>.npz     x_train, x_test: features of the same rows in the same order
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ from lit_fed.system.given_paths import given_path
 __all__ = ["FeatureBlocks"]
 
 TEST_FRACTION = 0.2
-"""Share of the rows that is kept for testing, of the tables of scikit-learn."""
+"""Share of test rows of scikit-learn's tables."""
 
 
 @dataclass(frozen=True)
 class FeatureBlocks(ClientDataSet):
-    """Parties with features of their own; each has all training rows, and zeros where the others' features stand.
+    """Parties with different features; each has all training rows, with zeros in place of the others' features.
 
-    The first party holds the labels; the others are given the same array, which nobody may read. A prediction is made
-    by all parties together, so test rows have all features, and are dealt out among the parties. The training rows of
-    one party alone are not what a model predicts from.
+    The first party holds the labels; the others get the same array, which algorithms must not read. Predictions need
+    the features of all parties, so test rows have all features and are divided among the parties.
 
     Args:
-        table: a table that comes with scikit-learn, its features scaled to mean 0 and variance 1 by the training rows
-            and dealt to the parties in their order: `diabetes` (442 rows, 10 features, regression) or `breast_cancer`
-            (569 rows, 30 features, two classes).
-        num_parties: parties of a table.
-        root: folder with `labels.npz` and `parties/*.npz`, the first party by name holding the labels; taken instead
-            of a table.
+        table: a table of scikit-learn, standardised by the training rows, its features divided among the parties in
+            order: `diabetes` (442 rows, 10 features, regression) or `breast_cancer` (569 rows, 30 features, two
+            classes).
+        num_parties: number of parties of a table.
+        root: folder with `labels.npz` and `parties/*.npz` in place of a table; the first party by name has the labels.
     """
 
     table: Literal["diabetes", "breast_cancer"] = "diabetes"
@@ -75,14 +73,14 @@ class FeatureBlocks(ClientDataSet):
         return Population(train, empty_split(train), test, [party.name for party in parties]), None
 
     def _from_table(self) -> list[ClientArrays]:
-        """Parties that share the columns of one of scikit-learn's tables as evenly as possible."""
+        """Divide the columns of a scikit-learn table evenly among parties."""
         from sklearn import datasets
 
         table = getattr(datasets, f"load_{self.table}")()
         x, y = table.data, table.target.astype(np.float32 if self.table == "diabetes" else np.int64)
         require(
             self.num_parties <= x.shape[1],
-            f"FeatureBlocks: num_parties = {self.num_parties}, and {self.table} has {x.shape[1]} features; choose less",
+            f"FeatureBlocks: num_parties = {self.num_parties}, but {self.table} has {x.shape[1]} features; choose less",
         )
         order = generator(0, 0, 0, "feature blocks").permutation(len(x))
         test, train = np.split(order, [round(TEST_FRACTION * len(x))])
@@ -113,7 +111,7 @@ def _read_parties(root: Path) -> list[ClientArrays]:
 
 
 def _check_rows(party: ClientArrays, y: dict[str, np.ndarray], labels: str) -> None:
-    """Refuse features that are no table, change in width, or have more or fewer rows than there are labels."""
+    """Refuse features that are not a table, change in width, or do not match the number of labels."""
     for split in ("train", "test"):
         x, source = party.arrays[f"x_{split}"], party.sources[split]
         require(
@@ -123,6 +121,6 @@ def _check_rows(party: ClientArrays, y: dict[str, np.ndarray], labels: str) -> N
         )
         require(
             len(x) == len(y[f"y_{split}"]),
-            f"{source}: x_{split} has {len(x)} rows, and y_{split} in {labels} has {len(y[f'y_{split}'])}; all parties "
-            "hold the same rows in the same order",
+            f"{source}: x_{split} has {len(x)} rows, but y_{split} in {labels} has {len(y[f'y_{split}'])}; store the "
+            "same rows in the same order for all parties",
         )

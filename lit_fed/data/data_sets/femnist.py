@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten digits and letters in LEAF's JSON layout; every writer is a client.
+"""FEMNIST: handwritten digits and letters in LEAF's JSON layout; each writer is a client.
 
 LEAF: A Benchmark for Federated Settings (Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar; arXiv:1812.01097,
 https://github.com/TalwalkarLab/leaf/tree/master/data/femnist), made from NIST's Special Database 19.
@@ -15,9 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
+from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
-from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 from lit_fed.system.given_paths import given_path
 
 __all__ = ["FEMNIST"]
@@ -36,15 +35,14 @@ class FEMNIST(PooledDataSet):
     """Handwritten characters: x [n, 1, 28, 28] float32, normalised by mean 0.1307 and deviation 0.3081; y [n] in 0..61.
 
     The classes are the digits, A to Z, and a to z. Unlike in MNIST and EMNIST the characters are dark on white: LEAF
-    stores the paper as 1. What a writer has in `train` and in `test` is pooled, as in the FedEM paper
-    (arXiv:2108.10252), and divided anew by the fractions of the data module; `all_data` is read where not both of them
-    are there. JSON is read file by file, and what is kept of each are arrays.
+    stores the background as 1. A writer's samples in `train` and `test` are pooled, as in the FedEM paper
+    (arXiv:2108.10252), and split by the fractions of the data module; without both folders `all_data` is read.
 
     Args:
         root: folder that holds `femnist`.
-        fraction: share of the writers that is kept, drawn at random; the FedEM paper keeps 0.15.
-        seed: seed of that draw, independent of the training seed.
-        min_samples: samples below which a writer is left out before the draw; the FedEM paper's code asks for 3.
+        fraction: share of the writers to keep, sampled at random; the FedEM paper keeps 0.15.
+        seed: seed of that sample, independent of the training seed.
+        min_samples: writers with fewer samples are left out before sampling; the FedEM paper's code requires 3.
     """
 
     root: str = "data"
@@ -70,13 +68,13 @@ class FEMNIST(PooledDataSet):
         y = np.empty(sum(sizes), dtype=np.int64)
         end = 0
         for name in names:
-            for part in writers.pop(name):  # let go as soon as it is copied: all of FEMNIST takes 2.4 GiB
+            for part in writers.pop(name):  # freed when copied: all of FEMNIST takes 2.4 GiB
                 start, end = end, end + len(part.y)
                 x[start:end], y[start:end] = part.x.reshape(-1, *IMAGE_SHAPE), part.y
         return Samples(self.normalisation.apply(x), y, np.repeat(np.arange(len(names)), sizes), names)
 
     def _folders(self) -> list[Path]:
-        """The folders to read: LEAF's training and test samples, or else all samples before it divides them."""
+        """Folders to read: LEAF's train and test, or all_data."""
         root = given_path(self.root, "--data.dataset.root") / FOLDER
         forms = [[root / name for name in form] for form in (DIVIDED, WHOLE)]
         found = [folders for folders in forms if all(folder.is_dir() for folder in folders)]
@@ -88,7 +86,7 @@ class FEMNIST(PooledDataSet):
         return found[0]
 
     def _kept(self, writers: dict[str, list[LeafUser]]) -> dict[str, list[LeafUser]]:
-        """The drawn share of the writers with enough samples, by name."""
+        """The sampled share of the writers with enough samples, by name."""
         names = sorted(name for name, parts in writers.items() if _num_samples(parts) >= self.min_samples)
         require(
             bool(names),
@@ -115,17 +113,17 @@ def _num_samples(parts: list[LeafUser]) -> int:
 
 
 def _check(user: LeafUser) -> None:
-    """Refuse a user whose samples are anything but pictures of 784 pixels in 0..1, with a character for each."""
+    """Refuse samples other than 784 pixels in 0..1 with a label each."""
     x, y, source = user.x, user.y, user.source
     require(len(x) == len(y), f"{source}: {len(x)} samples in x, but {len(y)} in y; make them equal")
     if len(y) == 0:  # an empty list has no shape
         return
     require(
         x.shape == (len(x), NUM_PIXELS) and x.dtype.kind in "fi",
-        f"{source}: x holds {x.dtype} of shape {list(x.shape[1:])}, where a picture is a list of {NUM_PIXELS} numbers; "
-        "write what LEAF writes",
+        f"{source}: x holds {x.dtype} of shape {list(x.shape[1:])}, not lists of {NUM_PIXELS} pixels; follow "
+        "LEAF's layout",
     )
     low, high = float(x.min()), float(x.max())
     require(low >= 0 and high <= 1, f"{source}: pixels from {low:g} to {high:g}; scale them to 0..1, as LEAF does")
     characters = y.dtype.kind == "i" and y.ndim == 1 and int(y.min()) >= 0 and int(y.max()) < NUM_CLASSES
-    require(characters, f"{source}: y holds a label that is no whole number from 0 to {NUM_CLASSES - 1}; correct it")
+    require(characters, f"{source}: y holds a label that is not a whole number from 0 to {NUM_CLASSES - 1}; correct it")

@@ -1,4 +1,4 @@
-"""A data set of the Hugging Face hub, or of a folder that `save_to_disk` wrote.
+"""Data sets of the Hugging Face hub, or from folders of `save_to_disk`.
 
 Lhoest et al. "Datasets: A Community Library for Natural Language Processing". EMNLP 2021 (demonstrations).
 arXiv:2109.02846, https://huggingface.co/docs/datasets
@@ -24,24 +24,28 @@ from lit_fed.data.data_sets.arrow_columns import (
     whose_rows,
 )
 from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, names_of, require
-from lit_fed.data.data_sets.tokens import byte_tokens, word_tokens
 from lit_fed.errors import ConfigError
 from lit_fed.system.given_paths import given_path
 
-__all__ = ["HuggingFace"]
+__all__ = [
+    "NUM_BYTE_TOKENS",
+    "HuggingFace",
+    "byte_tokens",
+    "word_tokens",
+]
 
 ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
-"""What official splits are for, by their names: 0 training, 1 validation, 2 test."""
+"""Role of official splits by name: 0 training, 1 validation, 2 test."""
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-"""A name on the hub; one without its owner may be a reader, such as `pandas`, of whatever the working folder holds."""
+"""OWNER/NAME on the hub; a name without owner may be a reader, such as `pandas`, of the working folder."""
 
 SAVED = ("dataset_dict.json", "state.json")
 """Files that `save_to_disk` writes."""
 
 
 class Columns(NamedTuple):
-    """Which columns are what."""
+    """Roles of the columns."""
 
     inputs: tuple[str, ...]
     kind: InputKind
@@ -51,33 +55,30 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class HuggingFace(PooledDataSet):
-    """A data set of `datasets`: pictures, texts, or columns of numbers, with one label each or several.
+    """A data set of `datasets`: images, texts, or columns of numbers, with one or several labels.
 
-    Pictures become uint8 [channels, height, width] and are scaled to 0..1; texts become token ids [max_length]; columns
-    of numbers stand side by side, [features], and a column of lists gives as many features as the lists are long. Whole
-    labels are classes, with the names of a `ClassLabel`; texts as labels are classes in the order of the alphabet;
-    floating labels are regression targets. Official splits are kept: a client's samples of `train` are trained on,
-    those of `test` tested. A data set with one split is divided by the fractions of the data module.
+    Images become uint8 [channels, height, width] and are scaled to 0..1; texts become token ids [max_length]; columns
+    of numbers are concatenated to [features], lists contribute all their entries. Integer labels are classes, with the
+    names of a `ClassLabel`; text labels are classes in alphabetical order; floating labels are regression targets.
+    Official splits are kept for each client. A data set with one split is divided by the fractions of the data module.
 
     Args:
-        path: a folder that `save_to_disk` wrote, or that holds files which `load_dataset` reads; else the name of a
-            data set on the hub, OWNER/NAME.
-        name: configuration of the data set, as of `load_dataset`.
-        split: splits that are read and pooled, such as `train` or `train+test`; null: all of train, validation and
-            test that there are, each for what it is.
+        path: a folder of `save_to_disk`, or of files that `load_dataset` reads; else a hub name OWNER/NAME.
+        name: configuration of the data set, as in `load_dataset`.
+        split: splits to read and pool, such as `train` or `train+test`; null: train, validation and test, each in its
+            role.
         revision: version of a data set on the hub.
-        input_columns: one column of pictures, one of texts, or columns of numbers; empty: the only column of pictures,
-            or else, besides labels and clients, the only column of texts, or all columns where all hold numbers.
-        label_column: the column of labels; several columns make several labels of a sample.
-        client_column: whose value says which client a row belongs to; null: a partition divides the rows.
-        labels: `multilabel`: the entries of a list, or several columns, are labels of their own, each 0 or 1, or a list
-            of a `ClassLabel` names those that hold; `auto`: lists of whole numbers are labels of the positions of a
-            sequence, floating ones targets of a regression; `regression`: quantities, whole numbers too.
-        num_classes: number of classes where no `ClassLabel` says it; null: one more than the largest training label.
-        tokenizer: folder or hub name of a tokenizer for `transformers`; null: bytes of UTF-8, b as b + 1, and 0 behind
-            the end.
-        max_length: tokens of a text; a longer one is cut off.
-        image_size: height and width that pictures are scaled to; null: all have one size.
+        input_columns: one column of images, one of texts, or columns of numbers; empty: the only image column, or
+            besides labels and clients the only text column, or all columns if all are numeric.
+        label_column: the label column; several columns give several labels per sample.
+        client_column: column with the client of each row; null: a partition divides the rows.
+        labels: `multilabel`: entries of a list, or several columns, are separate labels 0 or 1, or a list of
+            `ClassLabel` names the labels that hold; `auto`: lists of integers are labels of the positions of a
+            sequence, lists of floats regression targets; `regression`: quantities, also integers.
+        num_classes: number of classes without a `ClassLabel`; null: one more than the largest training label.
+        tokenizer: folder or hub name of a tokenizer for `transformers`; null: UTF-8 bytes, b as b + 1, padded with 0.
+        max_length: tokens of a text; longer texts are truncated.
+        image_size: height and width to scale images to; null: no scaling.
     """
 
     path: str = ""
@@ -94,7 +95,7 @@ class HuggingFace(PooledDataSet):
     image_size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their range."""
+        """Validate the settings."""
         object.__setattr__(self, "input_columns", names_of(self.input_columns))
         checks = {
             "labels": (self.labels in get_args(Labels), ", ".join(get_args(Labels))),
@@ -106,7 +107,7 @@ class HuggingFace(PooledDataSet):
             require(holds, f"--data.dataset.{name} is {getattr(self, name)}; give {wanted}")
 
     def prepare(self) -> None:
-        """Download a data set of the hub into the cache of `datasets`."""
+        """Download a hub data set into the cache of `datasets`."""
         if self.path and not given_path(self.path, "--data.dataset.path").is_dir():
             self._opened()
 
@@ -126,14 +127,14 @@ class HuggingFace(PooledDataSet):
 
     # ------------------------------------------------------------------ from the hub or a folder
     def _opened(self) -> Any:
-        """What `datasets` makes of the path: a data set, or a dictionary of splits."""
+        """Load the path by `datasets`: a data set, or a dictionary of splits."""
         require(bool(self.path), "HuggingFace: path is not set; pass --data.dataset.path with a folder or a hub name")
         datasets = _package("datasets", "datasets>=5.2")
         folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
         is_name = HUB_NAME.fullmatch(self.path) is not None
         require(
             folder.is_dir() or is_name,
-            f"{option}: no such folder; correct it, or give a name of the hub as OWNER/NAME",
+            f"{option}: no such folder; correct it, or give a hub name OWNER/NAME",
         )
         datasets.disable_progress_bars()
         try:
@@ -146,7 +147,7 @@ class HuggingFace(PooledDataSet):
         except Exception as error:  # of the network, the hub, its files, or Arrow
             said = str(error).partition("\n")[0] or type(error).__name__
             fix = (
-                "write it anew by save_to_disk"
+                "save it again by save_to_disk"
                 if folder.is_dir()
                 else "correct the name, --data.dataset.name and --data.dataset.revision, or without access to the hub "
                 "give a folder: load the data set elsewhere, save it by save_to_disk and copy the folder"
@@ -154,7 +155,7 @@ class HuggingFace(PooledDataSet):
             raise ConfigError(f"{option}: cannot be loaded ({said}); {fix}") from error
 
     def _parts(self, opened: Any) -> list[ColumnPart]:
-        """The chosen splits in their order, and what each is for."""
+        """The chosen splits with their roles, in order."""
         if not isinstance(opened, dict):
             require(
                 self.split is None,
@@ -172,8 +173,8 @@ class HuggingFace(PooledDataSet):
         others = [one for one in known if one not in ROLES]
         require(
             not others and "train" in known,
-            f"{self.path} has the splits {', '.join(known)}, and it is not clear what each is for; "
-            f"choose those to be pooled, as in --data.dataset.split {'+'.join(known[:2])}",
+            f"{self.path} has the splits {', '.join(known)}, whose roles are not clear; "
+            f"choose splits to pool, as in --data.dataset.split {'+'.join(known[:2])}",
         )
         return [ColumnPart(ROLES[one], self._place(one), opened[one]) for one in sorted(known, key=ROLES.__getitem__)]
 
@@ -182,11 +183,7 @@ class HuggingFace(PooledDataSet):
 
     # ------------------------------------------------------------------ columns
     def _columns(self, parts: list[ColumnPart]) -> Columns:
-        """Which columns are what.
-
-        Raises:
-            ConfigError: naming a column that there is not, or inputs that are of several kinds.
-        """
+        """Roles of the columns; a `ConfigError` names a missing column, or inputs of several kinds."""
         labels = names_of(self.label_column)
         require(bool(labels), "--data.dataset.label_column is empty; name the column of labels")
         for part in parts:
@@ -211,7 +208,7 @@ class HuggingFace(PooledDataSet):
         require(
             len(found) == 1 and None not in found and (found == {"numbers"} or len(kinds) == 1),
             f"--data.dataset.input_columns {', '.join(kinds)}: {first.place} has there "
-            f"{', '.join(str(first.rows.features[name]) for name in kinds)}; give one column of pictures, one of "
+            f"{', '.join(str(first.rows.features[name]) for name in kinds)}; give one column of images, one of "
             "texts, or columns of numbers",
         )
         return Columns(tuple(kinds), found.pop(), labels, self.client_column)  # type: ignore[arg-type]
@@ -229,14 +226,14 @@ class HuggingFace(PooledDataSet):
         return word_tokens(texts, self.tokenizer, self.max_length, "--data.dataset.tokenizer")
 
     def _labels(self, parts: list[ColumnPart], names: tuple[str, ...]) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Labels [n] or [n, L] of all rows, and the names of the classes, or of the labels of several."""
+        """Labels [n] or [n, L] of all rows, and names of the classes or labels."""
         if self.labels == "multilabel" or len(names) > 1:
             return label_vectors(parts, names, multilabel=self.labels == "multilabel")
         return class_labels(parts, names[0])
 
 
 def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, InputKind | None]:
-    """The inputs where nobody says which they are."""
+    """Infer the input columns."""
     by_kind = {kind: [name for name in kinds if kinds[name] == kind] for kind in ("image", "text", "numbers")}
     images, texts, numbers = by_kind.values()
     if len(images) == 1 or (len(texts) == 1 and not numbers):
@@ -252,7 +249,7 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
 def _check_owners(
     parts: list[ColumnPart], owner: np.ndarray | None, names: list[str] | None, split: np.ndarray
 ) -> None:
-    """Refuse clients without a row to train on."""
+    """Refuse clients without training rows."""
     if owner is None or names is None:
         return
     idle = np.setdiff1d(owner, owner[split == 0])
@@ -260,15 +257,74 @@ def _check_owners(
         given = "+".join(part.place.rpartition(" ")[2] for part in parts)
         raise ConfigError(
             f"{len(idle)} of {len(names)} clients, the first {names[idle[0]]!r}, have no row in the split train; pool "
-            f"the splits and divide each client's rows anew, by --data.dataset.split {given}"
+            f"the splits and divide each client's rows again, by --data.dataset.split {given}"
         )
 
 
 def _package(name: str, requirement: str) -> Any:
-    """A package that is needed for this data set alone."""
+    """Import an optional package."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
             f'HuggingFace needs the package {name}; pip install "{requirement}" (the extra hf)'
         ) from error
+
+
+NUM_BYTE_TOKENS = 257
+"""Vocabulary of `byte_tokens`: 256 bytes, and 0 for padding."""
+
+
+def byte_tokens(texts: list[str], max_length: int) -> np.ndarray:
+    """UTF-8 bytes as tokens, byte b as b + 1, padded with 0; [n, max_length] int64.
+
+    No vocabulary is learned from clients' texts, so later clients are read alike.
+
+    Args:
+        texts: n texts.
+        max_length: tokens of a text; longer texts are truncated.
+
+    Example:
+        >>> byte_tokens(["hi", "h"], 3).tolist()
+        [[105, 106, 0], [105, 0, 0]]
+    """
+    tokens = np.zeros((len(texts), max_length), dtype=np.int64)
+    for row, text in zip(tokens, texts, strict=True):
+        encoded = np.frombuffer(text.encode("utf-8", "surrogatepass")[:max_length], dtype=np.uint8)
+        row[: len(encoded)] = encoded
+        row[: len(encoded)] += 1
+    return tokens
+
+
+def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) -> np.ndarray:
+    """Tokens of a tokenizer of `transformers`, truncated or padded; [n, max_length] int64.
+
+    Args:
+        texts: n texts.
+        tokenizer: folder or hub name.
+        max_length: tokens of a text.
+        option: option of the tokenizer, for messages.
+
+    Raises:
+        ConfigError: if the package is missing, or the tokenizer cannot be loaded.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ConfigError(
+            f'{option} {tokenizer} needs the package transformers; pip install "transformers>=5.24" (the extra hf), or '
+            "leave it out for bytes as tokens"
+        ) from error
+    try:
+        known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+    except Exception as error:  # of the network, the hub, or its files
+        raise ConfigError(
+            f"{option} {tokenizer}: cannot be loaded ({str(error).partition(chr(10))[0]}); correct the folder or the "
+            "name, or without access to the hub give a folder that save_pretrained wrote"
+        ) from error
+    if known.pad_token is None:
+        known.pad_token = known.eos_token
+    if known.pad_token is None:
+        raise ConfigError(f"{option} {tokenizer}: has no padding token; set its pad_token")
+    found = known(texts, truncation=True, max_length=max_length, padding="max_length", return_tensors="np")
+    return np.asarray(found["input_ids"], dtype=np.int64)

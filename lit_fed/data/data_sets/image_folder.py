@@ -1,7 +1,7 @@
-"""Your own pictures: folders of PNG and JPEG files, by client and class or by class alone.
+"""A user's images: folders of PNG and JPEG files, by client and class or by class alone.
 
 layout clients    ROOT/<client>/<class>/*.png, or ROOT/seen/<client>/<class>/*.png beside ROOT/unseen/<client>/…
-layout classes    ROOT/<class>/*.png, which a partition divides among clients
+layout classes    ROOT/<class>/*.png, divided among clients by a partition
 """
 
 from __future__ import annotations
@@ -28,56 +28,54 @@ __all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 OF_THE_SYSTEM = {"thumbs.db", "desktop.ini"}
-"""Files that systems leave in folders of pictures; so are those whose names begin with a dot."""
+"""Files of operating systems to ignore, besides hidden files."""
 
 MODES = {1: "L", 3: "RGB"}
-"""What Pillow calls pictures of so many channels."""
+"""Pillow mode for each number of channels."""
 
 DEEP = ("I", "F")
-"""How its names of pictures begin whose pixels have more than 8 bits."""
+"""Prefixes of Pillow modes with more than 8 bits per channel."""
 
 MOST_PIXELS = 2**27
-"""Of one file, whose header may announce more than memory has room for: 134 million, more than cameras take."""
+"""Upper limit of the pixels announced by a file's header, to protect memory: 134 million."""
 
 READ_AT_ONCE = 512
-"""Pictures that are decoded before the first of them is put away."""
+"""Number of images decoded concurrently."""
 
 CLIENTS, CLASSES = "ROOT/<client>/<class>/*.png", "ROOT/<class>/*.png"
 
 
 class _Found(NamedTuple):
-    """The files of a folder, and what their places say."""
+    """The files of a folder, with labels and owners from their paths."""
 
     paths: list[Path]
     labels: np.ndarray  # [n] int64
     class_names: tuple[str, ...]
     owner: np.ndarray | None = None  # [n] int64
     names: list[str] | None = None  # of the owners
-    unseen: tuple[str, ...] = ()  # owners that take no part in the training
+    unseen: tuple[str, ...] = ()  # owners held out of training
 
 
 @dataclass(frozen=True)
 class ImageFolder(PooledDataSet):
-    """Pictures from a folder: x [n, channels, image_size, image_size], y [n], classes named by their folders.
+    """Images from a folder: x [n, channels, image_size, image_size], y [n], classes named by folders.
 
-    A picture is turned as its EXIF tag says, scaled until its shorter side is `image_size` and cut to its central
-    square; one of that size is taken as it is. Transparency is dropped. Pixels are numbers in 0..1, normalised where
-    `mean` and `std` say how. Files are decoded once: up to `memory_gb` pictures are held as float32, beyond it as bytes
-    in a file, of which the clients of a block are read when they are needed.
+    Each image is rotated by its EXIF tag, scaled until its shorter side is `image_size`, and cropped to the central
+    square. Transparency is dropped. Pixels are in 0..1, normalised if `mean` and `std` are given. Files are decoded
+    once: up to `memory_gb` images are held as float32, beyond that as bytes in a file that is read block by block.
 
     Args:
         root: the folder.
         layout: `clients`: ROOT/<client>/<class>/ (or ROOT/seen/<client>/<class>/ and ROOT/unseen/<client>/<class>/,
-            whose clients take no part in the training); `classes`: ROOT/<class>/, which a partition divides.
+            whose clients are held out of training); `classes`: ROOT/<class>/, divided by a partition.
         image_size: height and width of the inputs in pixels.
-        channels: 3 for colours, 1 for grey.
-        mean: of each channel in 0..1, subtracted; null leaves pixels in 0..1.
-        std: of each channel, by which the difference is divided.
-        classes: the folders that are classes, in the order of their numbers; null takes all that there are, by name,
-            or by number where all are numbers.
-        memory_gb: GB (10⁹ bytes) that all pictures may take as float32, before they are kept in a file instead.
-        cache_dir: folder in which decoded pictures are kept for further runs; null keeps none, and a file beyond
-            `memory_gb` stands in the system's folder for temporary files (TMPDIR) and goes with the process.
+        channels: 3 for colour, 1 for grey.
+        mean: mean of each channel in 0..1, subtracted; null: pixels stay in 0..1.
+        std: standard deviation of each channel.
+        classes: class folders in the order of their labels; null: all, sorted by name, or as numbers if all are.
+        memory_gb: GB (10⁹ bytes) of float32 images up to which they are held in memory.
+        cache_dir: folder that keeps decoded images for further runs; null: none, and a file beyond `memory_gb` lies in
+            the system's temporary folder (TMPDIR) until the process ends.
     """
 
     root: str = ""
@@ -112,23 +110,23 @@ class ImageFolder(PooledDataSet):
 
     @property
     def normalisation(self) -> Normalisation | None:  # type: ignore[override]
-        """Constants by which pixels in 0..1 are normalised; None: they are not."""
+        """Constants of the pixels' normalisation; None: not normalised."""
         return None if self.mean is None or self.std is None else Normalisation(self.mean, self.std)
 
     def prepare(self) -> None:
-        """Decode the files into `cache_dir`, where one is given."""
+        """Decode the files into `cache_dir`, if given."""
         if self.cache_dir is not None:
             self._pixels(self._find().paths)
 
     def load(self) -> Samples:
-        """All pictures as bytes, client after client and class after class; splits turn them into numbers."""
+        """All images as uint8, sorted by client and class; splits convert them to float32."""
         found = self._find()
         x = self._pixels(found.paths)
         return Samples(x, found.labels, found.owner, found.names, found.class_names, unseen=found.unseen)
 
     # ------------------------------------------------------------------ finding files
     def _find(self) -> _Found:
-        """The files, without opening any."""
+        """Find the files without opening them."""
         require(bool(self.root), "ImageFolder: root is not set; pass --data.dataset.root FOLDER")
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")
@@ -138,7 +136,7 @@ class ImageFolder(PooledDataSet):
             return _Found(*_listed([classes], class_names)[:2], class_names)
         parts = [root / "seen", root / "unseen"] if (root / "seen").is_dir() else [root]
         each = [_folders(part, CLIENTS, self.layout) if part.is_dir() else [] for part in parts]
-        require(bool(each[0]), f"{parts[0]}: no folder of a client in it; pictures are expected as {CLIENTS}")
+        require(bool(each[0]), f"{parts[0]}: no client folder in it; images are expected as {CLIENTS}")
         clients = [one for part in each for one in part]
         names = [one.name for one in clients]
         for name in names:
@@ -147,35 +145,35 @@ class ImageFolder(PooledDataSet):
         class_names = self._class_names(found, root)
         paths, labels, owner = _listed(found, class_names)
         for client, pictures in zip(clients, found, strict=True):
-            require(any(pictures.values()), f"{client}: no picture of this client; add some, or remove the folder")
+            require(any(pictures.values()), f"{client}: no image of this client; add some, or remove the folder")
         return _Found(paths, labels, class_names, owner, names, tuple(names[len(each[0]) :]))
 
     def _class_names(self, found: list[dict[str, list[Path]]], root: Path) -> tuple[str, ...]:
-        """Classes by number; folders that are none of them, and classes of which there is no picture, are refused."""
+        """Class names by label; unknown folders and classes without images are refused."""
         held = {name for client in found for name, pictures in client.items() if pictures}
         there = {name for client in found for name in client}
-        require(bool(held), f"{root}: no picture ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}")
+        require(bool(held), f"{root}: no image ({', '.join(SUFFIXES)}) in it; expected are {CLIENTS} or {CLASSES}")
         if self.classes is not None:
             unknown = sorted(there - set(self.classes))
             require(
-                not unknown, f"{root}: {unknown[:1]} is none of --data.dataset.classes; add it, or remove the folder"
+                not unknown, f"{root}: {unknown[:1]} is not in --data.dataset.classes; add it, or remove the folder"
             )
             return names_of(self.classes)
         empty = sorted(there - held)
-        require(not empty, f"{root}: no picture of class {empty[:1]}; add some, or remove the folder")
+        require(not empty, f"{root}: no image of class {empty[:1]}; add some, or remove the folder")
         alike: dict[str, str] = {}
         for name in sorted(held):
             other = alike.setdefault(name.strip().casefold(), name)
             require(
                 other == name,
-                f"{root}: the classes {other!r} and {name!r} differ by capitals or spaces alone; rename one, or list "
+                f"{root}: the classes {other!r} and {name!r} differ only in case or spaces; rename one, or list "
                 "them in --data.dataset.classes",
             )
         numbers = all(name.isascii() and name.isdecimal() for name in held)
         class_names = tuple(sorted(held, key=int) if numbers else sorted(held))
         require(
             len(class_names) > 1,
-            f"{root}: one class only, {class_names[0]!r}; there is nothing to tell apart. Add a second, check "
+            f"{root}: only one class, {class_names[0]!r}; add a second, check "
             f"--data.dataset.layout ({self.layout}), or list the classes in --data.dataset.classes",
         )
         return class_names
@@ -196,7 +194,7 @@ class ImageFolder(PooledDataSet):
                     return np.memmap(file, np.uint8, "r", shape=shape)
             except OSError as error:
                 raise ConfigError(
-                    f"{num_pixels / 1e9:.3g} GB of decoded pictures cannot be kept in {tempfile.gettempdir()} "
+                    f"{num_pixels / 1e9:.3g} GB of decoded images cannot be stored in {tempfile.gettempdir()} "
                     f"({error.strerror or error}); free space, or give another folder by TMPDIR or "
                     "--data.dataset.cache_dir, a smaller --data.dataset.image_size or a larger memory_gb"
                 ) from error
@@ -206,7 +204,7 @@ class ImageFolder(PooledDataSet):
         return x
 
     def _kept(self, paths: list[Path], num_pixels: int) -> Path:
-        """The file of these pictures in `cache_dir`, written if it is not there; others may write it meanwhile."""
+        """The file of these images in `cache_dir`, written if missing; concurrent writers are safe."""
         folder = given_path(str(self.cache_dir), "--data.dataset.cache_dir")
         digest = hashlib.blake2b(f"{self.channels} {self.image_size}".encode(), digest_size=16)
         for path in paths:
@@ -233,15 +231,15 @@ class ImageFolder(PooledDataSet):
 
 
 def decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[np.ndarray]:
-    """Pictures [channels, image_size, image_size] uint8 in the order of their files; decoders run beside each other.
+    """Decode images to uint8 [channels, image_size, image_size] in threads, in the order of the files.
 
     Args:
         paths: the files.
         image_size: height and width, see `ImageFolder`.
-        channels: 3 for colours, 1 for grey.
+        channels: 3 for colour, 1 for grey.
 
     Raises:
-        ConfigError: naming a file that cannot be read as a picture of 8 bits.
+        ConfigError: naming a file that is not an image with 8 bits per channel.
     """
     with ThreadPoolExecutor() as pool:
         for lo in range(0, len(paths), READ_AT_ONCE):
@@ -253,69 +251,69 @@ def decoded(paths: Sequence[Path], image_size: int, channels: int) -> Iterator[n
 def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
     from PIL import Image, ImageOps
 
-    require_file(path, "remove it, or put the picture there")
+    require_file(path, "remove it, or restore the image")
     try:
         with Image.open(path) as file:
             stored = file.mode
-            announced = file.width * file.height  # by its header, before room is made for them
+            announced = file.width * file.height  # by the header, before memory is allocated
             require(announced <= MOST_PIXELS, f"{announced:,} pixels are announced; at most {MOST_PIXELS:,} are read")
             picture = ImageOps.exif_transpose(file)
             if not stored.startswith(DEEP):
-                if stored == "P":  # a palette may hold transparency, which only this form keeps apart
+                if stored == "P":  # palettes may hold transparency
                     picture = picture.convert("RGBA")
                 picture = ImageOps.fit(picture.convert(mode), (image_size, image_size), Image.Resampling.BILINEAR)
-    except Exception as error:  # whatever a damaged file makes Pillow and its decoders raise
+    except Exception as error:  # decoders raise many types on damaged files
         raise ConfigError(
-            f"{path}: cannot be read as a picture ({error or type(error).__name__}); replace or remove it"
+            f"{path}: cannot be read as an image ({error or type(error).__name__}); replace or remove it"
         ) from error
     require(
         not stored.startswith(DEEP),
-        f"{path}: its pixels have more than 8 bits (mode {stored}); store it with 8, scaled as you want it seen",
+        f"{path}: its pixels have more than 8 bits (mode {stored}); convert it to 8 bits",
     )
     pixels = np.asarray(picture)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    """What people put into a folder, by name, without what their systems leave there."""
+    """Sorted entries of a folder without hidden and system files."""
     entries = (one for one in folder.iterdir() if not one.name.startswith("."))
     return sorted(one for one in entries if one.name.lower() not in OF_THE_SYSTEM)
 
 
 def _folders(folder: Path, layout: str, name: str) -> list[Path]:
-    """The folders in a folder that holds nothing else."""
+    """The subfolders of a folder; files are refused."""
     entries = visible_entries(folder)
     for entry in entries:
         picture = entry.suffix.lower() in SUFFIXES
         other = f"; {CLASSES} is --data.dataset.layout classes" if picture and name == "clients" else ""
         require(
             entry.is_dir(),
-            f"{entry}: {'a picture' if picture else 'a file'} where a folder is expected; --data.dataset.layout {name} "
+            f"{entry}: {'an image' if picture else 'a file'} where a folder is expected; --data.dataset.layout {name} "
             f"reads {layout}{other or '; move it away'}",
         )
     return entries
 
 
 def pictures_in(folder: Path, *, beside_classes: bool = False) -> list[Path]:
-    """The pictures in a folder that holds nothing else, by name.
+    """The images in a folder, sorted by name; other entries are refused.
 
     Args:
         folder: the folder.
-        beside_classes: folders may stand beside them.
+        beside_classes: allow subfolders.
 
     Raises:
-        ConfigError: naming what else it holds.
+        ConfigError: naming an unexpected entry.
     """
     entries = [one for one in visible_entries(folder) if not (beside_classes and one.is_dir())]
     for entry in entries:
         require(
             not entry.is_dir(),
-            f"{entry}: a folder where pictures are expected; --data.dataset.layout classes reads {CLASSES}, layout "
+            f"{entry}: a folder where images are expected; --data.dataset.layout classes reads {CLASSES}, layout "
             f"clients reads {CLIENTS}",
         )
         require(
             entry.suffix.lower() in SUFFIXES,
-            f"{entry}: no picture by its name; expected are {', '.join(SUFFIXES)}: convert it, or move it away",
+            f"{entry}: not an image by its name; expected are {', '.join(SUFFIXES)}: convert it, or move it away",
         )
     return entries
 
@@ -323,7 +321,7 @@ def pictures_in(folder: Path, *, beside_classes: bool = False) -> list[Path]:
 def _listed(
     clients: Sequence[dict[str, list[Path]]], class_names: tuple[str, ...]
 ) -> tuple[list[Path], np.ndarray, np.ndarray]:
-    """Files of all clients end to end, with their labels and owners, both [n] int64."""
+    """Files of all clients, with labels and owners, both [n] int64."""
     number = {name: label for label, name in enumerate(class_names)}
     rows = [
         (path, number[name], owner)

@@ -1,4 +1,4 @@
-"""Data that a program holds already: arrays of each client, or a data frame."""
+"""Data sets from memory: arrays of each client, or a data frame."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS, ClientArrays, check_alike, checked
+from lit_fed.data.data_sets.columns import TableRows, rows_of_frame
 from lit_fed.data.data_sets.table import Table
-from lit_fed.data.data_sets.table_rows import TableRows, rows_of_frame
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ __all__ = ["data_set_of_arrays", "data_set_of_frame"]
 
 @dataclass(frozen=True)
 class _Arrays(PooledDataSet):
-    """Samples that are there already."""
+    """Samples in memory."""
 
     samples: Samples = field(repr=False, compare=False)
     labels: Labels = "auto"  # type: ignore[misc]  # the base promises one for the whole class
@@ -38,7 +38,7 @@ class _Arrays(PooledDataSet):
 
 @dataclass(frozen=True)
 class _FrameTable(Table):
-    """A table that is there already."""
+    """A table in memory."""
 
     frame: Any = field(default=None, repr=False, compare=False)
 
@@ -52,24 +52,24 @@ def data_set_of_arrays(
     labels: Labels = "auto",
     num_classes: int | None = None,
 ) -> PooledDataSet:
-    """Clients whose samples a program holds.
+    """A data set from the arrays of clients.
 
     Args:
-        clients: for each name inputs [n, ...] and labels [n] or [n, L], as arrays of NumPy, tensors or lists. uint8 is
-            scaled to 0..1, labels of text are classes that keep their names.
-        unseen: likewise clients that take no part in the training.
-        labels: as of `ClientFolder`.
-        num_classes: as of `ClientFolder`.
+        clients: name -> (inputs [n, ...], labels [n] or [n, L]), as NumPy arrays, tensors or lists. uint8 is scaled to
+            0..1; text labels are class names.
+        unseen: likewise, clients held out of training.
+        labels: as in `ClientFolder`.
+        num_classes: as in `ClientFolder`.
 
     Raises:
-        ConfigError: naming the client whose arrays will not do.
+        ConfigError: naming the client with unusable arrays.
     """
     unseen = unseen or {}
     for given in (clients, unseen):
         require(isinstance(given, Mapping), f"clients are a {type(given).__name__}; give a dict of (x, y) by name")
     both = sorted({str(one) for one in clients} & {str(one) for one in unseen})
     require(not both, f"client {both[0] if both else ''!r} is among clients and among unseen; leave one of them out")
-    require(bool(clients), "there are no clients; give a dict of (x, y) by name, with one client at least")
+    require(bool(clients), "there are no clients; give a dict of (x, y) by name with at least one client")
     pairs = {str(name): _pair(str(name), given) for name, given in (*clients.items(), *unseen.items())}
     class_names = _class_names(pairs)
     if class_names is not None:
@@ -96,22 +96,22 @@ def data_set_of_frame(
     unseen: Sequence[str] = (),
     **table: Any,
 ) -> PooledDataSet:
-    """The rows of a data frame.
+    """A data set from the rows of a data frame.
 
     Args:
-        frame: a row for each sample.
-        client: column that says whose it is; None: a partition divides the rows.
+        frame: one row per sample.
+        client: column with the client's name; None: a partition divides the rows.
         label: column with the labels.
-        features: columns that inputs are made from; None: all others.
-        unseen: names of clients that take no part in the training.
+        features: input columns; None: all others.
+        unseen: names of clients held out of training.
         table: other fields of `Table`.
 
     Raises:
-        ConfigError: if there is no such field.
+        ConfigError: if a field does not exist.
     """
     given = {name for name in Table.__dataclass_fields__ if name not in ("path", "unseen_path", "separator")}
     for name in table:
-        require(name in given, f"a table from a frame takes no {name}; choose from {', '.join(sorted(given))}")
+        require(name in given, f"a table from a frame has no field {name}; choose from {', '.join(sorted(given))}")
     unseen = unseen if isinstance(unseen, str) else tuple(map(str, unseen))
     chosen = None if features is None else names_of(features)
     return _FrameTable(
@@ -132,20 +132,20 @@ def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
 def _array(name: str, given: Any) -> np.ndarray:
     if isinstance(given, torch.Tensor):
         given = given.detach().cpu()
-        given = given.float() if given.dtype is torch.bfloat16 else given  # which NumPy has no type for
+        given = given.float() if given.dtype is torch.bfloat16 else given  # NumPy has no bfloat16
     try:
         return np.asarray(given)
     except ValueError as error:  # lists of several lengths
         raise ConfigError(
-            f"client {name!r}: its samples make no array ({error}); give all of them one shape"
+            f"client {name!r}: its samples do not form an array ({error}); give all the same shape"
         ) from error
 
 
 def _class_names(pairs: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[str, ...] | None:
-    """The classes in alphabetical order, where labels are texts."""
+    """The classes in alphabetical order if labels are texts, else None."""
     text = {name: all(isinstance(one, str) for one in y.flat) for name, (_, y) in pairs.items()}
     if not any(text.values()):
         return None
     other = next((name for name, is_text in text.items() if not is_text), None)
-    require(other is None, f"client {other!r}: its labels are no texts, and those of others are; give all alike")
+    require(other is None, f"client {other!r}: its labels are not texts, but those of others are; use one kind")
     return tuple(sorted({str(one) for _, y in pairs.values() for one in y.tolist()}))

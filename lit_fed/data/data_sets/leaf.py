@@ -1,4 +1,4 @@
-"""LEAF's JSON layout, as its users are read from a folder of files.
+"""Reader of LEAF's JSON layout.
 
 LEAF: A Benchmark for Federated Settings (Caldas, Duddu, Wu, Li, Konečný, McMahan, Smith, Talwalkar;
 arXiv:1812.01097): {"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}.
@@ -29,10 +29,10 @@ class LeafUser(NamedTuple):
 
 
 def read_leaf_users(folder: Path) -> dict[str, LeafUser]:
-    """The users of all JSON files of a folder, by name; text becomes arrays of strings.
+    """Read the users of all JSON files of a folder, by name; text becomes arrays of strings.
 
     Raises:
-        ConfigError: no file, one that does not follow the layout, or a user twice.
+        ConfigError: if there is no file, a file does not follow the layout, or a user occurs twice.
     """
     paths = sorted(folder.glob("*.json"))
     require(bool(paths), f"{folder}: no .json file; LEAF's layout has them in 'train' and in 'test'")
@@ -45,14 +45,14 @@ def read_leaf_users(folder: Path) -> dict[str, LeafUser]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file; a `ConfigError` names a file that is none."""
+    """Read a JSON file; a `ConfigError` names an invalid file."""
     require_file(path, "put a JSON file in its place")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path}: is not valid JSON ({error}); write it again") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: lists lie too deep in each other; write one list for each axis") from error
+        raise ConfigError(f"{path}: lists are nested too deeply; write one list per axis") from error
 
 
 def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
@@ -68,7 +68,7 @@ def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
     counts = content.get("num_samples", [None] * len(users))
     require(
         isinstance(counts, list) and len(counts) == len(users),
-        f"{path}: 'num_samples' is {_shown(counts)}, and there are {len(users)} users; give a number for each, or "
+        f"{path}: 'num_samples' is {_shown(counts)}, there are {len(users)} users; give a number for each, or "
         "leave it out",
     )
     for name, count in zip(map(str, users), counts, strict=True):
@@ -78,25 +78,24 @@ def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
         user = LeafUser(_array(data, "x", source), _array(data, "y", source), source)
         require(
             count is None or count == len(user.y),
-            f"{source}: num_samples is {_shown(count)}, and y holds {len(user.y)}; correct it, or leave num_samples "
-            "out",
+            f"{source}: num_samples is {_shown(count)}, but y has {len(user.y)}; correct it, or leave num_samples out",
         )
         yield name, user
 
 
 def _shown(value: Any, most: int = 40) -> str:
-    """A value of a file as error messages show it, cut where it is long."""
+    """A value for error messages, truncated."""
     text = json.dumps(value)
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _array(data: dict, key: str, source: str) -> np.ndarray:
-    """A JSON list as an array, fractions as float32: Python's own numbers take four times the memory and more."""
+    """A JSON list as an array, fractions as float32 to save memory."""
     require(
         isinstance(data[key], list), f"{source}: {key} is {_shown(data[key])}; give a list with an entry per sample"
     )
     try:
         array = np.asarray(data[key])
     except ValueError as error:
-        raise ConfigError(f"{source}: the samples of {key} differ in shape; bring them to one shape") from error
+        raise ConfigError(f"{source}: the samples of {key} differ in shape; give all the same shape") from error
     return input_array(array) if array.dtype.kind == "f" else array

@@ -1,7 +1,7 @@
 """MNIST, and its writers as natural clients.
 
 Gradient-based learning applied to document recognition (LeCun, Bottou, Bengio, Haffner; Proceedings of the IEEE 1998).
-Who wrote a digit is known from QMNIST: Cold Case: The Lost MNIST Digits (Yadav, Bottou; NeurIPS 2019,
+The writers are known from QMNIST: Cold Case: The Lost MNIST Digits (Yadav, Bottou; NeurIPS 2019,
 arXiv:1905.10498), whose training labels follow MNIST's order, as do the first 10,000 of its test labels.
 """
 
@@ -22,7 +22,7 @@ FOLDER = "MNIST/raw"
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 WRITER_FOLDER = "QMNIST/raw"
 CLASS_COLUMN, WRITER_COLUMN = 0, 2
-"""Columns of QMNIST's extended labels: the digit, and the number that NIST gave its writer."""
+"""Columns of QMNIST's extended labels: digit and NIST's number of its writer."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class MNIST(TorchvisionSet):
 
     Args:
         root: folder that holds `MNIST/raw`, and `QMNIST/raw` for the writers.
-        download: fetch missing files by torchvision, which compares their checksums.
-        part: official parts that are pooled: `all`, `train` or `test`.
-        fraction: share of the pool that is kept, drawn at random.
-        seed: seed of that draw, independent of the training seed.
-        by_writer: the writers, as QMNIST knows them, own the samples: 539 in the training part, 297 in the test part.
+        download: download missing files by torchvision, which checks checksums.
+        part: official parts to pool: `all`, `train` or `test`.
+        fraction: share of the pool to keep, sampled at random.
+        seed: seed of that sample, independent of the training seed.
+        by_writer: writers known from QMNIST own the samples: 539 in the training part, 297 in the test part.
     """
 
     by_writer: bool = False
@@ -45,7 +45,7 @@ class MNIST(TorchvisionSet):
     image_shape: ClassVar[tuple[int, int, int]] = (1, 28, 28)
 
     def _files(self, train: bool) -> list[str]:
-        files = [f"{FOLDER}/{name}" for name in FILES]  # torchvision wants all four, whatever the part
+        files = [f"{FOLDER}/{name}" for name in FILES]  # torchvision requires all four for each part
         return [*files, f"{WRITER_FOLDER}/{_writer_file(train)}"] if self.by_writer else files
 
     def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
@@ -69,15 +69,15 @@ class MNIST(TorchvisionSet):
         table = read_sn3_pascalvincent_tensor(str(path)).numpy()
         require(
             table.ndim == 2 and table.shape[1] > WRITER_COLUMN and len(table) >= len(labels),
-            f"{path.name} has shape {list(table.shape)}, where each of {len(labels)} digits has a row of columns",
+            f"{path.name} has shape {list(table.shape)}, expected are {len(labels)} rows of columns",
         )
         table = table[: len(labels)]
         different = np.flatnonzero(table[:, CLASS_COLUMN] != labels)
         first = different[0] if different.size else None
         require(
             first is None,
-            f"{path.name} and MNIST disagree on the class of {different.size} digits, first in row {first}: these are "
-            "not labels of the same pictures",
+            f"{path.name} and MNIST disagree on the class of {different.size} digits, first in row {first}: the "
+            "labels belong to other images",
         )
         return np.asarray(table[:, WRITER_COLUMN])
 

@@ -1,4 +1,4 @@
-"""Arrays of a .npz file, without believing what the file says of its own size."""
+"""Reader of .npz files that does not trust the announced sizes."""
 
 from __future__ import annotations
 
@@ -21,32 +21,28 @@ SAVE = "save it again with numpy.savez"
 
 
 def npz_files(folder: Path) -> list[Path]:
-    """The .npz files of a folder, by name.
-
-    Raises:
-        ConfigError: if something else has such a name, or the name of a file is no text.
-    """
+    """The .npz files of a folder, sorted by name; a `ConfigError` refuses other things and undecodable names."""
     paths = sorted(folder.glob("*.npz"))
     for path in paths:
         require_file(path, "remove it, or put a file of numpy.savez in its place")
         try:
             path.name.encode("utf-8")
-        except UnicodeEncodeError as error:  # it could not be written to any table of clients
+        except UnicodeEncodeError as error:  # tables of clients could not hold it
             raise ConfigError(f"{str(path)!r}: the name is not in UTF-8; rename the file") from error
     return paths
 
 
 def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """Some arrays of one file as they were stored.
+    """Read stored arrays of one file.
 
     Args:
         path: the file.
-        required: names of the arrays that it must hold.
-        optional: names of those that it may hold; others are not read.
+        required: names of the required arrays.
+        optional: names of optional arrays; others are not read.
 
     Raises:
-        ConfigError: naming the file if it cannot be read, or its array that is missing, holds Python objects or does
-            not fit into memory.
+        ConfigError: naming a file that cannot be read, or an array that is missing, holds Python objects or does not
+            fit into memory.
     """
     require_file(path, SAVE)
     require(zipfile.is_zipfile(path), f"{path}: cannot be read (no complete .npz archive); {SAVE}")
@@ -55,18 +51,18 @@ def read_npz(path: Path, required: tuple[str, ...], optional: tuple[str, ...]) -
             for name in required:
                 require(name in archive, f"{path}: array {name} is missing; save {', '.join(required)} in it")
             return {name: _array(archive, name, path) for name in (*required, *optional) if name in archive}
-    except ConfigError:  # a ValueError too, but one that already says what to do
+    except ConfigError:  # a ValueError too, with the right message
         raise
-    except Exception as error:  # whatever a damaged file makes zipfile, its decompressors and NumPy raise
+    except Exception as error:  # zipfile, decompressors and NumPy raise many types on damaged files
         raise ConfigError(f"{path}: cannot be read ({error or type(error).__name__}); {SAVE}") from error
 
 
 def _array(archive: Any, name: str, path: Path) -> np.ndarray:
-    """One array, after a look at its header: NumPy makes room for all that this announces before it reads."""
+    """Read one array after checking its header: NumPy allocates the announced size before reading."""
     inside = archive.zip.getinfo(name if name in archive.zip.namelist() else f"{name}.npy")
     with archive.zip.open(inside) as file:
         version = npy.read_magic(file)
-        require(version in ((1, 0), (2, 0)), f"{path}: array {name} holds records with names; store numbers")
+        require(version in ((1, 0), (2, 0)), f"{path}: array {name} holds structured records; store numbers")
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, _, dtype = read_header(file)
         held = inside.file_size - file.tell()

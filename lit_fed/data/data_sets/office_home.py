@@ -1,4 +1,4 @@
-"""Office-Home: pictures of 65 kinds of things in four domains, as features of a trained network.
+"""Office-Home: images of 65 classes in four domains, as features of a trained network.
 
 Deep Hashing Network for Unsupervised Domain Adaptation (Venkateswara, Eusebio, Chakraborty, Panchanathan; CVPR 2017,
 arXiv:1706.07522, https://www.hemanthdv.org/officeHomeDataset.html). The features are those of the FedeRiCo paper
@@ -16,9 +16,16 @@ from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import PooledDataSet, Samples, input_array, label_array, require
+from lit_fed.data.data_sets.base import (
+    PooledDataSet,
+    Samples,
+    check_subsample,
+    draw_subsample,
+    input_array,
+    label_array,
+    require,
+)
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
 from lit_fed.system.given_paths import given_path
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]
@@ -37,14 +44,14 @@ ARRAYS = ("x", "y", "domain", "class_names", "domain_names")
 
 @dataclass(frozen=True)
 class OfficeHome(PooledDataSet):
-    """Features of pictures: x [n, 512] float32 as the network gives them, y [n] in 0..64, the chosen domains merged.
+    """Features of images: x [n, 512] float32, y [n] in 0..64, of the chosen domains.
 
     Args:
         root: folder that holds `OfficeHome/features.npz`.
-        domains: which of `Art`, `Clipart`, `Product` and `Real World` are pooled.
-        fraction: share of the pool that is kept, drawn at random.
-        seed: seed of that draw, independent of the training seed.
-        by_domain: the domains own the samples, so each is a client.
+        domains: domains to pool, of `Art`, `Clipart`, `Product` and `Real World`.
+        fraction: share of the pool to keep, sampled at random.
+        seed: seed of that sample, independent of the training seed.
+        by_domain: the domains own the samples as clients.
     """
 
     root: str = "data"
@@ -68,12 +75,12 @@ class OfficeHome(PooledDataSet):
         require(
             path.is_file(),
             f"--data.dataset.root {self.root}: OfficeHome has no {FEATURES} there; correct the folder, or make the "
-            f"file from the pictures by python scripts/office_home_features.py {self.root}",
+            f"file from the images by python scripts/office_home_features.py {self.root}",
         )
         arrays = read_npz(path, ARRAYS, ())
         _check(arrays, path)
         rows = np.flatnonzero(np.isin(arrays["domain"], [DOMAINS.index(name) for name in self.domains]))
-        require(rows.size > 0, f"{path}: has no picture of --data.dataset.domains {list(self.domains)}; choose others")
+        require(rows.size > 0, f"{path}: has no image of --data.dataset.domains {list(self.domains)}; choose others")
         rows = rows[draw_subsample(len(rows), self.fraction, self.seed)]
         x, y = input_array(arrays["x"])[rows], label_array(arrays["y"])[rows]
         if not self.by_domain:
@@ -83,18 +90,16 @@ class OfficeHome(PooledDataSet):
 
 
 def _check(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Refuse arrays that are not the features, classes and domains of pictures; there may be a part of them only."""
+    """Refuse arrays that are not features, classes and domains of Office-Home images, or of a part of them."""
     x, fix = arrays["x"], "write the file anew by scripts/office_home_features.py"
     table = x.ndim == 2 and x.shape[1] == NUM_FEATURES and x.dtype.kind == "f"
-    require(
-        table, f"{path}: x holds {x.dtype} of shape {list(x.shape)}, where a picture has {NUM_FEATURES} features; {fix}"
-    )
+    require(table, f"{path}: x holds {x.dtype} of shape {list(x.shape)}, not {NUM_FEATURES} features per image; {fix}")
     for name, count in (("y", NUM_CLASSES), ("domain", len(DOMAINS))):
         values = arrays[name]
         require(
             values.shape == (len(x),) and values.dtype.kind in "iu",
-            f"{path}: {name} holds {values.dtype} of shape {list(values.shape)}, where each of {len(x)} pictures has a "
-            f"number; {fix}",
+            f"{path}: {name} holds {values.dtype} of shape {list(values.shape)}, not an integer for each of "
+            f"{len(x)} images; {fix}",
         )
         inside = values.size == 0 or (int(values.min()) >= 0 and int(values.max()) < count)
         require(inside, f"{path}: {name} holds a number outside 0..{count - 1}; {fix}")

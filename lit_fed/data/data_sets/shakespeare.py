@@ -1,9 +1,9 @@
-"""Shakespeare's plays for next-character prediction; every speaking role is a client.
+"""Shakespeare's plays for next-character prediction; each speaking role is a client.
 
 Communication-Efficient Learning of Deep Networks from Decentralized Data (McMahan, Moore, Ramage, Hampson, Agüera y
 Arcas; AISTATS 2017, arXiv:1602.05629), and LEAF (Caldas et al., arXiv:1812.01097).
 
-ROOT/roles.json                               {"play/ROLE": "all that the role says", ...}
+ROOT/roles.json                               {"play/ROLE": text of the role, ...}
 ROOT/train/*.json, ROOT/test/*.json           LEAF's layout: x a list of strings, y the character after each
 """
 
@@ -48,23 +48,21 @@ class _Role(NamedTuple):
 
 @dataclass(frozen=True)
 class Shakespeare(ClientDataSet):
-    """Text of speaking roles: x [n, L] int64 tokens, y [n, L] int64, the token that follows each; 100 characters.
+    """Text of speaking roles: x [n, L] int64 tokens, y [n, L] int64, the following token; 100 characters.
 
-    The tokens are positions in Python's `string.printable`; any other character counts as a question mark. Line breaks
-    are kept. Each role's text is cut in time: the first part trains, the last part tests, and no window crosses the
-    cut. LEAF's samples are taken as they are: cut into training and test by LEAF, one character apart, each line with
-    spaces in front.
+    Tokens are positions in Python's `string.printable`; other characters become question marks. Line breaks are kept.
+    Each role's text is split in time: the first part for training, the last for testing, without windows across the
+    cut. LEAF's samples are used as they are: split by LEAF, one character apart, lines with leading spaces.
 
     Args:
-        root: folder with `roles.json`, or else with LEAF's `train/*.json` and `test/*.json`.
+        root: folder with `roles.json`, or with LEAF's `train/*.json` and `test/*.json`.
         sequence_length: tokens in a window L.
-        stride: characters from the start of a window to the start of the next; below `sequence_length` they overlap.
-            No part in LEAF's form.
-        test_fraction: part of a role's characters for testing, at least one window; 0: no test split. In LEAF's form 0
-            only means that users without test samples stay.
-        min_sequences: windows, of training and test together, below which a role is left out; one too short for a
-            window in each split always is.
-        max_clients: keep the roles with most windows, of equal ones the first by name; null keeps all.
+        stride: characters between the starts of windows; below `sequence_length` they overlap. Ignored for LEAF.
+        test_fraction: share of a role's characters for testing, at least one window; 0: no test split (LEAF: keep users
+            without test samples).
+        min_sequences: minimum number of windows in training and test together; roles too short for a window in each
+            split are always left out.
+        max_clients: keep the roles with most windows (ties by name); null: all.
     """
 
     root: str = "data/shakespeare"
@@ -115,7 +113,7 @@ class Shakespeare(ClientDataSet):
         """All roles of `roles.json`, cut in time."""
         content = read_json(path)
         texts = isinstance(content, dict) and all(isinstance(text, str) for text in content.values())
-        require(texts, f'{path}: is no dictionary of texts; write {{"play/ROLE": text}} to it')
+        require(texts, f'{path}: is not a dictionary of texts; write {{"play/ROLE": text}} to it')
         roles = []
         for name in sorted(content):
             tokens = encode_text(content[name])
@@ -124,15 +122,15 @@ class Shakespeare(ClientDataSet):
         return roles
 
     def _cut(self, num_characters: int) -> int:
-        """Characters of the training part; the test part is long enough for a window where the text allows two."""
+        """Number of training characters; the test part gets at least a window if the text is long enough for two."""
         if self.test_fraction == 0:
             return num_characters
-        shortest = self.sequence_length + 1  # the last token of a window has a successor too
+        shortest = self.sequence_length + 1  # a window and its last target
         num_test = max(shortest, math.floor(self.test_fraction * num_characters + 0.5))
         return max(shortest, num_characters - num_test)
 
     def _windows(self, tokens: np.ndarray) -> _Windows:
-        """All windows of a text [n]; none where it is too short."""
+        """All windows of a text [n]."""
         if len(tokens) <= self.sequence_length:
             return _no_windows(self.sequence_length)
         view = np.lib.stride_tricks.sliding_window_view(tokens, self.sequence_length + 1)[:: self.stride]
@@ -147,10 +145,10 @@ class Shakespeare(ClientDataSet):
         ]
 
     def _leaf_windows(self, user: LeafUser | None) -> _Windows:
-        """Windows of one user; the successor of the last token of x is y."""
+        """Windows of one user; y follows the last token of x."""
         if user is None or len(user.x) == 0:
             return _no_windows(self.sequence_length)
-        fix = "bring them to one length, and --data.dataset.sequence_length to the same"
+        fix = "use one length, equal to --data.dataset.sequence_length"
         _check_strings(user.x, self.sequence_length, f"{user.source}: x", fix)
         _check_strings(user.y, 1, f"{user.source}: y", "give the character that follows each x")
         require(
@@ -161,9 +159,9 @@ class Shakespeare(ClientDataSet):
         return _Windows(x, np.concatenate([x[:, 1:], y], axis=1))
 
     def _selected(self, roles: list[_Role]) -> list[_Role]:
-        """Roles with enough windows, of these the largest, in the order they came."""
+        """The largest roles with enough windows, in their order."""
         enough = [role for role in roles if self._is_long_enough(role)]
-        by_size = sorted(enough, key=_num_windows, reverse=True)  # stable, so equal ones stay by name
+        by_size = sorted(enough, key=_num_windows, reverse=True)  # stable: ties by name
         kept = {role.name for role in by_size[: self.max_clients]}
         return [role for role in enough if role.name in kept]
 
@@ -197,12 +195,12 @@ def _tokens(code_points: np.ndarray) -> np.ndarray:
     """Tokens of Unicode code points, of the same shape."""
     table = np.full(128, UNKNOWN, dtype=np.int64)
     table[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
-    tokens: np.ndarray = table[np.minimum(code_points, 127)]  # 127 is a control character that the vocabulary lacks
+    tokens: np.ndarray = table[np.minimum(code_points, 127)]  # 127 is not in the vocabulary
     return tokens
 
 
 def _no_windows(sequence_length: int) -> _Windows:
-    """Windows of a text that is too short for any: empty arrays of the right shape."""
+    """Empty windows of the right shape."""
     empty = np.empty((0, sequence_length), dtype=np.int64)
     return _Windows(empty, empty)
 
@@ -215,4 +213,4 @@ def _num_windows(role: _Role) -> int:
 def _check_strings(array: np.ndarray, length: int, source: str, fix: str) -> None:
     """Refuse samples that are not strings of this length."""
     right = array.dtype.kind == "U" and array.ndim == 1 and bool((np.char.str_len(array) == length).all())
-    require(right, f"{source} holds samples that are no strings of length {length}; {fix}")
+    require(right, f"{source} holds samples that are not strings of length {length}; {fix}")

@@ -1,11 +1,11 @@
-"""Pieces of a sine curve: every client sees a few noisy points of its own interval.
+"""Sine curve: each client has a few noisy points of one interval.
 
 Find Your Friends: Personalized Federated Learning with the Right Collaborators (Sui, Wen, Lau, Ross, Cresswell; 2022,
-arXiv:2210.06597), Figure 1: no line fits the whole curve, one for each client does, and clients next to each other have
-similar ones.
+arXiv:2210.06597), Figure 1: no line fits the whole curve, but one fits each client, and neighbouring clients have
+similar lines.
 
-Deviations: the paper gives neither numbers nor the noise, so the defaults are ours. Labels are in units of the noise,
-whose variance is then the 1 of the loss for regression: how far losses differ decides whom a client works with.
+Deviations: the paper gives neither sizes nor the noise; the defaults are ours. Labels are in units of the noise, so
+that its variance is 1, as in the regression loss: differences of losses decide which clients collaborate.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Sine"]
 
 @dataclass(frozen=True)
 class Sine(ClientDataSet):
-    """y = sin(π(x + 1)) / noise + ε with ε ~ N(0, 1), x uniform in the client's part of [-1, 1].
+    """y = sin(π(x + 1)) / noise + ε with ε ~ N(0, 1), x uniform in the client's interval of [-1, 1].
 
     Args:
-        num_clients: number of clients T; client i sees the i-th of T intervals of equal length.
+        num_clients: number of clients T; client i has the i-th of T equal intervals.
         samples_per_client: training samples of each client.
         test_size: test samples of each client.
         noise: standard deviation of the noise, in units of the sine's amplitude.
@@ -66,7 +66,7 @@ class Sine(ClientDataSet):
         return np.asarray(np.sin(np.pi * (x + 1)) / self.noise)
 
     def interval(self, client_id: int) -> tuple[float, float]:
-        """Lower and upper end of the interval in which the inputs of a client lie."""
+        """Lower and upper end of a client's interval."""
         width = 2 / self.num_clients
         return -1 + width * client_id, -1 + width * (client_id + 1)
 

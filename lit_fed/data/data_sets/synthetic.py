@@ -1,15 +1,15 @@
-"""Synthetic mixtures of linear classifiers: client t draws its labels from component m with probability π_tm.
+"""Synthetic mixtures of linear classifiers: a label of client t comes from component m with probability π_tm.
 
 Federated Multi-Task Learning under a Mixture of Distributions (Marfoq, Neglia, Bellet, Kameni, Vidal; NeurIPS 2021,
-arXiv:2108.10252), appendix on data sets. The legacy NumPy stream is used on purpose: with seed 1234, 300 clients and
-5,000 test points `variant="published"` gives the very data of the published code (1,570,507 samples).
+arXiv:2108.10252), appendix on data sets. It uses the legacy NumPy stream: with seed 1234, 300 clients and 5,000
+test points `variant="published"` gives exactly the data of the published code (1,570,507 samples).
 
 Symbols: θ_m `components` [M, d], π_t `mixtures` [T, M], n_t `sizes` [T].
 
 Deviations: the published generator never advances its write position, so every component labels the *first* rows of
-a client and the rows left over keep label 0. The paper's numbers were obtained on those labels, hence `published` keeps
-them; `corrected` uses the same draws and labels each component's own rows. With `on_demand` sizes, mixtures and
-components are the same draws again, but each client's samples come from streams of its own, one for each split.
+a client and the remaining rows keep label 0. The paper's numbers were obtained on those labels, so `published` keeps
+them; `corrected` uses the same random numbers and labels each component's own rows. With `on_demand` sizes, mixtures
+and components are the same, but each client and split has its own random stream.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_cli
 
 
 class SyntheticParameters(NamedTuple):
-    """What the samples are drawn from."""
+    """Parameters of the distribution of samples."""
 
     sizes: np.ndarray  # [T] int64 training samples
     mixtures: np.ndarray  # [T, M] float64, rows sum to 1
@@ -57,15 +57,15 @@ class Synthetic(ClientDataSet):
         num_clients: number of clients T.
         num_components: number of shared classifiers M.
         dimension: number of inputs d, each uniform in [-1, 1].
-        alpha: concentration of the Dirichlet distribution of the mixtures; small: clients close to one component.
+        alpha: concentration of the Dirichlet distribution of the mixtures; small: mixtures close to one component.
         noise: standard deviation of the noise on the logit.
         test_size: test samples of each client.
         variant: "published": the data of the FedEM paper, with its labelling bug; "corrected": without it.
         seed: seed of the data, independent of the training seed.
-        one_hot_mixtures: round every mixture to its largest component, so that each client has one component only.
+        one_hot_mixtures: round each mixture to its largest component.
         samples_per_client: training samples of each client; None: min(⌊lognormal(4, 2)⌋ + 50, 1000), as in the paper.
-        on_demand: draw a client's samples whenever they are needed and keep none, for populations too big for memory;
-            takes the variant "corrected".
+        on_demand: generate a client's samples whenever they are needed, for populations larger than memory; needs
+            variant "corrected".
     """
 
     num_clients: int = 300
@@ -93,7 +93,7 @@ class Synthetic(ClientDataSet):
         require(self.variant in known, f"Synthetic: variant = {self.variant!r}; choose 'published' or 'corrected'")
         require(
             not self.on_demand or self.variant == "corrected",
-            f"Synthetic: on_demand with variant = {self.variant!r}, which is one stream of all clients; "
+            f"Synthetic: on_demand with variant = {self.variant!r}, whose clients share one random stream; "
             "choose variant 'corrected', or leave on_demand out",
         )
 
@@ -110,7 +110,7 @@ class Synthetic(ClientDataSet):
         return Population(train, empty_split(train), test, NumberedClients(self.num_clients), groups), None
 
     def _check_memory(self, num_numbers: float) -> None:
-        """Refuse sizes for which memory has no room, before anything is drawn; `num_numbers` take 8 bytes each."""
+        """Refuse sizes that do not fit into memory; `num_numbers` take 8 bytes each."""
         require_memory(
             int(8 * num_numbers),
             f"Synthetic: num_clients = {self.num_clients}, num_components = {self.num_components}, dimension = "
@@ -119,7 +119,7 @@ class Synthetic(ClientDataSet):
         )
 
     def _drawn(self, parameters: SyntheticParameters) -> tuple[DrawnSplit, DrawnSplit]:
-        """Training and test split whose samples are drawn when they are needed."""
+        """Training and test split generated on demand."""
         x, y = map(torch.from_numpy, _allocate(0, self.dimension))
 
         def split(name: str, sizes: np.ndarray) -> DrawnSplit:
@@ -129,7 +129,7 @@ class Synthetic(ClientDataSet):
         return split("train", parameters.sizes), split("test", np.full(self.num_clients, self.test_size))
 
     def _held(self, parameters: SyntheticParameters) -> tuple[Split, Split]:
-        """Training and test split in memory, drawn from one stream for all clients, one after another."""
+        """Training and test split in memory, generated client by client from one stream."""
         train_sizes, test_sizes = parameters.sizes, np.full(self.num_clients, self.test_size)
         x_train, y_train = _allocate(int(train_sizes.sum()), self.dimension)
         x_test, y_test = _allocate(int(test_sizes.sum()), self.dimension)
@@ -148,7 +148,7 @@ def synthetic_parameters(config: Synthetic) -> SyntheticParameters:
 
 
 def synthetic_clients(config: Synthetic) -> Iterator[SyntheticClient]:
-    """Generate the clients one after another; each is drawn only when it is asked for, and not kept."""
+    """Generate the clients lazily, one after another."""
     stream = np.random.RandomState(config.seed)
     parameters = _draw_parameters(config, stream)
     for size, mixture in zip(parameters.sizes, parameters.mixtures, strict=True):
@@ -158,7 +158,7 @@ def synthetic_clients(config: Synthetic) -> Iterator[SyntheticClient]:
 
 
 def _draw_parameters(config: Synthetic, stream: np.random.RandomState) -> SyntheticParameters:
-    """The first draws of the stream; their order is that of the published code."""
+    """Sample the parameters, in the order of the published code."""
     mixtures_shape = np.full(config.num_components, config.alpha)
     sizes = _draw_sizes(config, stream)
     mixtures = stream.dirichlet(mixtures_shape, size=config.num_clients)
@@ -169,7 +169,7 @@ def _draw_parameters(config: Synthetic, stream: np.random.RandomState) -> Synthe
 
 
 def _draw_sizes(config: Synthetic, stream: np.random.RandomState) -> np.ndarray:
-    """Training samples of each client [T]."""
+    """Sample the number of training samples of each client [T]."""
     if config.samples_per_client is not None:
         return np.full(config.num_clients, config.samples_per_client)
     heavy_tailed = stream.lognormal(4, 2, size=config.num_clients).astype(np.int64)
@@ -179,7 +179,7 @@ def _draw_sizes(config: Synthetic, stream: np.random.RandomState) -> np.ndarray:
 def _draw_client(
     config: Synthetic, parameters: SyntheticParameters, split: str, sizes: np.ndarray, client_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of one client and split from their own stream: x [n, d] float32, y [n] int64."""
+    """Generate one client's split from its own stream: x [n, d] float32, y [n] int64."""
     stream = generator(config.seed, 0, client_id, f"synthetic/{split}")
     return _draw_samples(config, stream, int(sizes[client_id]), parameters.mixtures[client_id], parameters.components)
 
@@ -191,7 +191,7 @@ def _draw_samples(
     mixture: np.ndarray,
     components: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffled samples of one client and split: x [size, d] float32, y [size] int64."""
+    """Generate shuffled samples of one client and split: x [size, d] float32, y [size] int64."""
     counts = stream.multinomial(size, mixture)
     x = stream.uniform(-1, 1, size=(size, config.dimension))
     y = np.zeros(size, dtype=np.int64)
@@ -205,5 +205,5 @@ def _draw_samples(
 
 
 def _allocate(num_samples: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Arrays to be filled with samples: x [n, d] float32 and y [n] int64."""
+    """Uninitialised arrays x [n, d] float32 and y [n] int64."""
     return np.empty((num_samples, dimension), dtype=np.float32), np.empty(num_samples, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Your own table: a CSV or Parquet file with a sample in each row, and in one column whose it is."""
+"""A user's table: a CSV or Parquet file, one row per sample, one column naming its client."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import MOST_CLASSES, Names, PooledDataSet, Samples, names_of, require
 from lit_fed.data.data_sets.client_folder import SPLITS
-from lit_fed.data.data_sets.columns import Feature, TableColumns, TableEncoder
-from lit_fed.data.data_sets.table_rows import (
+from lit_fed.data.data_sets.columns import (
+    Feature,
+    TableColumns,
+    TableEncoder,
     TableRows,
     as_text,
     is_numeric,
@@ -25,38 +27,37 @@ from lit_fed.data.data_sets.table_rows import (
 __all__ = ["Table"]
 
 PREFIX = "--data.dataset"
-SAY = f"say by task ({PREFIX}.task) whether they are classes (classification) or quantities (regression)"
+SAY = f"set task ({PREFIX}.task) to classification (classes) or regression (quantities)"
 
 
 @dataclass(frozen=True)
 class Table(PooledDataSet):
-    """Samples are the rows of a .csv, .csv.gz or .parquet file; a column says whose each is.
+    """Rows of a .csv, .csv.gz or .parquet file, one per sample, with a column naming the client.
 
-    Columns of numbers are inputs as they are, columns of text one input of 0 or 1 for each text that a training row
-    holds. Labels of text, or of at most 20 whole numbers, are classes and keep their names; labels with fractions are
-    regression targets; of more whole numbers, and of a few that are written as fractions (1.0), `task` has to say what
-    they are. A value that is missing is an error that names its row, counted from 1 behind the line of column names.
-    Several names are a list, or one text with commas: `age, sex`. Parquet takes `pip install "pyarrow>=15"`.
+    Numeric columns are inputs, text columns are one-hot encoded over the texts of the training rows. Labels of text, or
+    at most 20 integers, are classes and keep their names; labels with fractions are regression targets; for more
+    integers, or a few floats without fractions (1.0), set `task`. Missing values are refused, naming the row (from 1,
+    after the header). Several names are a list, or one text with commas: `age, sex`. Parquet needs
+    `pip install "pyarrow>=15"`.
 
     Args:
-        path: the file, with a line of column names.
+        path: the file, with a header.
         client_column: column with the client of each row; null: `--data.partition` divides the rows.
         label_column: column with the labels.
-        feature_columns: columns that inputs are made from, in this order; null: all others.
-        ignored_columns: columns that take no part.
-        category_columns: columns whose values are categories although they look like numbers, or are many.
-        split_column: column that says `train`, `val` or `test`; null: fractions say it. Without any `val` or `test` in
-            it a fraction of the training rows is taken.
-        unseen_clients: names of clients that take no part in the training.
-        unseen_path: another file with the same columns, whose clients take no part in the training.
-        task: `classification` or `regression`; null: the labels decide.
-        standardize: shift and scale columns of numbers by mean and standard deviation over the training rows, from sums
-            that clients could share; checkpoints keep them for clients that come later.
-        unknown_categories: of a text that no training row holds: an `error`, or `zeros` in all inputs of its column.
-        separator: what stands between the values of a CSV file.
-        constants: a table of public rows with the same columns, from which classes, categories, means and standard
-            deviations are learned; null: they are learned from the clients' rows, of which they tell what ε of
-            `--model.privacy` does not cover.
+        feature_columns: input columns, in this order; null: all others.
+        ignored_columns: columns to leave out.
+        category_columns: columns with categories that look like numbers, or with many categories.
+        split_column: column with `train`, `val` or `test`; null: split by fractions. If it has no `val` or no `test`,
+            a fraction of the training rows is taken.
+        unseen_clients: names of clients held out of training.
+        unseen_path: another file with the same columns, whose clients are held out of training.
+        task: `classification` or `regression`; null: inferred from the labels.
+        standardize: standardise numeric columns by mean and standard deviation of the training rows, from sums over
+            clients; checkpoints keep them for later clients.
+        unknown_categories: for a text in no training row: `error`, or `zeros` in all inputs of the column.
+        separator: separator of CSV values.
+        constants: table of public rows with the same columns, from which classes, categories, means and standard
+            deviations are learned; null: from the clients' rows, which ε of `--model.privacy` does not cover.
     """
 
     path: str = ""
@@ -82,8 +83,8 @@ class Table(PooledDataSet):
         for name, given in (("unseen_clients", self.unseen_clients), ("unseen_path", self.unseen_path)):
             require(
                 not given or self.client_column is not None,
-                f"{PREFIX}.{name} is {given}, and without a client_column a partition makes the clients; set "
-                "client_column, or take --data.unseen_fraction",
+                f"{PREFIX}.{name} is {given}, which needs a client_column; set client_column, or use "
+                "--data.unseen_fraction",
             )
         roles = {
             "client_column": self.client_column,
@@ -102,11 +103,11 @@ class Table(PooledDataSet):
 
     @property
     def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class
-        """Whether a column says who the clients are, so that a partition is refused."""
+        """Whether a column names the clients, so that a partition is refused."""
         return self.client_column is not None
 
     def load(self) -> Samples:
-        """Row numbers as inputs, which `encode` turns into numbers, with labels, clients and splits."""
+        """Row numbers as inputs, which `encode` replaces, with labels, clients and splits."""
         rows, num_own = self._read()
         self._check_columns(rows)
         columns = TableColumns(
@@ -124,7 +125,7 @@ class Table(PooledDataSet):
         )  # fmt: skip
 
     def _read(self) -> tuple[TableRows, int]:
-        """The rows of both files, and how many stand in the first."""
+        """The rows of both files, and the number of rows of the first."""
         require(bool(self.path), f"Table: path is not set; pass {PREFIX}.path FILE")
         files = [(self.path, f"{PREFIX}.path")]
         own = read_rows(files, self.separator)
@@ -133,7 +134,7 @@ class Table(PooledDataSet):
         return read_rows([*files, (self.unseen_path, f"{PREFIX}.unseen_path")], self.separator), len(own.frame)
 
     def _public(self, rows: TableRows, columns: TableColumns) -> TableRows | None:
-        """The rows that constants are learned from, if there are some."""
+        """The public rows, if given."""
         if self.constants is None:
             return None
         option = f"{PREFIX}.constants"
@@ -156,10 +157,10 @@ class Table(PooledDataSet):
             rows.require_columns(getattr(self, name) or (), name)
 
     def _features(self, rows: TableRows) -> tuple[Feature, ...]:
-        """The columns that inputs are made from; those with categories do not know them yet."""
+        """The input columns; categories are still empty."""
         taken = {self.client_column, self.label_column, self.split_column, *self.ignored_columns}
         names = self.feature_columns or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
-        require(bool(names), f"{rows.source}: no column is left to make inputs from; add some, or set feature_columns")
+        require(bool(names), f"{rows.source}: no input column is left; add some, or set feature_columns")
         for name in names:
             require(
                 self.feature_columns is not None or not (name.startswith("Unnamed: ") or not name.strip()),
@@ -173,13 +174,13 @@ class Table(PooledDataSet):
         if name in self.category_columns:
             return True
         if is_numeric(rows.frame[name]):
-            numbers(rows, name)  # an infinite one is an error now
+            numbers(rows, name)  # refuses infinite values
             return False
         texts(rows, name)
         return True
 
     def _labels(self, rows: TableRows, public: TableRows | None) -> tuple[np.ndarray, tuple[str, ...] | None]:
-        """Labels [n], float32 without names of classes, or int64 with them; if rows are public, with theirs."""
+        """Labels [n], float32, or int64 with class names, those of the public rows if given."""
         require_values(rows, self.label_column)
         values = rows.frame[self.label_column]
         floating = is_numeric(values) and values.dtype.kind == "f"
@@ -208,7 +209,7 @@ class Table(PooledDataSet):
         return np.array([number[one] for one in found]), names
 
     def _check_floating(self, rows: TableRows, values: np.ndarray) -> None:
-        """Refuse a few whole numbers that are written as fractions, 1.0, since classes often are."""
+        """Refuse few whole numbers stored as floats: they may be classes."""
         few = np.unique(values)
         require(
             len(few) > MOST_CLASSES or bool((few != few.round()).any()),
@@ -226,7 +227,7 @@ class Table(PooledDataSet):
         return np.array([number[one] for one in found]), list(names)
 
     def _split(self, rows: TableRows) -> np.ndarray | None:
-        """The split of each row [n], where a column says it."""
+        """The split of each row [n]; None without a split column."""
         if self.split_column is None:
             return None
         found = split_names(rows, self.split_column)
@@ -235,7 +236,7 @@ class Table(PooledDataSet):
     def _unseen(
         self, rows: TableRows, owner: np.ndarray | None, names: list[str] | None, num_own: int
     ) -> tuple[str, ...]:
-        """Names of the clients that take no part in the training."""
+        """Names of the unseen clients."""
         if owner is None or names is None:
             return ()
         for name in self.unseen_clients:

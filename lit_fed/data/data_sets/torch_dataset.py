@@ -1,4 +1,4 @@
-"""Any map-style data set of PyTorch, read once into arrays.
+"""Map-style data sets of PyTorch, read once into arrays.
 
 Annotations are not postponed, for the reason given in `base.py`.
 """
@@ -10,8 +10,15 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from lit_fed.data.data_sets.base import Labels, PooledDataSet, Samples, require
-from lit_fed.data.data_sets.reading import picture_array, stacked_samples, with_words
+from lit_fed.data.data_sets.base import (
+    Labels,
+    PooledDataSet,
+    Samples,
+    picture_array,
+    require,
+    stacked_samples,
+    with_words,
+)
 from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
@@ -20,21 +27,21 @@ __all__ = ["TorchDataset"]
 
 @dataclass(frozen=True)
 class TorchDataset(PooledDataSet):
-    """Samples (x, y) of a `torch.utils.data.Dataset` with a length, by its class path or, in Python, an instance.
+    """Samples (x, y) of a `torch.utils.data.Dataset` with a length, given by class path or, in Python, an instance.
 
-    Every sample is asked for once, so what the data set draws at random (augmentation) is drawn once. Inputs are
-    tensors, arrays, pictures of Pillow or numbers, all of one shape: uint8 is scaled to 0..1, other whole tensors and
-    arrays are token ids. Labels are whole numbers or vectors of them (classes), or floating ones (regression). Names of
-    the classes are taken from the attribute `classes`, where torchvision's data sets keep them.
+    Each sample is read once, so random augmentation in the data set is applied once. Inputs are tensors, arrays, Pillow
+    images or numbers of one shape: uint8 is scaled to 0..1, other integer tensors and arrays are token ids. Labels are
+    integers or vectors of integers (classes), or floats (regression). Class names come from the attribute `classes`, as
+    in torchvision's data sets.
 
     Args:
-        source: the data set; where it is given as a class path, its arguments are given behind `source.`.
-        test_source: a further one whose samples are tested; null: each client's are divided by the fractions of the
-            data module.
-        clients: attribute or method, without arguments, of the data set that says whose each sample is: texts or whole
-            numbers, one for each; null: a partition divides the samples.
-        labels: `auto`: whole labels are classes, [n, L] those of the positions of a sequence, and fractions quantities;
-            `multilabel`: L labels of a sample, each 0 or 1; `regression`: quantities, whole numbers too.
+        source: the data set; arguments of a class path follow `source.`.
+        test_source: data set of the test samples; null: each client's samples are divided by the fractions of the data
+            module.
+        clients: attribute or method (without arguments) of the data set with the client of each sample, texts or
+            integers; null: a partition divides the samples.
+        labels: `auto`: integers are classes ([n, L]: of the positions of a sequence), floats quantities; `multilabel`:
+            L labels 0 or 1 per sample; `regression`: quantities, also integers.
         num_classes: number of classes; null: that of `classes`, or one more than the largest training label.
     """
 
@@ -45,7 +52,7 @@ class TorchDataset(PooledDataSet):
     num_classes: int | None = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their range, and data sets without a length."""
+        """Validate the settings."""
         checks = {
             "labels": (self.labels in get_args(Labels), ", ".join(get_args(Labels))),
             "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
@@ -61,7 +68,7 @@ class TorchDataset(PooledDataSet):
             )
 
     def load(self) -> Samples:
-        """All samples in their order, those of the test behind the others."""
+        """All samples in order, test samples last."""
         parts = [one for one in (self.source, self.test_source) if one is not None]
         pairs = [_read(one) for one in parts]
         x, y = (np.concatenate(_alike(arrays, parts)) for arrays in zip(*pairs, strict=True))
@@ -72,7 +79,7 @@ class TorchDataset(PooledDataSet):
         return Samples(x, y, owner, names, class_names=class_names, split=roles if roles.any() else None)
 
     def _owners(self, parts: list[Dataset[Any]]) -> tuple[np.ndarray | None, list[str] | None]:
-        """The client of each sample [n], and the clients' names; numbers are in order of size."""
+        """The client of each sample [n], and the sorted names of the clients."""
         if self.clients is None:
             return None, None
         values = np.concatenate([_clients_of(one, self.clients) for one in parts])
@@ -80,18 +87,14 @@ class TorchDataset(PooledDataSet):
         idle = np.setdiff1d(owner, owner[: len(parts[0])])  # type: ignore[arg-type]
         if len(idle):
             raise ConfigError(
-                f"--data.dataset.clients {self.clients}: client {str(unique[idle[0]])!r} has samples in test_source "
-                "alone; leave them out, or give one data set with all samples"
+                f"--data.dataset.clients {self.clients}: client {str(unique[idle[0]])!r} has samples only in "
+                "test_source; leave them out, or give one data set with all samples"
             )
         return owner, [str(one) for one in unique]
 
 
 def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs [n, ...] and labels [n] or [n, L] of a data set.
-
-    Raises:
-        ConfigError: naming the sample that cannot be read, or differs from those before.
-    """
+    """Read inputs [n, ...] and labels [n] or [n, L]; a `ConfigError` names an unreadable or different sample."""
     name, total = type(dataset).__name__, len(dataset)  # type: ignore[arg-type]
     require(total > 0, f"{name} has no samples; check where it reads them")
     x, y = [], []
@@ -101,7 +104,7 @@ def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
             item = dataset[number]
         except ConfigError:
             raise
-        except Exception as error:  # whatever code of one's own raises
+        except Exception as error:  # user code raises any type
             raise ConfigError(
                 f"{place} cannot be read ({type(error).__name__}: {error}); correct the data set"
             ) from error
@@ -115,7 +118,7 @@ def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
                 total * x[0].nbytes, f"{name}: {total} samples like the first", "give fewer, or smaller ones"
             )
     places = [f"sample {number} of {name}" for number in range(total)]
-    fix = "bring all to one shape and type in the data set"
+    fix = "use one shape and type in the data set"
     return (
         stacked_samples(x, [f"x of {place}" for place in places], fix=fix),
         stacked_samples(y, [f"y of {place}" for place in places], fix=fix),
@@ -123,11 +126,7 @@ def _read(dataset: Dataset[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _array(value: Any, place: str) -> np.ndarray:
-    """An input as an array of numbers, with at least one axis.
-
-    Raises:
-        ConfigError: if it is none, or holds NaN or infinity.
-    """
+    """Convert an input to a finite array with at least one axis."""
     if type(value).__module__.partition(".")[0] == "PIL":
         try:
             return picture_array(value, None)
@@ -143,37 +142,37 @@ def _array(value: Any, place: str) -> np.ndarray:
 def _label(value: Any, place: str) -> np.ndarray:
     """A label as an array [] or [L], int64 or float32."""
     array = _numbers(value, place)
-    require(array.ndim <= 1, f"{place} has shape {list(array.shape)}; a label is a number, or a vector of several")
+    require(array.ndim <= 1, f"{place} has shape {list(array.shape)}; a label is a number or a vector")
     return array.astype(np.float32 if array.dtype.kind == "f" else np.int64)
 
 
 def _numbers(value: Any, place: str) -> np.ndarray:
-    """What is given as a finite array."""
+    """Convert a value to a finite array."""
     try:
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     except Exception as error:  # lists of several lengths, types that numpy does not have
         raise ConfigError(f"{place} cannot become an array ({error}); give a tensor, an array or a number") from error
     require(
         array.dtype.kind in "fiub",
-        f"{place} is {type(value).__name__}; give a tensor, an array, a picture of Pillow or a number",
+        f"{place} is {type(value).__name__}; give a tensor, an array, a Pillow image or a number",
     )
     require(array.dtype.kind != "f" or bool(np.isfinite(array).all()), f"{place} contains NaN or infinity; correct it")
     return array
 
 
 def _alike(arrays: tuple[np.ndarray, ...], parts: list[Dataset[Any]]) -> tuple[np.ndarray, ...]:
-    """The arrays of training and test, which must have samples of one shape and type."""
+    """Refuse training and test samples of different shapes or types."""
     kinds = [f"{array.dtype} of shape {list(array.shape[1:])}" for array in arrays]
     require(
         len(set(kinds)) == 1,
-        f"samples of {type(parts[0]).__name__} are {kinds[0]}, and those of test_source {kinds[-1]}; bring both to "
-        "one shape and type",
+        f"samples of {type(parts[0]).__name__} are {kinds[0]}, those of test_source {kinds[-1]}; use one shape "
+        "and type",
     )
     return arrays
 
 
 def _clients_of(dataset: Dataset[Any], attribute: str) -> np.ndarray:
-    """What a data set says of whose its samples are, [n] texts or whole numbers."""
+    """The client of each sample, [n] texts or integers."""
     name, option = type(dataset).__name__, f"--data.dataset.clients {attribute}"
     public = [one for one in dir(dataset) if not one.startswith("_")]
     is_public = hasattr(dataset, attribute) and not attribute.startswith("_")
@@ -187,13 +186,13 @@ def _clients_of(dataset: Dataset[Any], attribute: str) -> np.ndarray:
         raise ConfigError(f"{option}: cannot become an array ({error}); {fix}") from error
     require(
         array.shape == (total,) and array.dtype.kind in "iuU",
-        f"{option}: gives {array.dtype} of shape {list(array.shape)}, and {name} has {total} samples; {fix}",
+        f"{option}: gives {array.dtype} of shape {list(array.shape)}, but {name} has {total} samples; {fix}",
     )
     return array
 
 
 def _class_names(dataset: Dataset[Any], y: np.ndarray, labels: str) -> tuple[str, ...] | None:
-    """Names of the classes, or of several labels, where the data set has as many as there are."""
+    """Names of the classes or labels if the data set has enough of them, else None."""
     names = getattr(dataset, "classes", None)
     if not isinstance(names, tuple | list) or not all(isinstance(one, str) for one in names) or y.dtype.kind == "f":
         return None

@@ -1,6 +1,6 @@
-"""Pictures that torchvision finds, downloads and checks; decoded as whole arrays, never one picture after another.
+"""Image data sets that torchvision finds, downloads and checks, read as whole arrays.
 
-Annotations are not postponed, for the reason given in `dataset.py`.
+Annotations are not postponed, for the reason given in `base.py`.
 """
 
 import pickle
@@ -13,15 +13,14 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, require
-from lit_fed.data.data_sets.subsample import check_subsample, draw_subsample
+from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
 from lit_fed.errors import ConfigError
 from lit_fed.system.given_paths import given_path
 
 __all__ = ["Pictures", "TorchvisionSet"]
 
 PARTS = {"all": (True, False), "train": (True,), "test": (False,)}
-"""Which official parts (training? or test) each value of `part` pools."""
+"""Official parts (True: training, False: test) of each value of `part`."""
 
 DAMAGE = (
     AssertionError,
@@ -35,15 +34,15 @@ DAMAGE = (
     tarfile.TarError,
     zipfile.BadZipFile,
 )
-"""What torchvision's readers raise at damaged files, and its downloads at a network that fails."""
+"""Exceptions of torchvision on damaged files and failed downloads."""
 
 
 class Pictures(NamedTuple):
-    """The pictures of an official part, training or test, as they were read."""
+    """Images of an official part, training or test."""
 
     pixels: np.ndarray  # [n, channels, height, width] uint8
     labels: np.ndarray  # [n] int64
-    writers: np.ndarray | None = None  # [n] int, number of the person who wrote each, where that is asked for
+    writers: np.ndarray | None = None  # [n] int, writer of each, if requested
 
 
 @dataclass(frozen=True)
@@ -52,13 +51,13 @@ class TorchvisionSet(PooledDataSet):
 
     Args:
         root: folder that holds the data set's own folder.
-        download: fetch missing files by torchvision, which compares their checksums.
-        part: official parts that are pooled: `all`, `train` or `test`.
-        fraction: share of the pool that is kept, drawn at random.
-        seed: seed of that draw, independent of the training seed.
+        download: download missing files by torchvision, which checks checksums.
+        part: official parts to pool: `all`, `train` or `test`.
+        fraction: share of the pool to keep, sampled at random.
+        seed: seed of that sample, independent of the training seed.
 
     Attributes:
-        image_shape: channels, height and width of a picture.
+        image_shape: channels, height and width of an image.
     """
 
     root: str = "data"
@@ -77,11 +76,7 @@ class TorchvisionSet(PooledDataSet):
         check_subsample(self.fraction, self.seed)
 
     def prepare(self) -> None:
-        """Download missing files, if that is asked for.
-
-        Raises:
-            ConfigError: if that fails, or what was fetched cannot be read.
-        """
+        """Download missing files if `download` is set; a `ConfigError` says what failed."""
         folder = given_path(self.root, "--data.dataset.root")
         for train in PARTS[self.part] if self.download else ():
             if self._missing(folder, train):
@@ -105,23 +100,23 @@ class TorchvisionSet(PooledDataSet):
 
     @abstractmethod
     def _files(self, train: bool) -> list[str]:
-        """Files, relative to the root, without which a part cannot be read."""
+        """Required files of a part, relative to the root."""
 
     @abstractmethod
     def _read(self, folder: Path, train: bool, download: bool) -> Pictures:
-        """Read the official training or test part; with `download`, fetch its missing files first."""
+        """Read the official training or test part; with `download`, download missing files first."""
 
     def _missing(self, folder: Path, train: bool) -> list[str]:
-        """Files of a part that are not there."""
+        """Missing files of a part."""
         return [file for file in self._files(train) if not (folder / file).is_file()]
 
     def _checked(self, folder: Path, train: bool) -> Pictures:
-        """An official part, or a `ConfigError` that says which file is missing or what is wrong with it."""
+        """Read an official part; a `ConfigError` names the missing or damaged file."""
         name, option = type(self).__name__, f"--data.dataset.root {self.root}"
         missing = self._missing(folder, train)
         require(
             self.download or not missing,
-            f"{option}: {name} has no {', '.join(missing)} there; correct the folder, or fetch the files by "
+            f"{option}: {name} has no {', '.join(missing)} there; correct the folder, or download the files by "
             "--data.dataset.download true",
         )
         try:
@@ -129,20 +124,20 @@ class TorchvisionSet(PooledDataSet):
             height_and_width = self.image_shape[1:]
             require(
                 pictures.pixels.shape == (len(pictures.labels), *self.image_shape),
-                f"pixels of shape {list(pictures.pixels.shape)} and {len(pictures.labels)} labels, where one label and "
-                f"{height_and_width[0]} x {height_and_width[1]} pixels belong to each picture",
+                f"pixels of shape {list(pictures.pixels.shape)} and {len(pictures.labels)} labels, expected are one "
+                f"label and {height_and_width[0]} x {height_and_width[1]} pixels per image",
             )
         except DAMAGE as error:
             problem = "cannot be downloaded" if missing else "cannot be read"
             raise ConfigError(
-                f"{option}: {name} {problem} ({error}); delete its files there and fetch them anew by "
+                f"{option}: {name} {problem} ({error}); delete its files there and download them again by "
                 "--data.dataset.download true"
             ) from error
         return pictures
 
 
 def _scaled(pairs: list[tuple[Pictures, np.ndarray]], num_samples: int, shape: tuple[int, int, int]) -> np.ndarray:
-    """The chosen pixels in 0..1, [n, channels, height, width] float32, written part by part into the one array."""
+    """Chosen pixels in 0..1, [n, channels, height, width] float32."""
     x = np.empty((num_samples, *shape), dtype=np.float32)
     end = 0
     for part, rows in pairs:

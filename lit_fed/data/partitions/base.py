@@ -1,8 +1,7 @@
-"""What partitions have in common: their interface, checks of what they are given, and the dealing out of samples.
+"""Interface of partitions, shared checks and helpers.
 
-A partition is a frozen class over pure functions of (labels, seed). Every sample goes to exactly one client and no
-client stays empty. A partition that leaves clients (almost) empty is repaired by moving samples from the largest
-clients; it is never drawn again, so it always ends.
+A partition is a frozen dataclass, a pure function of (labels, seed). Each sample goes to exactly one client and no
+client is empty. Clients below the minimum get samples from the largest clients; nothing is resampled, so it terminates.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ class Partition(ABC):
         """
 
     def groups(self, num_clients: int, seed: int) -> np.ndarray | None:
-        """The true group of each client [T], where there are such groups; for oracles and pictures."""
+        """True group of each client [T], if the partition has groups; used by oracles and figures."""
         return None
 
     def altered(
         self, x: np.ndarray, y: np.ndarray, parts: list[np.ndarray], seed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and labels as the clients see them, where their distributions are made to differ.
+        """Inputs and labels after the partition's distribution shift; by default unchanged.
 
         Args:
             x: inputs [n, ...], never changed in place.
@@ -86,16 +85,16 @@ def fill_up(parts: list[np.ndarray], min_samples: int) -> list[np.ndarray]:
 
 
 def deal(rows: np.ndarray, num_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """Share out rows in proportions drawn from a symmetric Dirichlet distribution.
+    """Divide rows among clients in proportions sampled from a symmetric Dirichlet distribution.
 
     Args:
         rows: sample indices [m].
         num_clients: number of clients T.
         alpha: concentration of the distribution over clients.
-        rng: draws the proportions, the counts and the order.
+        rng: generator of the proportions, the counts and the order.
 
     Returns:
-        T arrays, some of them empty.
+        T arrays, possibly empty.
     """
     proportions = rng.dirichlet(np.full(num_clients, alpha))
     counts = rng.multinomial(len(rows), proportions)
@@ -118,7 +117,7 @@ def check_at_least_one(partition: Partition, **values: int) -> None:
 
 
 def check_enough(num_samples: int, num_clients: int, min_samples: int = 1) -> None:
-    """Raise a `ConfigError` unless there are a client at least and `min_samples` samples for each."""
+    """Raise a `ConfigError` unless there is a client and `min_samples` samples for each."""
     require(num_clients >= 1, f"num_clients = {num_clients}; choose a whole number of at least 1")
     require(
         num_clients <= num_samples,
@@ -126,8 +125,8 @@ def check_enough(num_samples: int, num_clients: int, min_samples: int = 1) -> No
     )
     require(
         num_clients * min_samples <= num_samples,
-        f"min_samples = {min_samples} for each of {num_clients} clients takes {num_clients * min_samples:,} samples, "
-        f"and there are {num_samples:,}; choose min_samples = {num_samples // num_clients} or less, or "
+        f"min_samples = {min_samples} for each of {num_clients} clients needs {num_clients * min_samples:,} samples, "
+        f"there are {num_samples:,}; choose min_samples = {num_samples // num_clients} or less, or "
         f"at most {max(1, num_samples // min_samples)} clients",
     )
 
@@ -137,6 +136,6 @@ def check_discrete(labels: np.ndarray, name: str) -> None:
     integer = labels.ndim == 1 and labels.dtype.kind in "iub"
     require(
         integer,
-        f"the partition {name} goes by class labels, and these are {labels.dtype} of shape {list(labels.shape)}; "
+        f"the partition {name} needs class labels, these are {labels.dtype} of shape {list(labels.shape)}; "
         "choose --data.partition IID",
     )

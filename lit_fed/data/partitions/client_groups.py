@@ -1,4 +1,4 @@
-"""Partitions with groups of clients, each with a distribution of its own, known to oracles and pictures."""
+"""Partitions into groups of clients with different distributions; oracles and figures use the true groups."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ class _Grouped(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the samples; see the base class."""
+        """Divide the samples."""
 
 
 @dataclass(frozen=True)
 class LabelGroups(_Grouped):
-    """The labels are shuffled and cut into groups; a client has samples of the labels of its group alone.
+    """Cut the shuffled labels into groups; a client only has samples with its group's labels.
 
     Sui et al. "Find Your Friends: Personalized Federated Learning with the Right Collaborators". 2022.
     https://arxiv.org/abs/2210.06597, Section 4.1.
 
     Args:
         num_groups: number of groups G, of labels and of clients.
-        inside: how the samples of a group are divided among its clients.
+        inside: partition of a group's samples among its clients.
     """
 
     num_groups: int = 4
@@ -56,7 +56,7 @@ class LabelGroups(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the labels, then the samples of each group; see the base class."""
+        """Divide the labels, then the samples of each group."""
         self._check(num_clients)
         check_discrete(labels, "LabelGroups")
         values, label_idx = np.unique(labels, return_inverse=True)
@@ -80,14 +80,14 @@ class LabelGroups(_Grouped):
 
 @dataclass(frozen=True)
 class LabelPermutations(_Grouped):
-    """The labels of each group of clients are permuted: the same inputs mean another class there (a concept shift).
+    """Permute the labels of each group of clients (a concept shift).
 
     Mestoukirdi, Zecchin, Gesbert, Li, Gresset. "User-Centric Federated Learning". 2021.
     https://arxiv.org/abs/2110.09869, Section IV.
 
     Args:
-        num_groups: number of groups G; the labels of the first stay what they are.
-        partition: how the samples are divided among clients.
+        num_groups: number of groups G; the first keeps its labels.
+        partition: partition of the samples among clients.
     """
 
     num_groups: int = 4
@@ -96,7 +96,7 @@ class LabelPermutations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the samples by the partition inside; see the base class."""
+        """Divide the samples by the inner partition."""
         self._check(num_clients)
         check_discrete(labels, "LabelPermutations")
         return self.partition(labels, num_clients, seed, owner)
@@ -116,14 +116,14 @@ class LabelPermutations(_Grouped):
 
 @dataclass(frozen=True)
 class Rotations(_Grouped):
-    """The pictures of each group of clients are turned by g · 360 / G degrees, counterclockwise (a covariate shift).
+    """Rotate the images of group g by g · 360 / G degrees, counterclockwise (a covariate shift).
 
     Mestoukirdi, Zecchin, Gesbert, Li, Gresset. "User-Centric Federated Learning". 2021.
     https://arxiv.org/abs/2110.09869, Section IV: four groups, their labels divided by a Dirichlet distribution.
 
     Args:
-        num_groups: number of groups G: 1, 2 or 4; the pictures of the first stay upright.
-        partition: how the samples are divided among clients.
+        num_groups: number of groups G: 1, 2 or 4; the first is not rotated.
+        partition: partition of the samples among clients.
     """
 
     num_groups: int = 4
@@ -132,21 +132,20 @@ class Rotations(_Grouped):
     def __post_init__(self) -> None:
         require(
             self.num_groups in (1, 2, 4),
-            f"Rotations: num_groups = {self.num_groups}; choose 1, 2 or 4: pictures are turned by multiples of 90 "
-            "degrees",
+            f"Rotations: num_groups = {self.num_groups}; choose 1, 2 or 4, for multiples of 90 degrees",
         )
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the samples by the partition inside; see the base class."""
+        """Divide the samples by the inner partition."""
         self._check(num_clients)
         return self.partition(labels, num_clients, seed, owner)
 
     def altered(
         self, x: np.ndarray, y: np.ndarray, parts: list[np.ndarray], seed: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Pictures [n, ..., H, W] turned group by group, and the same labels."""
+        """Images [n, ..., H, W] rotated group by group, labels unchanged."""
         self._check_pictures(x)
         new = x.copy()
         for rows, group in zip(parts, self.groups(len(parts), seed), strict=True):
@@ -158,6 +157,6 @@ class Rotations(_Grouped):
         square = x.ndim >= 3 and x.shape[-1] == x.shape[-2]
         require(
             square or (x.ndim >= 3 and self.num_groups < 4),
-            f"Rotations: num_groups = {self.num_groups} turns pictures of height and width, equal ones for four "
-            f"groups, and an input has shape {list(x.shape[1:])}; choose another partition",
+            f"Rotations: num_groups = {self.num_groups} needs images, square ones for four groups; an input "
+            f"has shape {list(x.shape[1:])}; choose another partition",
         )

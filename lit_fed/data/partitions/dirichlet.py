@@ -1,4 +1,4 @@
-"""Clients with different proportions of the labels."""
+"""Dirichlet label skew."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Dirichlet"]
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Each label, or group of labels, is shared out in proportions drawn from a Dirichlet distribution over clients.
+    """Divide each label, or group of labels, in proportions sampled from a Dirichlet distribution over clients.
 
-    Without `label_groups` as in the text of the FedEM paper (arXiv:2108.10252), one draw per label; with it as in the
-    code published with that paper for CIFAR-10 (3 groups).
+    Without `label_groups` one sample per label, as in the text of the FedEM paper (arXiv:2108.10252); with it as in its
+    published code for CIFAR-10 (3 groups).
 
     Args:
         alpha: concentration; small: few clients hold most of a label.
-        label_groups: cut the shuffled labels into so many groups first; None: each label is its own group.
-        min_samples: samples that every client gets at least; an error if there are too few.
+        label_groups: number of groups into which the shuffled labels are cut; None: each label is a group.
+        min_samples: minimum number of samples of each client.
     """
 
     alpha: float = 0.4
@@ -49,7 +49,7 @@ class Dirichlet(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide by label; see the base class."""
+        """Divide by label."""
         check_enough(len(labels), num_clients, self.min_samples)
         check_discrete(labels, "Dirichlet")
         rng = generator(seed, 0, 0, "partition")

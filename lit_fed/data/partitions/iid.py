@@ -1,4 +1,4 @@
-"""Clients whose samples come from one distribution."""
+"""Clients with identical distributions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["IID"]
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """Samples are shuffled and dealt out evenly; sizes differ by one at most."""
+    """Divide shuffled samples evenly; sizes differ by at most one."""
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide at random; see the base class."""
+        """Divide at random."""
         check_enough(len(labels), num_clients)
         order = generator(seed, 0, 0, "partition").permutation(len(labels))
         return [np.sort(part) for part in np.array_split(order, num_clients)]

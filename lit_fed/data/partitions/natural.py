@@ -1,4 +1,4 @@
-"""Clients that the data set itself names."""
+"""The data set's natural clients."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Natural"]
 
 @dataclass(frozen=True)
 class Natural(Partition):
-    """One client for each owner that the data set names; the number of clients and the seed play no part."""
+    """One client for each owner in the data set; number of clients and seed are ignored."""
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Group by owner, in ascending order of the owners; see the base class."""
+        """Group by owner, in ascending order."""
         require(
             owner is not None,
-            "the partition Natural needs to know who owns each sample, and this data set does not say; "
+            "the partition Natural needs the owner of each sample, which this data set does not name; "
             "choose --data.partition Dirichlet or IID",
         )
         _, counts = np.unique(np.asarray(owner), return_counts=True)

@@ -1,4 +1,4 @@
-"""Pachinko allocation: clients with mixtures over coarse labels, and over the fine labels of each coarse one.
+"""Pachinko allocation: Dirichlet mixtures over coarse labels, and over the fine labels of each coarse label.
 
 Li, McCallum. "Pachinko Allocation: DAG-Structured Mixture Models of Topic Correlations". ICML 2006.
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan. "Adaptive Federated Optimization". ICLR 2021.
@@ -25,23 +25,22 @@ CIFAR100_COARSE_LABELS = (
     16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16,
     12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13,
 )
-"""CIFAR-100's coarse label of each fine label, as in its files; five fine labels for each of the 20 coarse ones."""
+"""CIFAR-100's coarse label of each fine label, as in its files; five fine labels per coarse label."""
 # fmt: on
 
 
 @dataclass(frozen=True)
 class Pachinko(Partition):
-    """Samples are drawn client by client: a coarse label, one of its fine labels, and a sample without replacement.
+    """Sample client by client: a coarse label, one of its fine labels, then a sample without replacement.
 
-    Every client has proportions of its own: over coarse labels from Dirichlet(alpha), over the fine labels of each
-    coarse one from Dirichlet(beta). A label without samples left is taken out, and the proportions of those beside it
-    are renormalised. Clients get n / T samples each, so the last ones take what the others have left.
+    Each client has its own proportions: over coarse labels from Dirichlet(alpha), over the fine labels of each coarse
+    label from Dirichlet(beta). Exhausted labels are removed and the rest renormalised. Each client gets n / T samples,
+    so the last clients take what is left.
 
     Args:
-        alpha: concentration over coarse labels; small: few of them at each client.
+        alpha: concentration over coarse labels; small: few coarse labels per client.
         beta: concentration over the fine labels of a coarse label.
-        hierarchy: coarse label of each fine label, in the order of the fine labels; null: CIFAR-100's own, where there
-            are 100 labels.
+        hierarchy: coarse label of each fine label, in the order of the fine labels; null: CIFAR-100's.
     """
 
     alpha: float = 0.4
@@ -54,7 +53,7 @@ class Pachinko(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Draw the label of every sample of every client, then which samples these are; see the base class."""
+        """Sample the labels of each client's samples, then the samples."""
         check_enough(len(labels), num_clients)
         check_discrete(labels, "Pachinko")
         coarse = self._coarse_labels(labels)
@@ -74,19 +73,19 @@ class Pachinko(Partition):
         smallest, largest = int(labels.min()), int(labels.max())
         require(
             self.hierarchy is not None or largest == len(CIFAR100_COARSE_LABELS) - 1,
-            f"Pachinko: hierarchy = None stands for CIFAR-100's 100 labels, and the largest label is {largest}; give "
+            f"Pachinko: hierarchy = None means CIFAR-100's 100 labels, the largest label is {largest}; give "
             "the coarse label of each label, as [0, 0, 1, …]",
         )
         hierarchy = CIFAR100_COARSE_LABELS if self.hierarchy is None else self.hierarchy
         require(
             smallest >= 0 and largest < len(hierarchy),
-            f"Pachinko: hierarchy has {len(hierarchy)} coarse labels, and there are labels from {smallest} to "
+            f"Pachinko: hierarchy has {len(hierarchy)} coarse labels, the labels range from {smallest} to "
             f"{largest}; give one for each label from 0",
         )
         return np.unique(hierarchy, return_inverse=True)[1]
 
     def _draw_client(self, size: int, left: np.ndarray, coarse: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Fine labels of a client's samples [size], which are taken from `left`, the samples left of each label [F]."""
+        """Sample fine labels [size] of a client; subtracts them from `left`, the samples left of each label [F]."""
         log_coarse = _log_gamma_variates(self.alpha, int(coarse.max()) + 1, rng)
         log_fine = _log_gamma_variates(self.beta, len(coarse), rng)
         drawn: list[np.ndarray] = []
@@ -100,9 +99,9 @@ class Pachinko(Partition):
 
 
 def _log_gamma_variates(shape: float, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Logarithms of gamma variates [count], Dirichlet proportions when normalised, over any subset of them too.
+    """Logarithms of gamma variates [count]; normalised over any subset they are Dirichlet proportions.
 
-    A variate of shape a is one of shape a + 1 times U^(1 / a), so none is lost to underflow where a is small.
+    A variate of shape a is one of shape a + 1 times U^(1 / a); in logarithms it does not underflow for small a.
     """
     return np.log(rng.gamma(shape + 1, size=count)) - rng.exponential(size=count) / shape
 
@@ -110,7 +109,7 @@ def _log_gamma_variates(shape: float, count: int, rng: np.random.Generator) -> n
 def _label_probabilities(
     log_coarse: np.ndarray, log_fine: np.ndarray, coarse: np.ndarray, present: np.ndarray
 ) -> np.ndarray:
-    """Probability of each fine label [F], of coarse labels [K] first and fine ones inside, among those present [F]."""
+    """Probability of each fine label [F] among those present [F], from coarse [K] and fine proportions."""
     member = present & (coarse == np.arange(len(log_coarse))[:, None])
     log_total = np.logaddexp.reduce(np.where(member, log_fine, -np.inf), axis=1)  # of each coarse label
     log_joint = np.where(present, log_coarse[coarse] + log_fine - log_total[coarse], -np.inf)
@@ -120,7 +119,7 @@ def _label_probabilities(
 
 
 def _until_one_is_used_up(drawn: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """The first draws, up to the one that takes the last sample of a label: after it the proportions change."""
+    """The first labels, up to the one that exhausts a label; after it the proportions change."""
     used_up = np.flatnonzero((left > 0) & (np.bincount(drawn, minlength=len(left)) >= left))
     ends = [np.flatnonzero(drawn == label)[left[label] - 1] + 1 for label in used_up]
     return drawn[: min(ends, default=len(drawn))]

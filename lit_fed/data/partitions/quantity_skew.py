@@ -1,4 +1,4 @@
-"""Clients with samples of all labels alike, and more or fewer of them."""
+"""Clients of different sizes with the same label distribution."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["QuantitySkew"]
 
 @dataclass(frozen=True)
 class QuantitySkew(Partition):
-    """The shares of the clients are drawn from a Dirichlet distribution, and shuffled samples dealt out accordingly.
+    """Divide shuffled samples in proportions sampled from a Dirichlet distribution over clients.
 
     Li, Diao, Chen, He. "Federated Learning on Non-IID Data Silos: An Experimental Study". ICDE 2022.
     https://arxiv.org/abs/2102.02079, the quantity skew.
 
     Args:
         alpha: concentration; small: few clients hold most of the samples.
-        min_samples: samples that every client gets at least; an error if there are too few.
+        min_samples: minimum number of samples of each client.
     """
 
     alpha: float = 0.5
@@ -34,7 +34,7 @@ class QuantitySkew(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Deal out without a look at the labels; see the base class."""
+        """Divide regardless of labels."""
         check_enough(len(labels), num_clients, self.min_samples)
         parts = deal(np.arange(len(labels)), num_clients, self.alpha, generator(seed, 0, 0, "partition"))
         return [np.sort(part) for part in fill_up(parts, self.min_samples)]

@@ -1,4 +1,4 @@
-"""Clients with samples of a few labels each."""
+"""Clients with few labels each."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ __all__ = ["Shards"]
 
 @dataclass(frozen=True)
 class Shards(Partition):
-    """Samples are sorted by label and cut into equal shards, of which every client gets the same number at random.
+    """Sort samples by label, cut them into equal shards, and give each client the same number of random shards.
 
     McMahan, Moore, Ramage, Hampson, Agüera y Arcas. "Communication-Efficient Learning of Deep Networks from
     Decentralized Data". AISTATS 2017. https://arxiv.org/abs/1602.05629, Section 3: the pathological non-IID partition.
-    A shard in which one label ends and the next begins holds both, so a client may have a label or two more than
-    shards.
+    A shard may span two labels, so a client may have more labels than shards.
 
     Args:
-        shards_per_client: number of shards that each client gets.
+        shards_per_client: shards of each client.
     """
 
     shards_per_client: int = 2
@@ -34,17 +33,17 @@ class Shards(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Sort, cut and hand out; see the base class."""
+        """Sort, cut and assign."""
         check_discrete(labels, "Shards")
         check_enough(len(labels), num_clients)
         num_shards = self.shards_per_client * num_clients
         require(
             num_shards <= len(labels),
-            f"Shards: shards_per_client = {self.shards_per_client} makes {num_shards} shards of {len(labels)} samples; "
-            "choose fewer shards or clients",
+            f"Shards: shards_per_client = {self.shards_per_client} needs {num_shards} shards, there are "
+            f"{len(labels)} samples; choose fewer shards or clients",
         )
         rng = generator(seed, 0, 0, "partition")
-        shuffled = rng.permutation(len(labels))  # samples of one label are in no order
+        shuffled = rng.permutation(len(labels))  # random order within a label
         shards = np.array_split(shuffled[np.argsort(labels[shuffled], kind="stable")], num_shards)
         drawn = rng.permutation(num_shards).reshape(num_clients, -1)
         return [np.sort(np.concatenate([shards[shard] for shard in mine])) for mine in drawn]

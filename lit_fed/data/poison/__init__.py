@@ -1,4 +1,4 @@
-"""Poisons to test with: what attackers do to their training samples; every file in this folder is found by itself."""
+"""Data poisoning by attackers, for tests of robustness; classes in this folder are found automatically."""
 
 from lit_fed.data.poison.base import Poison
 from lit_fed.system.discovery import find_classes

@@ -1,11 +1,10 @@
-"""Backdoor: attackers teach the model that a mark in a picture means a class of their choice.
+"""Backdoor: attackers train the model to map images with a trigger to a target class.
 
 Gu, Dolan-Gavitt, Garg. "BadNets: Identifying Vulnerabilities in the Machine Learning Model Supply Chain". 2017.
-https://arxiv.org/abs/1708.06733, a bright pattern in the lower right corner of digits, all
-classes to one.
+https://arxiv.org/abs/1708.06733: a bright pattern in the lower right corner of digits, all classes to one.
 
 Deviations:
-    The mark touches the edges of the picture; that of the paper is a pixel away from them.
+    The trigger touches the edges of the image; the paper's is one pixel away from them.
 """
 
 from dataclasses import dataclass
@@ -25,12 +24,12 @@ __all__ = ["Backdoor", "brightest_of", "marked", "with_trigger"]
 
 @dataclass(frozen=True)
 class Backdoor(Poison):
-    """Attackers put a bright square into the lower right corner of some pictures, and call them all the same.
+    """Attackers draw a bright square in the lower right corner of some images and label them with the target class.
 
     Args:
         size: side of the square in pixels.
-        target: class that pictures with the square are called.
-        share: of an attacker's training samples that get the square, drawn from `--data.seed`.
+        target: label of images with the square.
+        share: share of an attacker's training samples that get the square, sampled from `--data.seed`.
     """
 
     size: int = 3
@@ -38,7 +37,7 @@ class Backdoor(Poison):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
+        """Validate the settings."""
         checks = {
             "size": (self.size >= 1, "a whole number >= 1"),
             "target": (self.target >= 0, "the number of a class, from 0"),
@@ -47,7 +46,7 @@ class Backdoor(Poison):
         check_settings(self, checks, "--data.poison")
 
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
-        """The square, and y ← target."""
+        """Draw the square and set y to the target."""
         check_classes_of(self, target, dataset)
         self._check(list(seen.train.x.shape[1:]), seen.train.x.is_floating_point(), target, dataset)
         brightest = brightest_of(seen)
@@ -63,31 +62,31 @@ class Backdoor(Poison):
     def _check(self, shape: list[int], floating: bool, target: Target, dataset: str) -> None:
         if len(shape) != 3 or not floating or target.positions:
             raise ConfigError(
-                f"--data.poison Backdoor is for pictures, inputs of shape [channels, height, width], and those of "
-                f"{dataset} have shape {shape}; take LabelFlip, or leave it out"
+                f"--data.poison Backdoor needs images [channels, height, width], the inputs of {dataset} have shape "
+                f"{shape}; choose LabelFlip, or leave it out"
             )
         if self.size > min(shape[1:]):
             raise ConfigError(
-                f"--data.poison.size is {self.size}, and pictures are of {shape[1]} × {shape[2]} pixels; give a "
-                "smaller one"
+                f"--data.poison.size is {self.size}, the images have {shape[1]} × {shape[2]} pixels; give a smaller "
+                "size"
             )
         if self.target >= target.num_values:
             raise ConfigError(
-                f"--data.poison.target is {self.target}, and there are {target.num_values} classes; give a number "
+                f"--data.poison.target is {self.target}, there are {target.num_values} classes; give a number "
                 f"from 0 to {target.num_values - 1}"
             )
 
 
 def brightest_of(seen: Population) -> Tensor:
-    """The largest value of each channel in the training samples that checks look at, [channels]."""
+    """Largest value of each channel in the inspected training samples, [channels]."""
     return looked_at(seen.train).x.amax((0, 2, 3))
 
 
 def marked(x: Tensor, size: int, brightest: Tensor) -> Tensor:
-    """Pictures with a square in the lower right corner.
+    """Images with a square in the lower right corner.
 
     Args:
-        x: pictures [n, channels, height, width]; they stay as they are.
+        x: images [n, channels, height, width]; not changed in place.
         size: side of the square.
         brightest: its value in each channel.
 
@@ -101,11 +100,11 @@ def marked(x: Tensor, size: int, brightest: Tensor) -> Tensor:
 
 
 def with_trigger(split: Split, poison: Backdoor, brightest: Tensor) -> Split:
-    """The samples of classes other than the target, with the square and called the target: what is hit is fooled.
+    """Samples of the non-target classes with the square, labelled as the target; hits count successful attacks.
 
     Args:
         split: samples in memory.
-        poison: the back door.
+        poison: the backdoor.
         brightest: value of the square in each channel.
     """
     others = split.y != poison.target

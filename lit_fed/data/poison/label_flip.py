@@ -18,7 +18,7 @@ __all__ = ["LabelFlip"]
 
 @dataclass(frozen=True)
 class LabelFlip(Poison):
-    """Of C classes attackers take y for C − 1 − y: of ten classes 3 for 6."""
+    """Attackers replace label y by C − 1 − y: with ten classes, 3 becomes 6."""
 
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
         """Labels C − 1 − y."""

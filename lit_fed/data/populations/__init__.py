@@ -1,1 +1,1 @@
-"""Populations: seen and unseen clients with their splits, checked, found by name."""
+"""Populations: seen and unseen clients with their splits."""

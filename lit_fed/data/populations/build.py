@@ -1,7 +1,6 @@
-"""From a data set to seen and unseen clients, each with a training, validation and test split.
+"""From a data set to seen and unseen clients with training, validation and test splits.
 
-Partition, splits and the choice of unseen clients have streams of random numbers of their own: one does not depend on
-the others.
+Partition, splits and the choice of unseen clients use independent random streams.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = [
 ]
 
 DEFAULT_NUM_CLIENTS = 20
-"""Clients of a partition where `num_clients` is not given."""
+"""Default number of clients of a partition."""
 
 
 def build_populations(
@@ -47,16 +46,16 @@ def build_populations(
 
     Args:
         dataset: pooled samples, or clients.
-        partition: how to divide pooled samples; None: by natural owner where the data set names one, else Dirichlet.
-        num_clients: clients of a partition; None: 20. Refused where the data set itself says who the clients are.
-        val_fraction: part of each client's samples for validation; of clients with their own splits it is taken from
-            the training samples, and only if the data set has no validation split.
-        test_fraction: part of each client's pooled samples for testing; clients with their own splits keep theirs.
-        unseen_fraction: part of the clients that never takes part in training.
+        partition: divides pooled samples; None: natural owners if the data set names them, else Dirichlet.
+        num_clients: clients of a partition; None: 20. Refused if the data set has natural clients.
+        val_fraction: share of each client's samples for validation; if clients have their own splits, it is cut from
+            the training samples unless there is a validation split.
+        test_fraction: share of each client's pooled samples for testing; ignored if clients have their own splits.
+        unseen_fraction: share of the clients held out of training.
         seed: seed of the partition, the splits and the choice of unseen clients.
 
     Returns:
-        Seen clients, and unseen ones or None; both in the order of the data set.
+        Seen clients, and unseen clients or None; both in the order of the data set.
     """
     _check_fractions(val_fraction, test_fraction, unseen_fraction)
     _check_parties(dataset, val_fraction, unseen_fraction)
@@ -71,7 +70,7 @@ def build_populations(
         seen, unseen = _set_aside(seen, samples)
         encode = samples.encode
     else:
-        raise ConfigError(f"{type(dataset).__name__} is no data set; derive it from PooledDataSet or ClientDataSet")
+        raise ConfigError(f"{type(dataset).__name__} is not a data set; derive it from PooledDataSet or ClientDataSet")
     check_training(seen, unseen)
     check_finite_samples(seen, unseen)
     seen, unseen = _hold_out(seen, unseen, unseen_fraction, seed)
@@ -81,7 +80,7 @@ def build_populations(
 
 
 def _quantities(population: Population) -> Population:
-    """The same clients, whose labels are numbers and no classes."""
+    """The same clients with floating labels and without class names."""
     train, val, test = (
         Split(split.x, split.y.float(), split.offsets, split.first_id, split.ids)
         for split in (population.train, population.val, population.test)
@@ -90,7 +89,7 @@ def _quantities(population: Population) -> Population:
 
 
 def select_clients(population: Population, client_ids: np.ndarray) -> Population:
-    """Some clients of a population, in ascending order; views of the same samples where the ids are consecutive.
+    """Select clients of a population; views of the same samples if the ids are consecutive.
 
     Args:
         population: T clients.
@@ -104,14 +103,13 @@ def select_clients(population: Population, client_ids: np.ndarray) -> Population
 
 
 def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels = "auto") -> Target:
-    """What there is to predict, by the type and shape of the training labels.
+    """Infer the prediction target from type and shape of the training labels.
 
     Args:
-        y_train: training labels [n] or [n, L]; floating ones mean regression, of vectors where there is a second axis;
-            a second axis of whole ones means sequences, unless told otherwise; n = 0 where clients are drawn when they
-            are needed.
-        num_classes: number of classes where the data set knows it; None: one more than the largest label.
-        labels: `multilabel`: L labels of each sample, 0 or 1; `regression` makes floating ones of whole ones before.
+        y_train: training labels [n] or [n, L]. Floating labels mean regression (of vectors with a second axis), integer
+            labels with a second axis sequences. n = 0 if samples are generated on demand.
+        num_classes: number of classes if known; None: one more than the largest label.
+        labels: `multilabel`: L labels 0 or 1 per sample; `regression`: labels were converted to floating ones before.
 
     Returns:
         The target; two classes are `Binary` (one logit), except in sequences.
@@ -124,10 +122,9 @@ def infer_target(y_train: Tensor, num_classes: int | None = None, labels: Labels
         return Regression() if y_train.ndim == 1 else _vectors(y_train)
     require(
         num_classes is not None or len(y_train) > 0,
-        "the data set draws its clients when they are needed and does not say how many classes there are; "
-        "set its num_classes",
+        "the data set generates samples on demand and does not know the number of classes; set its num_classes",
     )
-    # A single class in all of the training data is a binary problem that nobody has an example of yet.
+    # a single class in the training data counts as binary
     classes = max(2, int(y_train.max()) + 1 if num_classes is None else num_classes)
     if y_train.ndim == 2:
         return Sequences(classes)
@@ -139,18 +136,18 @@ def _multilabel(y_train: Tensor, num_labels: int | None) -> MultiLabel:
     shape = list(y_train.shape)
     require(
         y_train.ndim == 2 and not y_train.is_floating_point(),
-        f"labels are said to be multilabel, and the training labels are {str(y_train.dtype).removeprefix('torch.')} of "
+        f"labels are set to multilabel, but the training labels are {str(y_train.dtype).removeprefix('torch.')} of "
         f"shape {shape}; store whole numbers 0 and 1 of shape [n, L], or leave --data.dataset.labels out",
     )
     require(
         num_labels in (None, shape[1]),
-        f"num_classes is {num_labels}, and each sample has {shape[1]} labels; leave num_classes out",
+        f"num_classes is {num_labels}, but each sample has {shape[1]} labels; leave num_classes out",
     )
     return MultiLabel(shape[1])
 
 
 def _vectors(y_train: Tensor) -> VectorRegression:
-    """The target of floating labels [n, L]; classes that are written as one-hot vectors are no regression."""
+    """The target of floating labels [n, L]; one-hot vectors are refused."""
     shape = list(y_train.shape)
     require(shape[1] > 1, f"floating training labels have shape {shape}; store [n, 1] as [n]")
     one_hot = bool(((y_train == 0) | (y_train == 1)).all()) and bool((y_train.sum(1) == 1).all())
@@ -163,7 +160,7 @@ def _vectors(y_train: Tensor) -> VectorRegression:
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
-    """Refuse fractions outside [0, 1), and splits that leave nothing to train on."""
+    """Refuse fractions outside [0, 1), and splits without training samples."""
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction, "unseen_fraction": unseen_fraction}
     for name, value in fractions.items():
         require(0 <= value < 1, f"{name} = {value}; choose a number from 0 up to, but not including, 1")
@@ -172,17 +169,17 @@ def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction:
 
 
 def _check_parties(dataset: DataSet, val_fraction: float, unseen_fraction: float) -> None:
-    """Refuse to hold back rows or parties where parties have features of the same rows: a model needs all of them."""
+    """Refuse to hold out rows or parties if the parties hold features of the same rows."""
     for name, value in (("val_fraction", val_fraction), ("unseen_fraction", unseen_fraction)):
         require(
             value == 0 or dataset.divided_by == "samples",
-            f"{name} = {value}: the parties of {type(dataset).__name__} hold features of the same rows, and a "
-            f"prediction needs all of them; leave {name} at 0",
+            f"{name} = {value}: the parties of {type(dataset).__name__} hold features of the same rows, and "
+            f"predictions need all of them; leave {name} at 0",
         )
 
 
 def _refuse_partition(dataset: DataSet, partition: Partition | None, num_clients: int | None) -> None:
-    """Refuse to divide a data set that has clients of its own."""
+    """Refuse to partition a data set with natural clients."""
     name = type(dataset).__name__
     require(
         num_clients is None,
@@ -211,8 +208,8 @@ def _divide_pool(
         _refuse_partition(dataset, partition, num_clients)
     require(
         not samples.unseen or isinstance(partition, Natural),
-        f"partition {type(partition).__name__} makes clients of its own, and {type(dataset).__name__} is told which of "
-        "its clients stay unseen; leave one of them out",
+        f"partition {type(partition).__name__} makes new clients, but {type(dataset).__name__} names unseen clients; "
+        "leave one of them out",
     )
     wanted_clients = DEFAULT_NUM_CLIENTS if num_clients is None else num_clients
     parts = partition(samples.y, wanted_clients, seed, samples.owner)
@@ -228,7 +225,7 @@ def _divide_pool(
 
 
 def _check_samples(samples: Samples, dataset_name: str) -> None:
-    """Refuse a pool without samples, arrays of other lengths than it has samples, and a name of two classes."""
+    """Refuse an empty pool, arrays of different lengths, and duplicate or single class names."""
     num_samples = len(samples.x)
     require(num_samples > 0, f"{dataset_name} has no samples; check where it reads them")
     for name, array in (("y", samples.y), ("owner", samples.owner), ("split", samples.split)):
@@ -240,12 +237,12 @@ def _check_samples(samples: Samples, dataset_name: str) -> None:
     names = samples.class_names
     require(
         names is None or len({*names}) == len(names) > 1,
-        f"{dataset_name}: the classes are called {names}; it takes two at least, and each its own name",
+        f"{dataset_name}: the class names are {names}; give at least two, all different",
     )
 
 
 def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray]) -> list[str]:
-    """Names of the owners where clients are owners, else numbers."""
+    """Names of the owners if clients are owners, else numbers."""
     if not isinstance(partition, Natural) or samples.owner is None:
         return [str(client_id) for client_id in range(len(parts))]
     owners = [int(samples.owner[part[0]]) for part in parts]
@@ -253,26 +250,26 @@ def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray
 
 
 def _set_aside(clients: Population, samples: Samples) -> tuple[Population, Population | None]:
-    """Keep the clients that the data set names unseen out of the training."""
+    """Hold out the clients that the data set names as unseen."""
     if not samples.unseen:
         return clients, None
     chosen = np.array([name in samples.unseen for name in clients.names])
-    require(not chosen.all(), "all clients are named as unseen ones; leave one at least to be trained")
+    require(not chosen.all(), "all clients are named as unseen; leave at least one for training")
     return select_clients(clients, np.flatnonzero(~chosen)), select_clients(clients, np.flatnonzero(chosen))
 
 
 def _hold_out(
     seen: Population, unseen: Population | None, fraction: float, seed: int
 ) -> tuple[Population, Population | None]:
-    """Choose the unseen clients at random, without replacement."""
+    """Sample the unseen clients without replacement."""
     if fraction == 0:
         return seen, unseen
     num_clients = len(seen.names)
     require(
         unseen is None,
-        f"unseen_fraction = {fraction}, but the data set brings its own unseen clients; leave unseen_fraction at 0",
+        f"unseen_fraction = {fraction}, but the data set has its own unseen clients; leave unseen_fraction at 0",
     )
-    require(num_clients >= 2, f"unseen_fraction = {fraction} needs at least 2 clients, and there is one; leave it at 0")
+    require(num_clients >= 2, f"unseen_fraction = {fraction} needs at least 2 clients, there is one; leave it at 0")
     num_unseen = max(1, min(whole_part(fraction, num_clients), num_clients - 1))
     chosen = np.zeros(num_clients, dtype=bool)
     chosen[generator(seed, 0, 0, "unseen").choice(num_clients, num_unseen, replace=False)] = True

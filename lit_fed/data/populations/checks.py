@@ -1,17 +1,22 @@
-"""Checks of the samples of all clients, as they were loaded and divided."""
+"""Checks of loaded and divided populations, their fingerprint, and clients by name."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import MOST_CLASSES, DataSet
+from lit_fed.data.populations.drawn_clients import DrawnSplit
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.outliers import outlier
+from lit_fed.metrics.client_table import outlier
+from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
     "all_splits",
@@ -19,7 +24,9 @@ __all__ = [
     "check_labels",
     "check_missing_classes",
     "check_training",
+    "find_client",
     "find_client_name",
+    "fingerprint",
     "learned_constants",
     "looked_at",
     "num_classes_of",
@@ -28,16 +35,16 @@ __all__ = [
 ]
 
 OPTION_OF_TABLES = "task"
-"""Field in which a table is told what its labels are; other data sets have `labels`."""
+"""Field of tables that names the kind of labels; other data sets have `labels`."""
 
 CLIENTS_LOOKED_AT = 8
-"""Most clients whose samples are checked, where clients are drawn when they are needed."""
+"""Number of clients checked if samples are generated on demand."""
 
 
 def check_labels(target: Target, seen: Population, unseen: Population | None = None) -> None:
-    """Raise a `ConfigError` naming split, client and label where a class is negative or not below the class count.
+    """Raise a `ConfigError` naming split, client and label if a class is outside 0 … C − 1.
 
-    Of a split that draws its clients, a few of them are looked at.
+    Checks only a few clients if samples are generated on demand.
     """
     if target.continuous:
         return
@@ -47,7 +54,7 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
         if row is not None:
             label = int(split.y[wrong][0])
             fix = "number the classes from 0" if label < 0 else "correct it, or set the data set's num_classes"
-            fix = "labels of several are 0 or 1" if target.vectors else fix
+            fix = "multilabel labels are 0 or 1" if target.vectors else fix
             raise ConfigError(
                 f"{name} split of {kind} client {_owner_name(population, split, row)!r}: "
                 f"label {label} is outside 0 … {target.num_values - 1}; {fix}"
@@ -55,43 +62,41 @@ def check_labels(target: Target, seen: Population, unseen: Population | None = N
 
 
 def learned_constants(dataset: DataSet, seen: Population, target: Target) -> tuple[str, ...]:
-    """What was learned from samples of the clients before the training, in words: ε covers none of it."""
+    """Names of constants learned from clients' samples before training; ε does not cover them."""
     declared = dataset.num_classes is not None or getattr(dataset, "constants", None) is not None
     return seen.learned if target.continuous or declared else (*seen.learned, "the classes")
 
 
 def num_classes_of(dataset: DataSet, seen: Population) -> int | None:
-    """How many classes there are, where the data set or the names of the classes say so.
+    """Number of classes, from the data set or the class names; None: unknown.
 
     Raises:
-        ConfigError: if both do, and differ.
+        ConfigError: if both are given and differ.
     """
     if seen.class_names is None:
         return dataset.num_classes
     named = len(seen.class_names)
     if dataset.num_classes not in (None, named):
         raise ConfigError(
-            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and its data name {named} classes; "
+            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, its data name {named} classes; "
             "leave num_classes out"
         )
     return named
 
 
 def check_missing_classes(dataset: DataSet, target: Target, seen: Population, unseen: Population | None = None) -> None:
-    """Refuse labels that may as well be quantities as classes, and a class that nobody has, below the largest label.
+    """Refuse ambiguous labels, and classes below the largest label that have no sample.
 
-    The latter unless the data set knows how many classes there are.
-
-    One wrong label would make a network of as many outputs, and labels from 1 a class too many. The positions of
-    sequences are left alone: of a vocabulary most words may be missing.
+    One wrong large label would otherwise add outputs to the network, and labels from 1 would add a class. Missing
+    classes are allowed if the data set knows the number of classes, and in sequences, whose vocabulary may be large.
 
     Raises:
-        ConfigError: naming the client with the largest label, that label and the first missing class; or if there are
-            classes, and labels that are none.
+        ConfigError: naming the client with the largest label, that label and the first missing class; or if
+            num_classes is given for floating labels.
     """
     if target.continuous and dataset.num_classes is not None:
         raise ConfigError(
-            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, and the labels are floating; store "
+            f"num_classes of {type(dataset).__name__} is {dataset.num_classes}, but the labels are floating; store "
             "whole numbers from 0, or leave num_classes out for a regression"
         )
     if target.continuous:
@@ -110,32 +115,32 @@ def check_missing_classes(dataset: DataSet, target: Target, seen: Population, un
     own = "num_classes" in getattr(dataset, "__dataclass_fields__", {})
     say = "--data.dataset.num_classes" if own else f"num_classes of {type(dataset).__name__}"
     raise ConfigError(
-        f"train split of seen client {_owner_name(seen, seen.train, row)!r}: label {largest} makes {largest + 1} "
-        f"classes, and no sample has class {len(held) if missing is None else missing}; number the classes 0, 1, 2, … "
-        f"without a gap, correct the label, or say how many classes there are by {say}"
+        f"train split of seen client {_owner_name(seen, seen.train, row)!r}: label {largest} means {largest + 1} "
+        f"classes, but no sample has class {len(held) if missing is None else missing}; number the classes 0, 1, 2, … "
+        f"without a gap, correct the label, or give the number of classes by {say}"
         f"{' (quantities: --data.dataset.labels regression)' if _is_guessed(dataset, seen) else ''}"
     )
 
 
 def _is_guessed(dataset: DataSet, seen: Population) -> bool:
-    """Whether nothing but the numbers says if labels are classes or quantities, and the user may say it."""
+    """Whether the kind of labels is inferred from their values alone, and the user can set it."""
     fields = getattr(dataset, "__dataclass_fields__", {})
     if dataset.is_remote or dataset.num_classes is not None or dataset.labels != "auto":
         return False
-    if OPTION_OF_TABLES in fields:  # a table, of which texts are classes
+    if OPTION_OF_TABLES in fields:  # a table: texts are classes
         names = seen.class_names or ()
         return getattr(dataset, OPTION_OF_TABLES) is None and all(one.lstrip("-").isdecimal() for one in names)
     return "labels" in fields and seen.class_names is None
 
 
 def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -> None:
-    """Refuse floating labels of a few whole numbers, and whole labels of many: a table checks its own."""
+    """Refuse floating labels with few whole values, and integer labels with many; tables check their own."""
     y = looked_at(seen.train).y
     if not _is_guessed(dataset, seen) or not len(y) or hasattr(dataset, OPTION_OF_TABLES):
         return
     if target.continuous and len(values := y.unique()) <= MOST_CLASSES and bool((values == values.round()).all()):
         shown = ", ".join([f"{value:.1f}" for value in values[:4].tolist()] + ["…"] * (len(values) > 4))
-        kind = "several labels of a sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
+        kind = "several labels per sample, with --data.dataset.labels multilabel" if target.vectors else "classes"
         raise ConfigError(
             f"the training labels are floating and hold {len(values)} whole numbers ({shown}); store integers if they "
             f"are {kind}, or give --data.dataset.labels regression if they are quantities"
@@ -148,29 +153,31 @@ def _check_doubtful_labels(dataset: DataSet, target: Target, seen: Population) -
 
 
 def taken_labels(dataset: DataSet, target: Target, seen: Population) -> str | None:
-    """What labels were taken for where the numbers alone say it, and how to say something else; None: it was clear."""
+    """Message on the inferred kind of labels and the option that changes it; None if it was given."""
     if dataset.is_remote:
         taken = "quantities, a regression" if target.continuous else f"{target.num_classes} classes"
         stored, other = ("floats", "integers") if target.continuous else ("integers", "floats")
         otherwise = "classes" if target.continuous else "quantities"
-        return f"labels are taken for {taken}: the nodes store {stored}, and {other} would be {otherwise}"
+        return f"labels are taken for {taken}: the nodes store {stored}; {other} would be {otherwise}"
     if not _is_guessed(dataset, seen):
         return None
     is_table = hasattr(dataset, OPTION_OF_TABLES)
     option = "--data.dataset.task" if is_table else "--data.dataset.labels"
     others = "regression" if not target.continuous else "classification" if is_table else "multilabel"
     if target.positions:
-        return f"labels are taken for classes of positions of a sequence ({option} multilabel: several of a sample)"
+        return (
+            f"labels are taken for classes of positions of a sequence ({option} multilabel: several labels per sample)"
+        )
     if target.continuous:
-        otherwise = f" ({option} {others} says otherwise)" if is_table or target.vectors else ""
+        otherwise = f" (set {option} {others} otherwise)" if is_table or target.vectors else ""
         return f"labels are taken for quantities, a regression{otherwise}"
-    return f"labels are taken for {target.num_classes} classes, as whole numbers ({option} {others} says otherwise)"
+    return f"labels are taken for {target.num_classes} classes, as whole numbers (set {option} {others} otherwise)"
 
 
 def outlying_inputs(seen: Population, unseen: Population | None = None) -> str | None:
-    """What there is to say of the client whose inputs dwarf those of all others; None: there is no such client.
+    """Warning about a client whose inputs are far larger than all others'; None if there is none.
 
-    Of a split that draws its clients, a few of them are looked at.
+    Checks only a few clients if samples are generated on demand.
     """
     if not seen.train.x.is_floating_point():
         return None
@@ -182,18 +189,18 @@ def outlying_inputs(seen: Population, unseen: Population | None = None) -> str |
                 low, high = split.x[start:end].aminmax()
                 names.append(_name_at(population, split, position))
                 largest.append(max(float(high), -float(low)))
-    found = outlier(torch.tensor(largest)) if largest else None  # of remote clients nothing is here
+    found = outlier(torch.tensor(largest)) if largest else None  # empty for remote clients
     if found is None:
         return None
     position, value, median = found
     return (
         f"client {names[position]!r} has inputs up to {value:.3g}, the median of all clients is {median:.3g}; they "
-        "decide every mean over clients, so clean or scale them, or leave the client out"
+        "dominate every mean over clients: clean or scale them, or leave the client out"
     )
 
 
 def find_client_name(client_id: int, *populations: Population | None) -> str:
-    """The name that the data give the client with this number; "" if they only number it, or do not know it."""
+    """Name of a client in the data; "" if it has only a number, or is unknown."""
     for population in populations:
         position = -1 if population is None else client_id - population.train.first_id
         if population is not None and 0 <= position < len(population.names):
@@ -208,9 +215,9 @@ def all_splits(
     """All splits of seen and unseen clients.
 
     Args:
-        seen: clients that take part in the training.
-        unseen: clients that do not, or None.
-        samples: hand out what `looked_at` chooses of each split, whose samples are in memory, instead of the split.
+        seen: the training clients.
+        unseen: clients held out of training, or None.
+        samples: return `looked_at(split)`, with samples in memory, in place of each split.
 
     Returns:
         For each split `seen` or `unseen`, its name, its population, and the split.
@@ -224,18 +231,18 @@ def all_splits(
 
 
 def looked_at(split: Split) -> Split:
-    """The samples that checks look at: all where they are in memory, else those of a few clients, first to last."""
+    """Samples for checks: all if they are in memory, else those of a few evenly spaced clients."""
     few = torch.linspace(0, split.num_clients - 1, min(split.num_clients, CLIENTS_LOOKED_AT)).long()
     return split.select(few + split.first_id)
 
 
 def check_training(seen: Population, unseen: Population | None) -> None:
-    """Raise a `ConfigError` naming the first client without samples that it needs: an unseen one may be tested only."""
+    """Raise a `ConfigError` naming the first client without samples; unseen clients may have test samples alone."""
     for kind, name, population, split in all_splits(seen, unseen):
         needed = split.sizes if kind == "seen" else split.sizes + population.test.sizes + population.val.sizes
         if name == "train" and int(needed.min()) == 0:
             empty, what = population.names[int(needed.argmin())], "training samples" if kind == "seen" else "samples"
-            raise ConfigError(f"{kind} client {empty!r} has no {what}; give it one at least, or leave it out")
+            raise ConfigError(f"{kind} client {empty!r} has no {what}; give it at least one, or leave it out")
 
 
 def check_finite_samples(seen: Population, unseen: Population | None) -> None:
@@ -251,7 +258,7 @@ def check_finite_samples(seen: Population, unseen: Population | None) -> None:
 
 
 def _first_non_finite(tensor: Tensor) -> int | None:
-    """First row with a NaN or an infinity; a finite sum, which takes no memory, proves that there is none."""
+    """First row with NaN or infinity; a finite sum rules them out without allocating memory."""
     if not tensor.is_floating_point() or bool(torch.isfinite(tensor.sum())):
         return None
     return _first_row(~torch.isfinite(tensor))
@@ -269,5 +276,58 @@ def _owner_name(population: Population, split: Split, row: int) -> str:
 
 
 def _name_at(population: Population, split: Split, position: int) -> str:
-    """Name of the client at a position of a split, which may hold some of the population's clients only."""
+    """Name of the client at a position of a split, which may be a subset of the population."""
     return population.names[position if split.ids is None else int(split.ids[position]) - split.first_id]
+
+
+SHOWN = 3
+"""Number of clients of each population listed in errors."""
+
+
+def find_client(client: str, populations: Mapping[str, Population | None]) -> tuple[str, int]:
+    """Find a client: its population and its position there.
+
+    Args:
+        client: name, or number counted over all populations (the column `client_id` of predictions).
+        populations: by name, searched in this order; None: no clients.
+
+    Raises:
+        ConfigError: if there is no such client, listing some clients.
+    """
+    there = {name: population for name, population in populations.items() if population is not None}
+    for called in dict.fromkeys((client, unquoted(client))):  # as written in result tables
+        for name, population in there.items():
+            if called in population.names:
+                return name, population.names.index(called)
+    for name, population in there.items():
+        position = int(client) - population.train.first_id if client.isdecimal() else -1
+        if 0 <= position < population.train.num_clients:
+            return name, position
+    known = "; ".join(f"{name}: {_some(population.names)}" for name, population in there.items())
+    raise ConfigError(f"--client {client or 'is not set and'} names no client; give one of them ({known})")
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def fingerprint(*populations: Population | None) -> str:
+    """Digest of offsets, inputs and labels of all splits, 32 hexadecimal digits; resuming compares it.
+
+    If samples are generated on demand it covers all sizes, the origin of the samples, and the samples of a few clients.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for population in populations:
+        digest.update(b"none" if population is None else b"population")
+        for split in () if population is None else (population.train, population.val, population.test):
+            tensors = [split.offsets]
+            if isinstance(split, DrawnSplit):
+                digest.update(split.origin.encode())
+                tensors.append(split.numbers)
+            few = looked_at(split)
+            for tensor in (*tensors, few.x, few.y):
+                array = np.ascontiguousarray(tensor.numpy())
+                digest.update(f"{array.dtype.str}{array.shape}".encode())
+                digest.update(array.reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()

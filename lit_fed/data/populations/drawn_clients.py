@@ -1,4 +1,4 @@
-"""Clients whose samples are drawn when they are needed: populations too big for memory."""
+"""Clients whose samples are generated or read on demand, for populations larger than memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from lit_fed.errors import ConfigError
 __all__ = ["Draw", "DrawnClient", "DrawnSplit", "NumberedClients"]
 
 Draw: TypeAlias = Callable[[int], tuple[np.ndarray, np.ndarray]]
-"""Inputs [N, ...] and labels [N] or [N, L] of the client with this number; the same arrays at every call."""
+"""Client number -> inputs [N, ...] and labels [N] or [N, L]; the same arrays in every call."""
 
 BYTES_PER_BLOCK = 2**27
-"""Samples that a block of drawn clients may hold, in bytes."""
+"""Upper limit of the bytes of a block's samples."""
 
 
 class NumberedClients(Sequence[str]):
-    """The names `0`, `1`, … of T clients, none of which is held: a million strings take more than their mixtures."""
+    """The names `0`, `1`, … of T clients, generated on access: a million strings need more memory than mixtures."""
 
     def __init__(self, num_clients: int) -> None:
         self._numbers = range(num_clients)
@@ -41,24 +41,24 @@ class NumberedClients(Sequence[str]):
         return str(found) if isinstance(found, int) else [str(one) for one in found]
 
     def __eq__(self, other: object) -> bool:
-        """Whether these are the same names in the same order."""
+        """Compare with any sequence of names."""
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
 
 class DrawnSplit(Split):
-    """A split that knows how many samples each client has and how to draw them, and holds none.
+    """A split that stores sizes and a generator of samples, but no samples.
 
-    `x` and `y` are empty and only tell the shape and type of a sample and the device; `select` draws.
+    `x` and `y` are empty and give only shape and type of a sample and the device; `select` generates samples.
 
     Args:
-        draw: draws the samples of one client.
+        draw: generates the samples of one client.
         sizes: samples of each client, [T] int64.
         x: inputs without samples, [0, ...].
         y: labels without samples, [0] or [0, L].
-        origin: what else the samples depend on, in words that change when they do; part of the data's fingerprint.
-        numbers: the number by which `draw` knows each client, [T] int64; None: 0, 1, ….
+        origin: text that identifies the source of the samples and its settings; part of the data's fingerprint.
+        numbers: argument of `draw` for each client, [T] int64; None: 0, 1, ….
         first_id: identity of the first client.
     """
 
@@ -77,24 +77,24 @@ class DrawnSplit(Split):
 
     @property
     def numbers(self) -> Tensor:
-        """The number by which `draw` knows each client, [T] int64."""
+        """Argument of `draw` for each client, [T] int64."""
         return torch.arange(self.num_clients) if self._numbers is None else self._numbers
 
     @property
     def samples_per_block(self) -> int:
-        """Samples that fit into `BYTES_PER_BLOCK`."""
+        """Number of samples that fit into `BYTES_PER_BLOCK`."""
         each = sum(one.shape[1:].numel() * one.element_size() for one in (self.x, self.y))
         return max(1, BYTES_PER_BLOCK // each)
 
     def client(self, client_id: int) -> ClientData:
-        """One client, drawn when its samples are first read."""
+        """One client; its samples are generated at the first access."""
         return DrawnClient(self, client_id)  # type: ignore[return-value]
 
     def select(self, client_ids: Tensor) -> Split:
-        """A split that holds the samples of these clients [C], drawn now.
+        """Generate the samples of these clients [C], as a split in memory.
 
         Raises:
-            ConfigError: if other samples are drawn for a client than were announced.
+            ConfigError: if the generated samples have an unexpected shape.
         """
         ids = client_ids.cpu().unique()
         positions = self.positions(ids)
@@ -114,7 +114,7 @@ class DrawnSplit(Split):
         return Split(x.to(self.x.device), y.to(self.y.device), offsets, self.first_id, ids)
 
     def subset(self, positions: Tensor) -> DrawnSplit:
-        """The clients at ascending positions [C], numbered anew from 0."""
+        """The clients at ascending positions [C], renumbered from 0."""
         sizes = self.sizes[positions]
         return DrawnSplit(self.draw, sizes, self.x, self.y, self.origin, self._numbers_at(positions))
 
@@ -122,11 +122,11 @@ class DrawnSplit(Split):
         return positions if self._numbers is None else self._numbers[positions]
 
     def rows(self, rows_of: Callable[[int], np.ndarray], sizes: Tensor) -> DrawnSplit:
-        """The split of the same clients that keeps some of their samples.
+        """The split with a subset of each client's samples.
 
         Args:
-            rows_of: rows [N] kept of the client at this position.
-            sizes: how many they are, [T] int64.
+            rows_of: position -> rows [N] to keep.
+            sizes: number of rows of each client, [T] int64.
         """
         draw = partial(_draw_rows, self.draw, self._numbers, rows_of)
         return DrawnSplit(draw, sizes, self.x, self.y, self.origin, first_id=self.first_id)
@@ -137,7 +137,7 @@ class DrawnSplit(Split):
 
 
 class DrawnClient:
-    """One client of a `DrawnSplit`, with the attributes of `ClientData`; only what holds samples costs a draw."""
+    """One client of a `DrawnSplit`, with the attributes of `ClientData`; only reading samples generates them."""
 
     index = None
 
@@ -186,7 +186,7 @@ class DrawnClient:
 def _draw_rows(
     draw: Draw, numbers: Tensor | None, rows_of: Callable[[int], np.ndarray], position: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Some samples of the client at a position."""
+    """Generate some samples of the client at a position."""
     x, y = draw(position if numbers is None else int(numbers[position]))
     rows = rows_of(position)
     return x[rows], y[rows]

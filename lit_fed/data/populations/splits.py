@@ -1,12 +1,14 @@
-"""Dividing each client's samples into training, validation and test.
+"""Training, validation and test split of each client.
 
-Every client has a stream of random numbers of its own, so its split does not depend on the other clients.
+Each client has its own random stream, so its split does not depend on the other clients.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -15,11 +17,20 @@ import torch
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import Normalisation, label_array, make_split
+from lit_fed.data.data_sets.base import Normalisation, input_array, label_array, make_split
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.stored_pictures import numbers_of, stored_split
 
-__all__ = ["SplitRows", "cut_validation", "divided_rows", "split_counts", "split_of", "split_rows", "with_validation"]
+__all__ = [
+    "SplitRows",
+    "cut_validation",
+    "divided_rows",
+    "numbers_of",
+    "split_counts",
+    "split_of",
+    "split_rows",
+    "stored_split",
+    "with_validation",
+]
 
 
 class SplitRows(NamedTuple):
@@ -31,10 +42,10 @@ class SplitRows(NamedTuple):
 
 
 def split_counts(num_samples: int, val_fraction: float, test_fraction: float) -> tuple[int, int, int]:
-    """Training, validation and test samples of a client with `num_samples` samples.
+    """Numbers of training, validation and test samples of a client with `num_samples` samples.
 
-    Parts are rounded half up, but a part that is asked for gets at least one sample: training goes first, then test,
-    then validation.
+    Parts are rounded half up, and each requested part gets at least one sample, in the order training, test,
+    validation.
 
     Example:
         >>> split_counts(10, 0.2, 0.25), split_counts(2, 0.2, 0.2), split_counts(1, 0.2, 0.2)
@@ -51,10 +62,10 @@ def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed
 
     Args:
         rows: sample indices [n] of the client.
-        val_fraction: part of them for validation.
-        test_fraction: part of them for testing.
+        val_fraction: share for validation.
+        test_fraction: share for testing.
         seed: seed of the splits.
-        client_id: the client, whose stream of random numbers is its own.
+        client_id: selects the random stream.
     """
     shuffled = generator(seed, 0, client_id, "split").permutation(rows)
     num_train, num_val, _ = split_counts(len(rows), val_fraction, test_fraction)
@@ -64,12 +75,12 @@ def split_rows(rows: np.ndarray, val_fraction: float, test_fraction: float, seed
 def divided_rows(
     parts: list[np.ndarray], split: np.ndarray | None, val_fraction: float, test_fraction: float, seed: int
 ) -> list[SplitRows]:
-    """The splits of all clients: those that the data set says, and by fractions what it says nothing of.
+    """The splits of all clients: those of the data set, completed by fractions.
 
     Args:
         parts: sample indices of each client.
-        split: [n] 0 for training, 1 validation, 2 test, of each sample; None: the data set does not say.
-        val_fraction: part of each client's samples for validation, where the data set names no such sample.
+        split: [n] 0 training, 1 validation, 2 test, as the data set assigns samples; None: it does not.
+        val_fraction: share of each client's samples for validation if the data set assigns none.
         test_fraction: likewise for testing.
         seed: seed of the splits.
     """
@@ -93,10 +104,10 @@ def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation
         x: inputs [n, ...].
         y: labels [n] or [n, L].
         rows: sample indices of each client, T arrays.
-        normalisation: constants by which uint8 pixels are normalised.
+        normalisation: constants for uint8 pixels.
 
     Returns:
-        The split, which holds its samples, or for pixels in a memory-mapped file reads those of a client when needed.
+        A split in memory, or one that reads on demand if pixels are in a memory-mapped file.
     """
     if isinstance(x, np.memmap) and x.dtype == np.uint8:
         return stored_split(x, y, rows, normalisation)
@@ -109,18 +120,18 @@ def split_of(x: np.ndarray, y: np.ndarray, rows: list[np.ndarray], normalisation
 def with_validation(
     seen: Population, unseen: Population | None, val_fraction: float, seed: int
 ) -> tuple[Population, Population | None]:
-    """Take validation samples from the training ones, where they are wanted and the data set has none.
+    """Cut validation samples from the training samples if the data set has no validation split.
 
     Args:
-        seen: clients that take part in the training.
-        unseen: clients that do not, or None.
-        val_fraction: part of each client's training samples for validation.
+        seen: the training clients.
+        unseen: clients held out of training, or None.
+        val_fraction: share of each client's training samples for validation.
         seed: seed of the splits.
     """
     own_validation = any(population.val.num_samples for population in (seen, unseen) if population is not None)
     if val_fraction == 0 or own_validation:
         return seen, unseen
-    first_unseen = seen.train.num_clients  # unseen clients get streams of their own
+    first_unseen = seen.train.num_clients  # unseen clients continue the numbering of streams
     return (
         cut_validation(seen, val_fraction, seed, range(first_unseen)),
         None
@@ -130,13 +141,13 @@ def with_validation(
 
 
 def cut_validation(population: Population, val_fraction: float, seed: int, client_ids: Sequence[int]) -> Population:
-    """The same clients with a part of their training samples moved to the validation split.
+    """Move a share of each client's training samples to the validation split.
 
     Args:
         population: T clients.
-        val_fraction: part of each client's training samples for validation.
+        val_fraction: share of each client's training samples for validation.
         seed: seed of the splits.
-        client_ids: for each of the T clients the number whose stream of random numbers is its own.
+        client_ids: number of each client's random stream, T.
     """
     train = population.train
     if isinstance(train, DrawnSplit):
@@ -153,7 +164,7 @@ def cut_validation(population: Population, val_fraction: float, seed: int, clien
 def _draw_validation(
     population: Population, train: DrawnSplit, val_fraction: float, seed: int, client_ids: Sequence[int]
 ) -> Population:
-    """`cut_validation` for clients that are drawn when they are needed: a draw for either split keeps its own rows."""
+    """`cut_validation` for samples generated on demand: each split keeps its own rows of the generated samples."""
     sizes = train.sizes.tolist()
 
     def rows(position: int) -> SplitRows:
@@ -167,6 +178,49 @@ def _draw_validation(
 
 
 def _part(num_samples: int, fraction: float, most: int) -> int:
-    """Half-up rounded part of the samples: 0 if none is wanted, else at least 1, but never more than `most`."""
+    """Share of the samples, rounded half up: 0 if the fraction is 0, else from 1 to `most`."""
     wanted = max(1, math.floor(fraction * num_samples + 0.5)) if fraction > 0 else 0
     return max(0, min(wanted, most))
+
+
+ROWS_PER_READ = 4096
+
+
+def numbers_of(x: np.ndarray, normalisation: Normalisation | None) -> np.ndarray:
+    """Convert inputs for training: uint8 pixels are scaled to 0..1 and normalised; others see `input_array`.
+
+    Args:
+        x: inputs [n, ...].
+        normalisation: constants of the data set, which has already applied them to inputs that are not uint8.
+    """
+    numbers = input_array(x)
+    return normalisation.apply(numbers) if normalisation is not None and x.dtype == np.uint8 else numbers
+
+
+def stored_split(
+    x: np.memmap, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None
+) -> DrawnSplit:
+    """A split of images in a file, read on demand.
+
+    Args:
+        x: pixels [n, ...] uint8.
+        y: labels [n].
+        rows: sample indices of each client, T arrays.
+        normalisation: constants of the data set.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in rows:
+        for lo in range(0, len(part), ROWS_PER_READ):
+            digest.update(np.ascontiguousarray(x[part[lo : lo + ROWS_PER_READ]]).data)
+        digest.update(np.ascontiguousarray(y[part]).data)
+    sizes = torch.tensor([len(part) for part in rows], dtype=torch.int64)
+    empty = torch.from_numpy(numbers_of(np.asarray(x[:0]), normalisation)), torch.from_numpy(label_array(y[:0]))
+    draw = partial(_read_client, x, y, rows, normalisation)
+    return DrawnSplit(draw, sizes, *empty, f"stored pictures {digest.hexdigest()}")
+
+
+def _read_client(
+    x: np.memmap, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None, number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read one client's inputs and labels."""
+    return numbers_of(np.asarray(x[rows[number]]), normalisation), label_array(y[rows[number]])

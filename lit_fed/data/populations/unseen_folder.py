@@ -1,8 +1,8 @@
-"""Unseen clients that are served from a checkpoint alone, read as its training read inputs.
+"""Unseen clients for a checkpoint, read as its training data were read.
 
-FOLDER/<client>.npz             x_train, y_train; optionally x_test, and with it y_test; or these alone (`check_unseen`)
-FOLDER/<client>/<class>/*.png   where the training was on pictures, see `read_picture_clients`
-FILE.csv(.gz), FILE.parquet     the rows of all of them, where the training was on a table
+FOLDER/<client>.npz             x_train, y_train and optionally x_test, y_test; or the test arrays alone
+FOLDER/<client>/<class>/*.png   after training on images, see `read_picture_clients`
+FILE.csv(.gz), FILE.parquet     rows of all clients, after training on a table
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.core.types import Population, ServingBlock
 from lit_fed.data.data_sets.base import require
 from lit_fed.data.data_sets.client_folder import (
+    SPLITS,
     ClientArrays,
     check_stored,
     check_types,
@@ -24,41 +25,56 @@ from lit_fed.data.data_sets.client_folder import (
     read_files,
     to_population,
 )
-from lit_fed.data.data_sets.picture_clients import read_picture_clients
-from lit_fed.data.data_sets.table_clients import read_table_clients
-from lit_fed.data.data_sets.table_rows import is_table_file
+from lit_fed.data.data_sets.columns import (
+    TableColumns,
+    TableRows,
+    as_text,
+    encode,
+    is_table_file,
+    missing_values,
+    numbers,
+    read_rows,
+    split_names,
+    table_name,
+    texts,
+)
+from lit_fed.data.data_sets.image_folder import decoded, pictures_in, visible_entries
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import Blocks, Predicted
-from lit_fed.data.populations.checks import find_client_name
-from lit_fed.data.populations.find_client import find_client
+from lit_fed.data.populations.checks import find_client, find_client_name
 from lit_fed.data.populations.splits import split_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.given_paths import given_path
 
-__all__ = ["HELD_OUT", "UnseenFolder"]
+__all__ = [
+    "HELD_OUT",
+    "UnseenFolder",
+    "read_picture_clients",
+    "read_table_clients",
+]
 
 HELD_OUT = 0.2
-"""Share of each client's rows that is measured where a table says nothing of what to adapt on."""
+"""Share of each client's rows held out for evaluation if a table assigns no test rows."""
 
 
 class UnseenFolder(LightningDataModule):
-    """Unseen clients to be served, named by their files and numbered, in the order of their names, after the seen ones.
+    """Unseen clients, named by their files and numbered by name after the seen clients.
 
-    Inputs are treated as `ClientFolder` treats them: uint8 is scaled to 0..1, other integers are token ids. Where the
-    data of the training were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
+    Inputs are converted as in `ClientFolder`: uint8 is scaled to 0..1, other integers are token ids. If the training
+    data were normalised, inputs in 0..1, uint8 or floating, are normalised by the same constants.
 
     Args:
-        folder: folder with a .npz file for each client, or of pictures; or a table, see `read_table_clients`.
-        facts: what a checkpoint says of its training.
-        only: name of the one to be served; None: all.
+        folder: folder with a .npz file for each client, or of images; or a table, see `read_table_clients`.
+        facts: facts of the training, from the checkpoint.
+        only: name of the only client to serve; None: all.
 
     Attributes:
-        labelled: whether each client has labels to be measured on, [T] bool.
-        held_out: whether a share of each client's samples was held out, since all rows of a table had a label and no
-            column said what to predict; where one client alone is served there is nothing to measure.
+        labelled: whether each client has test labels, [T] bool.
+        held_out: whether a share of each client's samples was held out, as in tables whose rows all have labels and no
+            split, unless only one client is served.
 
     Raises:
-        ConfigError: naming the file and the array that does not fit, or if there is no such client.
+        ConfigError: naming the file and array that does not fit, or an unknown client.
     """
 
     predicted = Predicted("unseen", "test")
@@ -77,7 +93,7 @@ class UnseenFolder(LightningDataModule):
         if self.held_out:
             clients = [_divided(client, position) for position, client in enumerate(clients)]
         self.labelled = torch.tensor(["y_test" in one.arrays or "x_test" not in one.arrays for one in clients])
-        if facts.target.continuous:  # quantities that are whole numbers, too
+        if facts.target.continuous:  # integer labels of a regression
             clients = [_floating(client) for client in clients]
         clients = [checked(_with_labels(client), may_lack_training=client.name in bare) for client in clients]
         _check_fit(clients, facts)
@@ -92,12 +108,12 @@ class UnseenFolder(LightningDataModule):
         self.served = None if only is None else torch.tensor([find_client(only, {"new": self.unseen})[1]])
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell an error the name of the client that it is about; Lightning calls this before it raises it again."""
+        """Add the client's name to a `ClientError`; Lightning calls this before it re-raises."""
         if isinstance(exception, ClientError):
             exception.client_name = find_client_name(exception.client_id, self.unseen)
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's unseen clients."""
+        """This rank's blocks of unseen clients."""
         assert self.trainer is not None
         return Blocks(
             serving_blocks(
@@ -108,7 +124,7 @@ class UnseenFolder(LightningDataModule):
 
 
 def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
-    """The clients of a folder or a table, as they were stored."""
+    """Read the stored arrays of a folder or table."""
     root = given_path(folder, "--clients")
     if _is_table(root):
         require(
@@ -133,7 +149,7 @@ def _is_table(root: Path) -> bool:
 
 
 def _divided(client: ClientArrays, position: int) -> ClientArrays:
-    """The client with some of its samples held out, as if it had been an unseen client of the training."""
+    """The client with a share of its samples held out for testing."""
     rows = split_rows(np.arange(len(client.arrays["y_train"])), 0.0, HELD_OUT, seed=0, client_id=position)
     kept = {"train": np.sort(rows.train), "test": np.sort(rows.test)}
     arrays = {f"{name}_{split}": client.arrays[f"{name}_train"][some] for split, some in kept.items() for name in "xy"}
@@ -141,13 +157,13 @@ def _divided(client: ClientArrays, position: int) -> ClientArrays:
 
 
 def _check_test_arrays(client: ClientArrays) -> None:
-    """Refuse test labels without the inputs that they belong to."""
+    """Refuse test labels without inputs."""
     if "y_test" in client.arrays and "x_test" not in client.arrays:
         raise ConfigError(f"{client.sources['test']}: array x_test is missing; save it beside y_test, or drop y_test")
 
 
 def _floating(client: ClientArrays) -> ClientArrays:
-    """The client with whole labels as floating ones."""
+    """The client with integer labels as floats."""
     return client._replace(
         arrays={
             name: array.astype(np.float32) if name.startswith("y") and array.dtype.kind in "iub" else array
@@ -157,7 +173,7 @@ def _floating(client: ClientArrays) -> ClientArrays:
 
 
 def _with_training(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
-    """The client, with an empty training split if it has inputs to be predicted alone."""
+    """The client, with an empty training split if it has only test inputs."""
     arrays, source = client.arrays, client.sources["train"]
     if "x_train" in arrays or "y_train" in arrays or "x_test" not in arrays:
         for name in ("x_train", "y_train"):
@@ -169,7 +185,7 @@ def _with_training(client: ClientArrays, facts: TrainingFacts) -> ClientArrays:
 
 
 def _with_labels(client: ClientArrays) -> ClientArrays:
-    """The client with zeros as labels of its test inputs where it brought none; its results are left empty then."""
+    """The client with zeros for missing test labels; its results are then left empty."""
     x, y = client.arrays.get("x_test"), client.arrays["y_train"]
     if x is None or "y_test" in client.arrays or not x.ndim or not y.ndim:
         return client
@@ -177,7 +193,7 @@ def _with_labels(client: ClientArrays) -> ClientArrays:
 
 
 def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
-    """Refuse samples of another type or shape than the checkpoint was trained on, and labels of other classes."""
+    """Refuse samples whose type, shape or classes differ from the checkpoint's training."""
     types = {
         "x": f"{facts.input_type} of shape {list(facts.input_shape)}",
         "y": f"{'float32' if facts.target.continuous else 'int64'} of shape {list(facts.label_shape)}",
@@ -192,6 +208,166 @@ def _check_fit(clients: list[ClientArrays], facts: TrainingFacts) -> None:
             largest = int(client.arrays[name].max(initial=0))
             require(
                 largest < facts.target.num_values,
-                f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint knows the "
+                f"{client.sources[name[2:]]}: array {name} contains label {largest}, but the checkpoint has the "
                 f"classes 0 … {facts.target.num_values - 1}; correct the labels, or leave such samples out",
             )
+
+
+def read_picture_clients(
+    root: Path, input_shape: tuple[int, ...], class_names: tuple[str, ...] | None
+) -> list[ClientArrays]:
+    """Read clients from folders of images, as `ImageFolder` does; [] if there is no folder.
+
+    FOLDER/<client>/<class>/*.png are adapted on, FOLDER/<client>/*.png (optional) are predicted.
+
+    Args:
+        root: folder with a folder for each client.
+        input_shape: input shape of the training.
+        class_names: class names of the training, by label; None: no names.
+
+    Returns:
+        x_train [n, channels, height, width] uint8, y_train [n] and, if there are images beside the class folders,
+        x_test sorted by name, of each client.
+
+    Raises:
+        ConfigError: if the training was not on images with named classes, or naming an unexpected folder or file.
+    """
+    clients = [entry for entry in visible_entries(root) if entry.is_dir()]
+    if not clients:
+        return []
+    pictures = len(input_shape) == 3 and input_shape[0] in (1, 3) and input_shape[1] == input_shape[2]
+    require(
+        pictures and class_names is not None,
+        f"--clients {root}: has folders, which are read as clients with images; the checkpoint was trained on inputs "
+        f"of shape {list(input_shape)}{'' if class_names else ' and classes without names'}: pass a folder with a .npz "
+        "file for each unseen client",
+    )
+    return [_picture_client(folder, input_shape[0], input_shape[1], class_names or ()) for folder in clients]
+
+
+def _picture_client(folder: Path, channels: int, image_size: int, class_names: tuple[str, ...]) -> ClientArrays:
+    entries = visible_entries(folder)
+    labelled: list[tuple[Path, int]] = []
+    for entry in entries:
+        if entry.is_dir():
+            require(
+                entry.name in class_names,
+                f"{entry}: not a class of the checkpoint, which has {', '.join(class_names)}; rename the folder, or "
+                "remove it",
+            )
+            labelled += [(path, class_names.index(entry.name)) for path in pictures_in(entry)]
+    require(
+        bool(labelled),
+        f"{folder}: no image of a known class to adapt on; add some as {folder.name}/{class_names[0]}/*.png",
+    )
+    unlabelled = pictures_in(folder, beside_classes=True)
+    paths = [path for path, _ in labelled]
+    arrays = {
+        "x_train": np.stack(list(decoded(paths, image_size, channels))),
+        "y_train": np.array([label for _, label in labelled], dtype=np.int64),
+    }
+    if unlabelled:
+        arrays["x_test"] = np.stack(list(decoded(unlabelled, image_size, channels)))
+    return ClientArrays(folder.name, arrays, dict.fromkeys(("train", "val", "test"), str(folder)))
+
+
+OPTION = "--clients"
+SPLIT_COLUMN = "split"
+"""Name of the split column in a table if the training had none."""
+
+
+def read_table_clients(path: Path, columns: TableColumns, class_names: tuple[str, ...] | None) -> list[ClientArrays]:
+    """Read clients from a table; inputs are not standardised yet.
+
+    Rows with a label are adapted on, rows without are predicted, unless the training's `split_column`, or a column
+    `split` of this table, assigns the rows; rows of `val` are ignored.
+
+    Args:
+        path: a .csv, .csv.gz or .parquet file with the columns of the training's table.
+        columns: encoding of the training's table.
+        class_names: class names of the training; None: labels are numbers.
+
+    Returns:
+        `x_train` and `y_train` and, if there are test rows or a split column, `x_test` and `y_test` of each client, by
+        name. Without a client column all rows belong to one client, named after the file.
+
+    Raises:
+        ConfigError: naming file, row, column and value of what is wrong.
+    """
+    rows = read_rows([(str(path), OPTION)], columns.separator)
+    columns = columns._replace(split_column=columns.split_column or _own_split(rows, columns))
+    wanted = [one.name for one in columns.features]
+    wanted += [one for one in (columns.label_column, columns.client_column, columns.split_column) if one]
+    rows.require_columns(wanted, f"{OPTION} {path}, column")
+    x, labelled = encode(rows, columns), ~missing_values(rows.frame[columns.label_column])
+    y = _table_labels(rows, columns.label_column, labelled, class_names)
+    if columns.client_column is None:
+        clients = np.full(len(x), table_name(path), dtype=object)
+    else:
+        clients = texts(rows, columns.client_column, mixed=True)
+    split = (
+        np.where(labelled, "train", "test") if columns.split_column is None else split_names(rows, columns.split_column)
+    )
+    arrays = []
+    for name in sorted(set(clients)):
+        require("/" not in name, f"{path}: client {name!r} names a file of results; rename it without /")
+        own = clients == name
+        client = _table_client(rows, name, own & (split == "train"), own & (split == "test"), x, y, labelled)
+        if columns.split_column is not None and "x_test" not in client.arrays:  # no test rows
+            client.arrays.update(x_test=x[:0], y_test=y[:0])
+        arrays.append(client)
+    return arrays
+
+
+def _own_split(rows: TableRows, columns: TableColumns) -> str | None:
+    """The column `split` of a table if the training did not use it otherwise and it holds split names."""
+    used = (columns.label_column, columns.client_column, *(one.name for one in columns.features))
+    if SPLIT_COLUMN in used or SPLIT_COLUMN not in rows.frame.columns:
+        return None
+    return SPLIT_COLUMN if rows.frame[SPLIT_COLUMN].isin(SPLITS).all() else None
+
+
+def _table_client(
+    rows: TableRows, name: str, train: np.ndarray, test: np.ndarray, x: np.ndarray, y: np.ndarray, labelled: np.ndarray
+) -> ClientArrays:
+    """One client from the masks [n] of its training and test rows."""
+    source = f"{rows.source}: client {name!r}"
+    bare = train & ~labelled
+    require(
+        not bare.any(),
+        f"{rows.place(int(bare.argmax()))}: a training row without a label; label it, or mark it as test",
+    )
+    require(
+        bool(train.any()), f"{source} has no row with a label to adapt on; label at least one, or leave the client out"
+    )
+    known = labelled[test]
+    require(
+        bool(known.all() or not known.any()),
+        f"{source}: only some of its test rows have a label; label all or none",
+    )
+    arrays = {"x_train": x[train], "y_train": y[train]}
+    if test.any():
+        arrays |= {"x_test": x[test]} | ({"y_test": y[test]} if known.all() else {})
+    return ClientArrays(name, arrays, dict.fromkeys(SPLITS, source))
+
+
+def _table_labels(
+    rows: TableRows, column: str, labelled: np.ndarray, class_names: tuple[str, ...] | None
+) -> np.ndarray:
+    """Labels [n], 0 if missing."""
+    if class_names is None:
+        y = np.zeros(len(labelled), dtype=np.float32)
+        places = np.flatnonzero(labelled)
+        part = TableRows(rows.frame.iloc[places], rows.source, lambda row: rows.place(int(places[row])))
+        y[places] = numbers(part, column)
+        return y
+    number = {name: position for position, name in enumerate(class_names)}
+    y = np.zeros(len(labelled), dtype=np.int64)
+    for row in np.flatnonzero(labelled).tolist():
+        name = as_text(rows.frame[column].iloc[row])
+        if name not in number:
+            raise rows.error(
+                row, column, f"{name!r} is not a class of the training ({', '.join(class_names)}); correct it"
+            )
+        y[row] = number[name]
+    return y

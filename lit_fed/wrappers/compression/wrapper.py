@@ -9,7 +9,7 @@ Broadcast: Gruntkowska, Tyurin, Richtárik. "EF21-P and Friends: Improved Theore
 Distributed Optimization with Bidirectional Compression". ICML 2023. https://arxiv.org/abs/2209.15218
 
 Symbols:
-    Δ_i -> news        the change in a client's message, of its parameters alone
+    Δ_i -> delta       the change in a client's message, of its parameters alone
     Q   -> codec       what the receiver decodes of an encoded change
     e_i -> memory      EF14: the part of Δ_i that client i has not sent yet; EF21: what the server knows of Δ_i
     ḡ   -> shared.own  EF21: the mean of what the server knows of all T clients
@@ -40,7 +40,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, Guarded
+from lit_fed.wrappers.base import Around, WrappedShared
 from lit_fed.wrappers.compression.codecs.base import (
     SMALLEST,
     Chances,
@@ -52,11 +52,11 @@ from lit_fed.wrappers.compression.codecs.base import (
     vectors_of,
 )
 from lit_fed.wrappers.deltas import (
-    known,
+    delta_of,
     names_of_parameters,
-    news,
     parameter_trees,
-    tell,
+    reference_of,
+    with_delta,
     with_parameter_trees,
 )
 from lit_fed.wrappers.fedbn import LocalNorm
@@ -64,36 +64,36 @@ from lit_fed.wrappers.fedbn import LocalNorm
 __all__ = ["Broadcast", "Compressed", "CompressedBroadcast", "Compression", "Feedback", "ef14", "ef21", "sent_leaves"]
 
 
-def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, news: Tensor) -> tuple[Encoded, Tensor]:
+def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, delta: Tensor) -> tuple[Encoded, Tensor]:
     """What has not been told so far is told along: a = e + Δ is encoded, and e becomes a − Q(a).
 
-    All that was decoded and the last e together are all news.
+    All that was decoded and the last e add up to all changes.
 
     Args:
         encode: Q.
-        error: e, of the shape of the news; 0 at first.
-        news: Δ.
+        error: e, of the shape of Δ; 0 at first.
+        delta: Δ.
 
     Returns:
         What is sent, and the new e.
     """
-    wanted = error + news
+    wanted = error + delta
     sent = encode(wanted)
     return sent, wanted - sent.decoded
 
 
-def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, news: Tensor) -> tuple[Encoded, Tensor]:
-    """What the server knows of a client's news moves towards them: g becomes g + Q(Δ − g).
+def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, delta: Tensor) -> tuple[Encoded, Tensor]:
+    """What the server knows of a client's Δ moves towards it: g becomes g + Q(Δ − g).
 
     Args:
         encode: Q.
-        known: g, of the shape of the news; 0 at first.
-        news: Δ.
+        known: g, of the shape of Δ; 0 at first.
+        delta: Δ.
 
     Returns:
-        What is sent, and the new g, which the server takes for the news.
+        What is sent, and the new g, which the server takes for Δ.
     """
-    sent = encode(news - known)
+    sent = encode(delta - known)
     return sent, known + sent.decoded
 
 
@@ -129,12 +129,12 @@ class Compressed(Around):
     scope: Scope = "leaf"
 
     @property
-    def remembers_clients(self) -> bool:
+    def has_client_state(self) -> bool:
         """With error feedback."""
         return self.feedback != "none"
 
     @property
-    def remembers_rounds(self) -> bool:
+    def has_server_state(self) -> bool:
         """With EF21, whose server knows something of every client."""
         return self.feedback == "ef21"
 
@@ -154,16 +154,16 @@ class Compressed(Around):
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
         """The message that the server decodes, with what it costs."""
-        value, heard = message.value, self.heard(ctx, shared)
-        of_old = known(self.inner, heard, value)
-        changes = news(value, of_old)
+        value, heard = message.value, self.broadcast_view(ctx, shared)
+        reference = reference_of(self.inner, heard, value)
+        changes = delta_of(value, reference)
         names = names_of_parameters(heard)
         parts = parameter_trees(changes, names)
         taken = value.taken if isinstance(value, Chosen) else None
         sent = []
         for place, part in enumerate(parts):
             leaves = sent_leaves(self.inner, ctx, part)
-            kept = memory[place] if self.remembers_clients else None
+            kept = memory[place] if self.has_client_state else None
             sent.append(self._sent(ctx, leaves, kept, taken, data.client_id, f"{ctx.phase}/{place}"))
         encoded = iter([part | one.told for part, one in zip(parts, sent, strict=True)])
         told = with_parameter_trees(changes, encoded, names)
@@ -173,7 +173,7 @@ class Compressed(Around):
             "compression/error": (lost / torch.where(squared > 0, squared, 1.0)).float(),
             "comm/compression_up": (plain / (plain - saved)).float(),
         }
-        message = message._replace(value=tell(value, of_old, changes, told), bits_up=plain - saved)
+        message = message._replace(value=with_delta(value, reference, changes, told), bits_up=plain - saved)
         return message, tuple(one.memory for one in sent), metrics
 
     def _sent(
@@ -204,7 +204,7 @@ class Compressed(Around):
         """Whose random numbers decide: the client's, or those of client 0 for all."""
         return client_id if self.codec.randomness == "client" else torch.zeros_like(client_id)
 
-    def _encode_one(self, chances: Chances, news: Tensor, *kept: Tensor) -> tuple[Encoded, Tensor, Tensor]:
+    def _encode_one(self, chances: Chances, delta: Tensor, *kept: Tensor) -> tuple[Encoded, Tensor, Tensor]:
         """What is sent of one vector, what was to be sent, and what is kept."""
 
         def encode(values: Tensor) -> Encoded:
@@ -213,25 +213,25 @@ class Compressed(Around):
             return sent._replace(decoded=sent.decoded / (1 + variance)) if variance else sent
 
         if self.feedback == "none":
-            return encode(news), news, news
+            return encode(delta), delta, delta
         later = self.feedback == "ef14"
-        sent, new = (ef14 if later else ef21)(encode, kept[0], news)
-        return sent, kept[0] + news if later else news - kept[0], new
+        sent, new = (ef14 if later else ef21)(encode, kept[0], delta)
+        return sent, kept[0] + delta if later else delta - kept[0], new
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
         """With EF21 the mean of what is known of all clients, to which these have added; else what there is."""
-        if not self.remembers_rounds:
+        if not self.has_server_state:
             return reduced, ()
-        server, names = self.inside(shared), names_of_parameters(self.inside(shared))
-        of_old = known(self.inner, server, reduced.value)
-        changes = news(reduced.value, of_old)
+        server, names = self.inner_shared(shared), names_of_parameters(self.inner_shared(shared))
+        reference = reference_of(self.inner, server, reduced.value)
+        changes = delta_of(reduced.value, reference)
         (part,) = parameter_trees(changes, names)
         leaves = sent_leaves(self.inner, ctx, part)
         share = reduced.weight / ctx.total_weight
         added = vectors_of(leaves, self.codec, self.scope)
         mean = {name: old + share * added[name] for name, old in shared.own[0].items()}
         told = with_parameter_trees(changes, iter([part | leaves_of(mean, leaves, self.scope)]), names)
-        return reduced._replace(value=tree.add(of_old, told)), (mean,)
+        return reduced._replace(value=tree.add(reference, told)), (mean,)
 
 
 def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
@@ -269,7 +269,7 @@ class CompressedBroadcast(Around):
     scope: Scope = "leaf"
 
     @property
-    def remembers_rounds(self) -> bool:
+    def has_server_state(self) -> bool:
         """What was sent."""
         return True
 
@@ -279,21 +279,21 @@ class CompressedBroadcast(Around):
         zero = torch.zeros((), dtype=torch.int64)
         return Broadcast(parameters, zero.double(), zero, torch.full((ctx.num_clients,), NEVER))
 
-    def heard(self, ctx: Context, shared: Guarded) -> Tree:
+    def broadcast_view(self, ctx: Context, shared: WrappedShared) -> Tree:
         """The algorithm's shared state with w in the place of x."""
         return _with_first(shared.inner, shared.own.parameters)[0]
 
-    def told(self, own: Broadcast, client_id: int) -> Broadcast:
+    def client_view(self, own: Broadcast, client_id: int) -> Broadcast:
         """Which message the client heard last; w is what it hears already."""
         last = own.heard[client_id : client_id + 1]
         return own._replace(parameters={}, heard=last if len(last) else own.heard[-1:])
 
-    def received(self, ctx: Context, sent: Guarded, client_id: int) -> Guarded:
+    def received(self, ctx: Context, sent: WrappedShared, client_id: int) -> WrappedShared:
         """The algorithm's, with w in its place."""
         inner, own = super().received(ctx, sent, client_id)
-        return Guarded(inner, own._replace(parameters=tree.models(inner)[0].parameters))
+        return WrappedShared(inner, own._replace(parameters=tree.models(inner)[0].parameters))
 
-    def client_final(self, ctx: Context, shared: Guarded, work: Any, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: WrappedShared, work: Any, data: ClientData) -> ClientResult:
         """The algorithm's; who heard the message before is sent an encoded one."""
         result = super().client_final(ctx, shared, work, data)
         last = shared.own.heard[data.client_id.clamp(max=len(shared.own.heard) - 1)]  # of all, or this one's
@@ -302,21 +302,25 @@ class CompressedBroadcast(Around):
         bits = torch.where(last == shared.own.number - 1, bits - shared.own.saved, bits)
         return result._replace(message=result.message._replace(bits_down=bits))
 
-    def server_step(self, ctx: Context, shared: Guarded, reduced: Reduced, client_ids: Tensor) -> Guarded:
+    def server_step(self, ctx: Context, shared: WrappedShared, reduced: Reduced, client_ids: Tensor) -> WrappedShared:
         """The algorithm's, on models as far from x as those of clients are from w; then w <- w + Q(x - w)."""
         if tree.leaves(reduced.value):
-            server, clients = (known(self.inner, one, reduced.value) for one in (shared.inner, self.heard(ctx, shared)))
-            far = news(server, clients)
+            server, clients = (
+                reference_of(self.inner, one, reduced.value) for one in (shared.inner, self.broadcast_view(ctx, shared))
+            )
+            far = delta_of(server, clients)
             moved = tree.map_leaves(lambda value, way: torch.where(way == 0, value, value + way), reduced.value, far)
             reduced = reduced._replace(value=moved)
         new = cast_like(self.inner.server_step(ctx, shared.inner, reduced, client_ids), shared.inner)
         told, saved = self._told(ctx, tree.models(new)[0].parameters, shared.own.parameters)
         number = shared.own.number
-        return Guarded(new, Broadcast(told, saved, number + 1, shared.own.heard.index_fill(0, client_ids, int(number))))
+        return WrappedShared(
+            new, Broadcast(told, saved, number + 1, shared.own.heard.index_fill(0, client_ids, int(number)))
+        )
 
     def _told(self, ctx: Context, new: dict[str, Tensor], old: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor]:
         """What clients decode, and the bits that the message saves."""
-        changes = news(new, old)
+        changes = delta_of(new, old)
         sent = sent_leaves(self.inner, ctx, changes)  # others cost no bits that could be saved
         vectors, zero = vectors_of(sent, self.codec, self.scope), torch.zeros_like(ctx.lr, dtype=torch.int64)
         decoded, saved = {}, zero.double()
@@ -329,7 +333,7 @@ class CompressedBroadcast(Around):
             one: Encoded = encode_each(encode, (vector,), stream)
             decoded[name] = one.decoded
             saved = saved + 8 * ctx.task.dtype.itemsize * vector.numel() - one.bits.sum()
-        told: dict[str, Tensor] = tell(new, old, changes, changes | leaves_of(decoded, sent, self.scope))
+        told: dict[str, Tensor] = with_delta(new, old, changes, changes | leaves_of(decoded, sent, self.scope))
         return told, saved
 
 

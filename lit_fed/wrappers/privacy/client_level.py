@@ -6,7 +6,7 @@ Andrew, Thakkar, McMahan, Ramaswamy. "Differentially Private Learning with Adapt
 https://arxiv.org/abs/1905.03871, Algorithm 1, for the bound that follows a quantile.
 
 Symbols:
-    Δ_i, C, S_r  -> news, clip_norm        what is new in a client's message, one vector of all numbers; its bound
+    Δ_i, C, S_r  -> delta, clip_norm       the change in a client's message, one vector of all numbers; its bound
     w_i, w_cap   -> weights, weight_cap    1, or the number of samples up to the cap
     q, W         -> ctx.sampling_probability, ctx.total_weight
     z            -> noise_multiplier       σ = z·C·w_max/(qW) is added to each number of the average
@@ -37,10 +37,10 @@ from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around, wrapper_of
-from lit_fed.wrappers.deltas import known, news, tell
+from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
 from lit_fed.wrappers.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
 from lit_fed.wrappers.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
-from lit_fed.wrappers.privacy.settings import NOT_COVERED, Privacy, Private, check_statistics, planned
+from lit_fed.wrappers.privacy.settings import Privacy, Private, check_statistics, planned
 
 __all__ = ["ClientPrivacy", "Counted", "PrivateAverage", "Released", "clips_messages"]
 
@@ -49,7 +49,7 @@ class Counted(NamedTuple):
     """A client's message under an adaptive bound."""
 
     value: Any  # the algorithm's
-    within: Tensor  # [] float64, ½ if the news kept to the bound, −½ otherwise
+    within: Tensor  # [] float64, ½ if the delta kept to the bound, −½ otherwise
 
 
 class Released(NamedTuple):
@@ -175,16 +175,16 @@ class PrivateAverage(Private):
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """The message with its news scaled down to the bound."""
+        """The message with its delta scaled down to the bound."""
         bounds = self._bounds(shared.own)
-        of_old = known(self.inner, self.heard(ctx, shared), message.value)
-        changes = news(message.value, of_old)
+        reference = reference_of(self.inner, self.broadcast_view(ctx, shared), message.value)
+        changes = delta_of(message.value, reference)
         parts, leaves = self._parts(changes), tree.leaves(changes)
-        pairs = list(zip(leaves, tree.leaves(of_old), strict=True))
+        pairs = list(zip(leaves, tree.leaves(reference), strict=True))
         mine = [[pair for pair, part in zip(pairs, parts, strict=True) if part == one] for one in range(len(bounds))]
         factors = torch.stack([_factor(some, bound) for some, bound in zip(mine, bounds, strict=True)])
         told = [leaf * factors[part] for leaf, part in zip(leaves, parts, strict=True)]
-        value = tell(message.value, of_old, changes, tree.rebuild(changes, told))
+        value = with_delta(message.value, reference, changes, tree.rebuild(changes, told))
         clipped = (factors.min() < 1).double()
         message = message._replace(weight=message.weight.clamp(max=self.privacy.largest_weight))
         if self.privacy.adaptive:
@@ -207,8 +207,8 @@ class PrivateAverage(Private):
             drawn = _drawn(ctx, "counts", 1)[0].to(within.device) if noise else 0.0
             within = share * within + unit * of_counts * drawn
             bound = adapted_bound(bound, within, privacy.clip_quantile, privacy.clip_lr)
-        of_old = known(self.inner, self.inside(shared), mean)
-        value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, of_old)
+        reference = reference_of(self.inner, self.inner_shared(shared), mean)
+        value = tree.map_leaves(lambda new, old: share * new + (1 - share) * old.double(), mean, reference)
         noise_share = torch.zeros_like(bound)
         if noise:
             bounds = self._bounds(own)
@@ -220,7 +220,7 @@ class PrivateAverage(Private):
             leaves = [leaf + std * one.view(leaf.shape).to(leaf.device) for leaf, std, one in noise_of]
             value = tree.rebuild(value, leaves)
             variance = sum(std**2 * leaf.numel() for leaf, std in zip(leaves, deviations, strict=True))
-            noise_share = torch.sqrt(variance) / tree.norm(news(value, of_old))
+            noise_share = torch.sqrt(variance) / tree.norm(delta_of(value, reference))
         new = Released(bound, torch.full_like(bound, noise), own.releases + 1, noise_share)
         return Reduced(value, torch.full_like(reduced.weight, usual)), new
 
@@ -228,7 +228,7 @@ class PrivateAverage(Private):
         """One release more."""
         return own._replace(releases=own.releases + 1)
 
-    def told(self, own: Released, client_id: int) -> Released:
+    def client_view(self, own: Released, client_id: int) -> Released:
         """The bound, which a client needs to keep to it."""
         return Released(own.clip_norm, NOT_SENT, NOT_SENT, NOT_SENT)
 
@@ -262,12 +262,7 @@ class PrivateAverage(Private):
             noise_beside_counts(noise, self._count_noise(ctx))
         in_all = int(own.releases) + ctx.num_rounds - ctx.round_idx
         epsilon = self._epsilon(ctx, noise, in_all)
-        if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
-            raise ConfigError(
-                f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {in_all} rounds: "
-                f"the run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to "
-                f"{epsilon:.4g}; give fewer --trainer.max_epochs, or begin a new run"
-            )
+        privacy.refuse_exceeding(epsilon, noise, f"{in_all} rounds")
         name = accountant_name(privacy.accountant)
         return planned(epsilon, privacy.charged, noise, f"{in_all} rounds", name, ctx.num_clients)
 
@@ -291,18 +286,10 @@ class PrivateAverage(Private):
             found["epsilon_rdp"] = epsilon_of_releases(
                 ctx.sampling_probability, noise, releases, privacy.charged, "rdp"
             )
-        words = {
-            "accountant": accountant_name(privacy.accountant),
-            "unit": privacy.unit,
-            "adjacency": privacy.adjacency,
-            "not_covered": NOT_COVERED,
-        }
-        numbers = {
-            "sampling_probability": ctx.sampling_probability,
-            "noise_multiplier": noise,
-            "releases": releases,
-        }
-        return found | numbers | self.worth(own) | words
+        found |= {
+            "sampling_probability": ctx.sampling_probability, "noise_multiplier": noise, "releases": releases,
+        }  # fmt: skip
+        return found | self.worth(own) | privacy.described(privacy.accountant)
 
 
 _noise_for = lru_cache(maxsize=8)(noise_for_releases)

@@ -1,4 +1,4 @@
-"""The bound that news of clients are clipped at, and how it follows a quantile of their norms under the same ε."""
+"""The bound that deltas of clients are clipped to, and how it follows a quantile of their norms under the same ε."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def adapted_bound(bound: Tensor, centred_share: Tensor, quantile: float, rate: f
 
 
 def noise_beside_counts(noise_multiplier: float, count_noise: float) -> float:
-    """The noise multiplier of the news with which they and the counts within the bound together cost that of one sum.
+    """The noise multiplier of the deltas with which they and the counts within the bound together cost that of one sum.
 
     Args:
         noise_multiplier: z of the two together.

@@ -30,10 +30,9 @@ from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.plan import num_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, Guarded, own_work
+from lit_fed.wrappers.base import Around, WrappedShared, own_work
 from lit_fed.wrappers.privacy.accountant import (
     Accountant,
-    accountant_name,
     epsilon_of_mixed_releases,
     epsilon_of_releases,
     epsilon_of_truncated_batches,
@@ -165,13 +164,15 @@ class PrivateSteps(Private):
             for phase in self.inner.phases(ctx, client_ids)
         ]
 
-    def client_init(self, ctx: Context, shared: Guarded, state: Tree, data: ClientData, losses: Any) -> SteppingClient:
+    def client_init(
+        self, ctx: Context, shared: WrappedShared, state: Tree, data: ClientData, losses: Any
+    ) -> SteppingClient:
         """The algorithm's, which takes no gradient."""
-        work = self.inner.client_init(self._protected(ctx), self.heard(ctx, shared), state, data, losses)
+        work = self.inner.client_init(self._protected(ctx), self.broadcast_view(ctx, shared), state, data, losses)
         first = torch.zeros_like(data.num_samples)
         return SteppingClient(work, data.client_id, data.num_samples, first, getattr(work, "optimizer", ()))
 
-    def client_step(self, ctx: Context, shared: Guarded, work: SteppingClient, batch: Batch) -> SteppingClient:
+    def client_step(self, ctx: Context, shared: WrappedShared, work: SteppingClient, batch: Batch) -> SteppingClient:
         """The algorithm's, with one noisy gradient."""
         protected = self._protected(ctx)
         if ctx.phase != "adapt":
@@ -183,10 +184,10 @@ class PrivateSteps(Private):
                 bound, noise, rate * work.num_samples, ctx.secret, ctx.round_idx, ctx.phase, work.client_id, work.step
             )
             protected = protected._replace(solver=PrivateSolver.of(ctx.solver, noisy))
-        stepped = self.inner.client_step(protected, self.heard(ctx, shared), own_work(work), batch)
+        stepped = self.inner.client_step(protected, self.broadcast_view(ctx, shared), own_work(work), batch)
         return work._replace(inner=stepped, step=work.step + 1, optimizer=getattr(stepped, "optimizer", ()))
 
-    def client_final(self, ctx: Context, shared: Guarded, work: SteppingClient, data: ClientData) -> ClientResult:
+    def client_final(self, ctx: Context, shared: WrappedShared, work: SteppingClient, data: ClientData) -> ClientResult:
         """The algorithm's, which takes no gradient."""
         return super().client_final(self._protected(ctx), shared, own_work(work), data)
 
@@ -197,7 +198,7 @@ class PrivateSteps(Private):
         task, noise = PrivateTask.of(ctx.task), self.privacy.mixture_noise
         return ctx._replace(task=task, mixture_noise=noise, unprotected=ctx)
 
-    def told(self, own: Charged, client_id: int) -> Charged:
+    def client_view(self, own: Charged, client_id: int) -> Charged:
         """How much noise a step takes."""
         return Charged(own.noise_multiplier, NOT_SENT, NOT_SENT)
 
@@ -266,12 +267,7 @@ class PrivateSteps(Private):
         noise = self._noise(ctx, own)
         steps = int(own.steps.max()) + to_come
         epsilon = self._epsilon(ctx, noise, own.steps + to_come, mixtures)
-        if privacy.target_epsilon is not None and epsilon > privacy.target_epsilon:
-            raise ConfigError(
-                f"--model.privacy.target_epsilon {privacy.target_epsilon:g} would be exceeded after {steps} steps: the "
-                f"run has begun with noise for fewer, a multiplier of {noise:.4g}, and would come to {epsilon:.4g}; "
-                "give fewer --trainer.max_epochs, or begin a new run"
-            )
+        privacy.refuse_exceeding(epsilon, noise, f"{steps} steps")
         lines = planned(epsilon, privacy.charged, noise, f"{steps} steps of a client", privacy.accountant, 1)
         if privacy.charged * ctx.most_samples >= 1:
             lines.append(
@@ -306,12 +302,8 @@ class PrivateSteps(Private):
         }
         if mixtures:
             found |= {"mixture_noise": privacy.mixture_noise, "noisy_mixtures": mixtures}
-        return found | {
-            "accountant": accountant_name(privacy.accountant),
-            "unit": privacy.unit,
-            "adjacency": privacy.adjacency,
-            "not_covered": "metrics, training losses, and states of clients in checkpoints",
-        }
+        not_covered = "metrics, training losses, and states of clients in checkpoints"
+        return found | privacy.described(privacy.accountant) | {"not_covered": not_covered}
 
 
 @lru_cache(maxsize=8)

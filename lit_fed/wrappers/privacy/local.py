@@ -6,7 +6,7 @@ Balle, Wang. "Improving the Gaussian Mechanism for Differential Privacy". ICML 2
 https://arxiv.org/abs/1805.06530, for what Gaussian noise costs.
 
 Symbols:
-    Δ_i, C  -> news, clip_norm      what is new in a client's message, one vector of all numbers; its bound
+    Δ_i, C  -> delta, clip_norm     the change in a client's message, one vector of all numbers; its bound
     z_ℓ     -> noise_multiplier     σ = z_ℓ·C is added to each number of a message
 Deviations:
     A message stands for itself, so nothing is gained by sampling clients, and each message costs anew. What is compared
@@ -30,10 +30,10 @@ from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, Tree
 from lit_fed.errors import ConfigError, check_settings
 from lit_fed.wrappers.base import Around
-from lit_fed.wrappers.deltas import known, news, tell
+from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
 from lit_fed.wrappers.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
 from lit_fed.wrappers.privacy.clipping import clip_factor
-from lit_fed.wrappers.privacy.settings import NOT_COVERED, Privacy, Private, check_statistics, planned
+from lit_fed.wrappers.privacy.settings import Privacy, Private, check_statistics, planned
 
 __all__ = ["LocalPrivacy", "NoisyClients", "Sent"]
 
@@ -108,10 +108,10 @@ class NoisyClients(Private):
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """The message with its news scaled down to the bound, and noise on each number."""
+        """The message with its delta scaled down to the bound, and noise on each number."""
         assert self.privacy.clip_norm is not None
-        of_old = known(self.inner, self.heard(ctx, shared), message.value)
-        changes = news(message.value, of_old)
+        reference = reference_of(self.inner, self.broadcast_view(ctx, shared), message.value)
+        changes = delta_of(message.value, reference)
         factor, noise = clip_factor(tree.norm(changes), self.privacy.clip_norm), self._noise(ctx)
         told = [leaf * factor for leaf in tree.leaves(changes)]
         if noise:
@@ -119,7 +119,7 @@ class NoisyClients(Private):
             assert ctx.secret is not None
             drawn = protecting_normals(ctx.secret, ctx.round_idx, data.client_id, f"local/{ctx.phase}", sum(sizes))
             told = [leaf + std * one.view(leaf.shape) for leaf, one in zip(told, drawn.split(sizes), strict=True)]
-        value = tell(message.value, of_old, changes, tree.rebuild(changes, told))
+        value = with_delta(message.value, reference, changes, tree.rebuild(changes, told))
         alike = torch.ones_like(message.weight)
         return message._replace(value=value, weight=alike), memory, {"privacy/clipped_share": (factor < 1).double()}
 
@@ -165,11 +165,7 @@ class NoisyClients(Private):
             "noise_multiplier": noise,
             "releases": most,
             "clip_norm": self.privacy.clip_norm,
-            "accountant": accountant_name("gaussian"),
-            "unit": self.privacy.unit,
-            "adjacency": self.privacy.adjacency,
-            "not_covered": NOT_COVERED,
-        }
+        } | self.privacy.described("gaussian")
 
 
 _noise_for = lru_cache(maxsize=8)(noise_for_local_messages)

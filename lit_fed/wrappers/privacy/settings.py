@@ -10,8 +10,9 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, Guarded, WrapperSettings, wrapper_of
+from lit_fed.wrappers.base import Around, WrappedShared, WrapperSettings, wrapper_of
 from lit_fed.wrappers.fedbn import averages_statistics
+from lit_fed.wrappers.privacy.accountant import accountant_name
 
 __all__ = [
     "NOT_COVERED",
@@ -37,7 +38,7 @@ class Private(Around):
     """A wrapper that knows what its releases cost, since it remembers them."""
 
     privacy: Privacy
-    remembers_rounds = True
+    has_server_state = True
 
     @abstractmethod
     def guarantee(self, ctx: Context, own: Tree, exact: bool = True) -> dict[str, Any]:
@@ -115,6 +116,31 @@ class Privacy(WrapperSettings):
     def secret(self) -> Secret:
         """What noise follows from: the seed that was given, or chance."""
         return Secret.fresh() if self.noise_seed is None else Secret.of_seed(self.noise_seed)
+
+    def described(self, accountant: Literal["pld", "rdp", "gaussian"]) -> dict[str, str]:
+        """What a guarantee says in words, for all kinds of privacy."""
+        return {
+            "accountant": accountant_name(accountant), "unit": self.unit, "adjacency": self.adjacency,
+            "not_covered": NOT_COVERED,
+        }  # fmt: skip
+
+    def refuse_exceeding(self, epsilon: float, noise: float, after: str) -> None:
+        """Refuse a fit that would exceed the target, since the run has begun with noise for fewer rounds.
+
+        Args:
+            epsilon: ε at its end.
+            noise: z.
+            after: how much will have been released by then, in words.
+
+        Raises:
+            ConfigError: naming the target.
+        """
+        if self.target_epsilon is not None and epsilon > self.target_epsilon:
+            raise ConfigError(
+                f"--model.privacy.target_epsilon {self.target_epsilon:g} would be exceeded after {after}: the run has "
+                f"begun with noise for fewer, a multiplier of {noise:.4g}, and would come to {epsilon:.4g}; give fewer "
+                "--trainer.max_epochs, or begin a new run"
+            )
 
     @property
     def charged(self) -> float:
@@ -243,9 +269,9 @@ def _is_spent(value: Any) -> bool:
 def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
     """The shared state with something else in the memory of the private wrapper, which there is."""
     if isinstance(algorithm, Private):
-        return Guarded(shared.inner, own)
-    inner = with_private_part(algorithm.inner, algorithm.inside(shared), own)
-    return Guarded(inner, shared.own) if algorithm.remembers_rounds else inner
+        return WrappedShared(shared.inner, own)
+    inner = with_private_part(algorithm.inner, algorithm.inner_shared(shared), own)
+    return WrappedShared(inner, shared.own) if algorithm.has_server_state else inner
 
 
 def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
@@ -253,5 +279,5 @@ def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
     while isinstance(algorithm, Around):
         if isinstance(algorithm, Private):
             return algorithm, shared.own
-        algorithm, shared = algorithm.inner, algorithm.inside(shared)
+        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
     return None

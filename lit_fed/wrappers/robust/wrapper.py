@@ -29,8 +29,8 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Chosen, Reduced, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.wrappers.base import Around, Guarded
-from lit_fed.wrappers.deltas import known, names_of_parameters, parameter_trees, with_parameter_trees
+from lit_fed.wrappers.base import Around, WrappedShared
+from lit_fed.wrappers.deltas import names_of_parameters, parameter_trees, reference_of, with_parameter_trees
 from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 from lit_fed.wrappers.robust.rules import Aggregate, Rule
@@ -76,7 +76,7 @@ class RobustAverage(Around):
         """The algorithm's; without rows nothing gives the shape of a message, so the server skips empty rounds."""
         return self.inner.participation._replace(steps_on_empty_rounds=False)  # type: ignore[no-any-return]
 
-    remembers_rounds = True
+    has_server_state = True
 
     # ------------------------------------------------------------------ what the server remembers
     def server_memory(self, ctx: Context, shared: Tree) -> Judged:
@@ -103,16 +103,16 @@ class RobustAverage(Around):
             return super().server_step(ctx, shared, reduced, client_ids)
         reduced, own = self.decode(ctx, shared, reduced, client_ids)
         if not float(reduced.weight):
-            return Guarded(self.inside(shared), own)
-        return Guarded(self.inner.server_step(ctx, self.inside(shared), reduced, client_ids), own)
+            return WrappedShared(self.inner_shared(shared), own)
+        return WrappedShared(self.inner.server_step(ctx, self.inner_shared(shared), reduced, client_ids), own)
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Judged]:
         """The mean that the algorithm's server gets: what is known of the messages, and the change that is left."""
         judged: Judged = shared.own
-        of_old = self._known(ctx, shared, tree.index(reduced.value, 0))
-        values = self._attacked(ctx, of_old, reduced.value, client_ids)
+        reference = self._reference(ctx, shared, tree.index(reduced.value, 0))
+        values = self._attacked(ctx, reference, reduced.value, client_ids)
         counts = reduced.weight > 0
-        broken = counts & ~Rows(values, of_old).finite()
+        broken = counts & ~Rows(values, reference).finite()
         if self.rule is None and broken.any():
             raise ClientError(
                 int(client_ids[broken][0]), "client_final", ctx.round_idx,
@@ -126,33 +126,33 @@ class RobustAverage(Around):
         weights = reduced.weight[left]
         if self.rule is not None and self.rule.weight_cap is not None:
             weights = weights.clamp(max=self.rule.weight_cap)
-        start = self._laid_out(ctx, shared, of_old, judged.start)
-        judge = self._each_chosen if isinstance(of_old, Chosen) else self._all
-        found = judge(ctx, values, of_old, weights, start)
+        start = self._laid_out(ctx, shared, reference, judged.start)
+        judge = self._each_chosen if isinstance(reference, Chosen) else self._all
+        found = judge(ctx, values, reference, weights, start)
         if found is None:
-            nothing = Reduced(of_old, torch.zeros((), dtype=torch.float64, device=weights.device))
+            nothing = Reduced(reference, torch.zeros((), dtype=torch.float64, device=weights.device))
             return nothing, judged._replace(kept=kept, refused=refused, skipped=judged.skipped + 1)
         mean, verdicts, change = found
         if judged.start:
-            parts = parameter_trees(change, names_of_parameters(self.inside(shared)))
+            parts = parameter_trees(change, names_of_parameters(self.inner_shared(shared)))
             judged = judged._replace(start=tuple(old | new for old, new in zip(judged.start, parts, strict=True)))
         return mean, judged._replace(kept=kept.index_copy(0, client_ids, verdicts), refused=refused)
 
-    def _known(self, ctx: Context, shared: Tree, one: Tree) -> Tree:
+    def _reference(self, ctx: Context, shared: Tree, one: Tree) -> Tree:
         """What is known of any message, of all models in it, from one of them."""
         one = one._replace(taken=torch.ones_like(one.taken)) if isinstance(one, Chosen) else one
-        return known(self.inner, self.heard(ctx, shared), one)
+        return reference_of(self.inner, self.broadcast_view(ctx, shared), one)
 
-    def _laid_out(self, ctx: Context, shared: Tree, of_old: Tree, start: Starts) -> Tree:
+    def _laid_out(self, ctx: Context, shared: Tree, reference: Tree, start: Starts) -> Tree:
         """Where the rule starts, a tree of changes like the messages; of what is no parameter it starts from zero."""
         if not start:
             return None
-        names, zeros = names_of_parameters(self.inside(shared)), _zeros(of_old)
+        names, zeros = names_of_parameters(self.inner_shared(shared)), _zeros(reference)
         parts = zip(parameter_trees(zeros, names), start, strict=True)
         laid = iter([{name: last[name] for name in part} for part, last in parts])
         return with_parameter_trees(zeros, laid, names)
 
-    def _attacked(self, ctx: Context, of_old: Tree, values: Tree, client_ids: Tensor) -> Tree:
+    def _attacked(self, ctx: Context, reference: Tree, values: Tree, client_ids: Tensor) -> Tree:
         """The values with what attackers send."""
         if self.attack is None or ctx.attackers is None:
             return values
@@ -160,7 +160,7 @@ class RobustAverage(Around):
         if not attacks.any():
             return values
         return self.attack.strike(
-            Intercepted(values, of_old, attacks, client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}")
+            Intercepted(values, reference, attacks, client_ids, ctx.seed, ctx.round_idx, f"attack/{ctx.phase}")
         )
 
     # ------------------------------------------------------------------ what the rule makes of rows
@@ -190,16 +190,16 @@ class RobustAverage(Around):
         return self.rule.aggregate(rows, weights, Started(f, start, order))
 
     def _all(
-        self, ctx: Context, values: Tree, of_old: Tree, weights: Tensor, start: Tree
+        self, ctx: Context, values: Tree, reference: Tree, weights: Tensor, start: Tree
     ) -> tuple[Reduced, Tensor, Tree] | None:
         """The mean of messages that hold all models, the verdicts [m], and the change."""
-        found = self._aggregate(ctx, Rows(values, of_old), weights, start)
+        found = self._aggregate(ctx, Rows(values, reference), weights, start)
         if found is None:
             return None
-        return Reduced(tree.add(of_old, found.change), weights.sum()), found.kept, found.change
+        return Reduced(tree.add(reference, found.change), weights.sum()), found.kept, found.change
 
     def _each_chosen(
-        self, ctx: Context, values: Chosen, of_old: Chosen, weights: Tensor, start: Chosen | None
+        self, ctx: Context, values: Chosen, reference: Chosen, weights: Tensor, start: Chosen | None
     ) -> tuple[Reduced, Tensor, Tree] | None:
         """Each of the M models over those who sent it: the mean of messages of which a share holds it.
 
@@ -208,7 +208,7 @@ class RobustAverage(Around):
         kept, counted, found = torch.zeros_like(weights), torch.zeros_like(weights, dtype=torch.bool), []
         for place in range(values.taken.shape[1]):
             takers = (values.taken[:, place] > 0).nonzero()[:, 0]
-            old, sent = tree.index(of_old.models, place), _of_some(values.models, takers, place)
+            old, sent = tree.index(reference.models, place), _of_some(values.models, takers, place)
             begin = None if start is None else tree.index(start.models, place)
             one = self._aggregate(ctx, Rows(sent, old), weights[takers], begin) if len(takers) else None
             if one is not None:
@@ -246,7 +246,7 @@ def judging_part(algorithm: Any, shared: Tree) -> tuple[RobustAverage, Judged] |
     while isinstance(algorithm, Around):
         if isinstance(algorithm, RobustAverage):
             return algorithm, shared.own
-        algorithm, shared = algorithm.inner, algorithm.inside(shared)
+        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
     return None
 
 

@@ -31,10 +31,10 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, Carried, WrapperSettings, own_work
+from lit_fed.wrappers.base import Around, WrappedWork, WrapperSettings, own_work
 from lit_fed.wrappers.compression.codecs.base import vectors_of
 from lit_fed.wrappers.compression.wrapper import Compressed, sent_leaves
-from lit_fed.wrappers.deltas import known, news
+from lit_fed.wrappers.deltas import delta_of, reference_of
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import clips_messages
 from lit_fed.wrappers.secure.fixed_point import FixedPoint, modulo, most_fraction_bits
@@ -151,7 +151,7 @@ class MaskedAverage(Around):
     def phases(self, ctx: Context, client_ids: Tensor) -> list[Phase]:
         """The algorithm's; a client that was drawn several times masks once, and counts its draws in its message."""
         phases = []
-        for phase in super().phases(ctx, client_ids):
+        for phase in self.inner.phases(ctx, client_ids):
             ids, counts = phase.client_ids.unique(return_counts=True)
             if len(ids) < len(phase.client_ids):
                 draws = torch.zeros(ctx.num_clients, dtype=torch.int64, device=ids.device).index_add(0, ids, counts)
@@ -164,7 +164,7 @@ class MaskedAverage(Around):
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
         """The changes times their weight and the weight itself, as masked whole numbers; the message counts once."""
-        changes = news(message.value, known(self.inner, self.heard(ctx, shared), message.value))
+        changes = delta_of(message.value, reference_of(self.inner, self.broadcast_view(ctx, shared), message.value))
         points, cohort = self._points(ctx, shared, changes), self._cohort(ctx)
         weight = message.weight.double() * (1 if ctx.draws is None else ctx.draws[data.client_id])
         pairs = [(point, leaf.flatten()) for point, leaf in zip(points, tree.leaves(changes), strict=True)]
@@ -205,13 +205,13 @@ class MaskedAverage(Around):
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
         """The algorithm's; where clients drop out, with the state that they go back to."""
         work = super().client_init(ctx, shared, state, data, losses)
-        return Carried(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
+        return WrappedWork(work, state, getattr(work, "optimizer", ())) if self._may_lose(ctx) else work
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
         if not self._may_lose(ctx):
             return super().client_step(ctx, shared, work, batch)
         stepped = super().client_step(ctx, shared, own_work(work), batch)
-        return Carried(stepped, work.memory, getattr(stepped, "optimizer", ()))
+        return WrappedWork(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's, masked; a client whose message is lost keeps the state from before."""
@@ -238,7 +238,7 @@ class MaskedAverage(Around):
         points, cohort, heard = (
             self._points(ctx, shared, reduced.value.residues),
             self._cohort(ctx),
-            self.heard(ctx, shared),
+            self.broadcast_view(ctx, shared),
         )
         limbs = [leaf.flatten(1) for leaf in tree.leaves(reduced.value.residues)] + [reduced.value.weight[:, None]]
         total = points[0].join(torch.cat(limbs, dim=1) * reduced.weight)
@@ -251,8 +251,8 @@ class MaskedAverage(Around):
             for point, part, leaf in zip(points, sums, tree.leaves(reduced.value.residues), strict=True)
         ]
         mean = tree.rebuild(reduced.value.residues, means)
-        value = tree.map_leaves(lambda new, old: old.double() + new, mean, known(self.inner, heard, mean))
-        return Reduced(value, weight), shared.own if self.remembers_rounds else ()
+        value = tree.map_leaves(lambda new, old: old.double() + new, mean, reference_of(self.inner, heard, mean))
+        return Reduced(value, weight), shared.own if self.has_server_state else ()
 
     # ------------------------------------------------------------------ what both know
     def _cohort(self, ctx: Context) -> MaskingCohort:
@@ -271,7 +271,7 @@ class MaskedAverage(Around):
         most_weight = ctx.most_samples if ctx.weighting == "samples" else 1
         point = self.settings.point(max(num_messages, 1), max(most_weight, 1))
         whole = point._replace(fraction_bits=0, clip_range=point.clip_range * 2.0**point.fraction_bits)
-        models = tree.models(self.heard(ctx, shared))
+        models = tree.models(self.broadcast_view(ctx, shared))
         counters = {name for one in models[:1] for name, leaf in one.buffers.items() if not leaf.is_floating_point()}
         paths = [path.split("/") for path, _ in tree.items(values)]
 
@@ -288,7 +288,7 @@ class MaskedAverage(Around):
             if isinstance(inner, LocalNorm):
                 private |= ctx.task.norm_names
             if isinstance(inner, Compressed):
-                left_out = _left_out(inner, ctx, tree.models(self.heard(ctx, shared))[0].parameters)
+                left_out = _left_out(inner, ctx, tree.models(self.broadcast_view(ctx, shared))[0].parameters)
             inner = inner.inner
         of_one = tree.map_leaves(lambda leaf: torch.empty(leaf.shape, dtype=torch.uint8, device="meta"), value)
         return tree.bits(of_one, private) // 8 - left_out

@@ -204,7 +204,7 @@ def test_leaf_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("train", "words"),
     [
-        ({"x": [[1.0], [1.0, 2.0], [1.0]]}, ("x differ in shape", "one shape")),
+        ({"x": [[1.0], [1.0, 2.0], [1.0]]}, ("x differ in shape", "the same shape")),
         ({"x": ["to be", "or", "not"]}, ("array x_train", "<U5", "store numbers")),
         ({"x": [[1.0, float("nan")]] * 3}, ("x_train contains NaN",)),
         ({"y": [0]}, ("x_train has 3", "y_train has 1")),

@@ -119,7 +119,7 @@ def test_settings_out_of_range_are_named():
         FeatureBlocks("iris")
     with pytest.raises(ConfigError, match="num_parties = 0"):
         FeatureBlocks(num_parties=0)
-    with pytest.raises(ConfigError, match="num_parties = 11, and diabetes has 10 features"):
+    with pytest.raises(ConfigError, match="num_parties = 11, but diabetes has 10 features"):
         FeatureBlocks(num_parties=11).load()
 
 

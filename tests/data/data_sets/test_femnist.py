@@ -139,9 +139,9 @@ def test_whole_numbers_are_pixels_too(tmp_path):
     ("x", "y", "words"),
     [
         ([BLANK, BLANK[:783]], [1, 2], ("differ in shape",)),
-        ([BLANK[:783]], [1], ("[783]", "list of 784 numbers")),
+        ([BLANK[:783]], [1], ("[783]", "lists of 784 pixels")),
         ([[BLANK]], [1], ("[1, 784]",)),
-        (["a" * 784], [1], ("list of 784 numbers",)),
+        (["a" * 784], [1], ("lists of 784 pixels",)),
         ([[255] * 784], [1], ("pixels from 255 to 255", "0..1")),
         ([[-0.5, *BLANK[1:]]], [1], ("pixels from -0.5 to 1",)),
         ([[float("nan"), *BLANK[1:]]], [1], ("pixels from nan",)),

@@ -9,7 +9,7 @@ from PIL import Image as Pillow
 
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, VectorRegression
 from lit_fed.data import IID, HuggingFace, build_populations
-from lit_fed.data.data_sets.tokens import NUM_BYTE_TOKENS, word_tokens
+from lit_fed.data.data_sets.hugging_face import NUM_BYTE_TOKENS, word_tokens
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 
@@ -174,8 +174,8 @@ def test_several_labels(several, label_column, labels, target, names, expected):
 def test_several_labels_that_are_none(several, tmp_path):
     given = {"path": several, "input_columns": ("a",)}
     refused("column 'tags' holds a list of classes", "--data.dataset.labels multilabel", label_column="tags", **given)
-    refused("one, two", "whole numbers", "--data.dataset.labels multilabel", label_column=("one", "two"), **given)
-    refused("column 'one'", "one number in each row", label_column="one", labels="multilabel", **given)
+    refused("one, two", "integers", "--data.dataset.labels multilabel", label_column=("one", "two"), **given)
+    refused("column 'one'", "one number per row", label_column="one", labels="multilabel", **given)
     columns = {"a": [1.0, 2.0], "one": [0, 3], "two": [1, 0]}
     path = saved(tmp_path / "d", columns)
     refused(
@@ -218,7 +218,7 @@ def test_wrong_columns(fields, words, tmp_path):
             ("s (Value('string')), t (Value('string'))", "by --data.dataset.input_columns"),
         ),
         ({"label": [0, 1]}, ("no column of inputs", "label (Value('int64'))")),
-        ({"a": [], "label": []}, ("cannot be loaded", "write it anew")),
+        ({"a": [], "label": []}, ("cannot be loaded", "save it again")),
     ],
 )
 def test_wrong_cells(columns, words, tmp_path):

@@ -11,9 +11,9 @@ from PIL import Image
 
 from lit_fed.data import ImageFolder, build_populations
 from lit_fed.data.data_sets import image_folder
-from lit_fed.data.data_sets.picture_clients import read_picture_clients
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.drawn_clients import DrawnSplit
+from lit_fed.data.populations.unseen_folder import read_picture_clients
 from lit_fed.errors import ConfigError
 
 CLIENTS = {"anna": {"cat": 6, "dog": 5}, "bela": {"cat": 5}, "cleo": {"dog": 7, "cat": 2}}
@@ -85,7 +85,7 @@ def test_seen_and_unseen(tmp_path):
     assert seen.class_names == unseen.class_names == ("cat", "dog")
     assert (seen.train.sizes.tolist(), unseen.train.sizes.tolist()) == ([4, 4], [5])
     assert set(seen.train.client(1).y.tolist()) == {1}
-    with pytest.raises(ConfigError, match="brings its own unseen clients"):
+    with pytest.raises(ConfigError, match="has its own unseen clients"):
         populations(tmp_path, unseen_fraction=0.5)
     write(tmp_path, {"unseen": {"bela": {"cat": 1}}})
     refused(tmp_path, "'bela' is both seen and unseen")
@@ -219,29 +219,29 @@ def test_wrong_fields(tmp_path, fields, words):
 def test_wrong_folders(tmp_path):
     refused("", "root is not set")
     refused(tmp_path / "none", tmp_path / "none", "no such folder")
-    refused(tmp_path, tmp_path, "no folder of a client")
+    refused(tmp_path, tmp_path, "no client folder")
     write(tmp_path, {"anna": {}})
-    refused(tmp_path, tmp_path, "no picture (.png, .jpg, .jpeg)", "ROOT/<client>/<class>/*.png")
+    refused(tmp_path, tmp_path, "no image (.png, .jpg, .jpeg)", "ROOT/<client>/<class>/*.png")
     write(tmp_path, {"anna": {"cat": 1}})
-    refused(tmp_path, "one class only, 'cat'", "layout (clients)")
+    refused(tmp_path, "only one class, 'cat'", "layout (clients)")
     write(tmp_path, {"anna": {"dog": 1}, "bela": {"cat": 0}})
-    refused(tmp_path, tmp_path / "bela", "no picture of this client")
+    refused(tmp_path, tmp_path / "bela", "no image of this client")
     write(tmp_path, {"bela": {"cat": 1, "cow": 0}})
-    refused(tmp_path, "no picture of class ['cow']")
+    refused(tmp_path, "no image of class ['cow']")
     assert load(tmp_path, classes=("cow", "dog", "cat")).class_names == ("cow", "dog", "cat")
-    refused(tmp_path, "['cow'] is none of --data.dataset.classes", classes=("dog", "cat"))
+    refused(tmp_path, "['cow'] is not in --data.dataset.classes", classes=("dog", "cat"))
     write(tmp_path, {"bela": {"cow": 1, "Cow": 1}})
     refused(tmp_path, "'Cow' and 'cow' differ by capitals")
 
 
 def test_another_layout_is_told(tmp_path):
     write(tmp_path)
-    refused(tmp_path, tmp_path / "anna/cat", "a folder where pictures are expected", "layout clients", layout="classes")
+    refused(tmp_path, tmp_path / "anna/cat", "a folder where images are expected", "layout clients", layout="classes")
     refused(tmp_path / "anna", tmp_path / "anna/cat/0.png", "layout classes")
     (tmp_path / "notes.txt").write_text("x")
     refused(tmp_path, tmp_path / "notes.txt", "a file where a folder is expected", "move it away")
     (tmp_path / "notes.txt").rename(tmp_path / "anna/cat/notes.txt")
-    refused(tmp_path, tmp_path / "anna/cat/notes.txt", "no picture by its name", ".jpeg")
+    refused(tmp_path, tmp_path / "anna/cat/notes.txt", "not an image by its name", ".jpeg")
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
@@ -260,7 +260,7 @@ def test_pictures_that_cannot_be_read(tmp_path):
     broken = tmp_path / "a/1.png"
     for content in (b"", b"text", (tmp_path / "a/0.png").read_bytes()[:90]):
         broken.write_bytes(content)
-        refused(tmp_path, broken, "cannot be read as a picture", "replace or remove", layout="classes")
+        refused(tmp_path, broken, "cannot be read as an image", "replace or remove", layout="classes")
     Image.fromarray(np.full((8, 8), 60000, dtype=np.uint16)).save(broken)
     refused(tmp_path, broken, "more than 8 bits", layout="classes")
     broken.unlink()
@@ -298,8 +298,8 @@ def test_clients_who_come_later(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "known", "words"),
     [
-        ({"dora": {"cta": 1}}, {}, ("dora/cta", "no class of the checkpoint", "cat, cow, dog")),
-        ({"dora": {"cat": 0}}, {}, ("dora", "no picture of a known class", "dora/cat/*.png")),
+        ({"dora": {"cta": 1}}, {}, ("dora/cta", "not a class of the checkpoint", "cat, cow, dog")),
+        ({"dora": {"cat": 0}}, {}, ("dora", "no image of a known class", "dora/cat/*.png")),
         ({"dora": {"cat": 1}}, {"names": None}, ("classes without names", ".npz")),
         ({"dora": {"cat": 1}}, {"shape": (64,)}, ("inputs of shape [64]", ".npz")),
     ],

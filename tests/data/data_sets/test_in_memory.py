@@ -42,9 +42,9 @@ def test_types_of_labels_and_inputs():
         ({"ann": (X, Y), "bob": (X[:, :2], Y)}, None, "client 'bob': samples of x_train are float32 of shape [2]"),
         ({"ann": (X, Y), "bob": (X, Y + 0.5)}, None, "client 'bob': samples of y_train are float32 of shape []"),
         ({"ann": (X * np.nan, Y)}, None, "client 'ann': array x_train contains NaN or infinity (first in sample 0)"),
-        ({"ann": ([[1], [2, 3]], [0, 1])}, None, "client 'ann': its samples make no array"),
-        ({"ann": (X, ["a"] * 10), "bob": (X, Y)}, None, "client 'bob': its labels are no texts, and those of others"),
-        ({"ann": (X, ["a"] * 10)}, None, "the classes are called ('a',); it takes two at least"),
+        ({"ann": ([[1], [2, 3]], [0, 1])}, None, "client 'ann': its samples do not form an array"),
+        ({"ann": (X, ["a"] * 10), "bob": (X, Y)}, None, "client 'bob': its labels are not texts, but those of others"),
+        ({"ann": (X, ["a"] * 10)}, None, "the class names are ('a',); give at least two"),
         ({"ann": (X, Y)}, {"ann": (X, Y)}, "client 'ann' is among clients and among unseen"),
         ({"ann": (X[:0], Y[:0])}, None, "client 'ann': x_train is empty"),
     ],
@@ -79,14 +79,14 @@ COUNTS = np.arange(60) % 30
             np.arange(60) % 3.0,
             r"floating and hold 3 whole numbers \(0.0, 1.0, 2.0\); store integers if they are classes",
         ),
-        (np.stack([np.arange(60) % 2.0] * 2, 1), "several labels of a sample, with --data.dataset.labels multilabel"),
+        (np.stack([np.arange(60) % 2.0] * 2, 1), "several labels per sample, with --data.dataset.labels multilabel"),
         (
             COUNTS,
             "whole numbers up to 29; give --data.dataset.num_classes 30 if they are classes, or .*labels regression",
         ),
         (
             COUNTS + 1,
-            r"label 30 makes 31 classes, and no sample has class 0.* \(quantities: --data.dataset.labels regre",
+            r"label 30 means 31 classes, but no sample has class 0.* \(quantities: --data.dataset.labels regre",
         ),
     ],
 )
@@ -103,7 +103,10 @@ def test_labels_that_may_be_classes_or_quantities_are_asked_about(y, message):
 def test_what_labels_were_taken_for_is_said(capsys):
     x = np.random.default_rng(0).normal(size=(60, 3))
     for y, said in (
-        (np.arange(60) % 3, "labels are taken for 3 classes, as whole numbers (--data.dataset.labels regression says"),
+        (
+            np.arange(60) % 3,
+            "labels are taken for 3 classes, as whole numbers (set --data.dataset.labels regression",
+        ),
         (x[:, 0], "labels are taken for quantities, a regression"),
         (np.array(["a", "b"] * 30), ""),
     ):

@@ -82,7 +82,7 @@ def test_labels_that_disagree_are_refused(tmp_path, pictures):
 
 def test_too_few_writers_are_refused(tmp_path, pictures):
     write_writers(tmp_path, "train", TRAIN[:4], range(4))
-    refused(tmp_path, "[4, 8]", "5 digits", part="train", by_writer=True)
+    refused(tmp_path, "[4, 8]", "5 rows", part="train", by_writer=True)
 
 
 def test_writer_labels_without_columns_are_refused(tmp_path, pictures):

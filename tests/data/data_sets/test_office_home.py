@@ -99,7 +99,7 @@ def test_fraction_is_a_share_of_the_chosen_domains(tmp_path):
         ({"x": np.zeros((24, 2048), np.float32)}, ("[24, 2048]", "512 features")),
         ({"x": np.zeros((24, 512), np.int64)}, ("int64",)),
         ({"x": np.zeros((24, 512, 1), np.float32)}, ("[24, 512, 1]",)),
-        ({"y": np.zeros(23, np.int64)}, ("y holds int64 of shape [23]", "24 pictures")),
+        ({"y": np.zeros(23, np.int64)}, ("y holds int64 of shape [23]", "24 images")),
         ({"y": np.zeros(24)}, ("y holds float64",)),
         ({"y": np.full(24, 65)}, ("outside 0..64",)),
         ({"y": np.full(24, -1)}, ("outside 0..64",)),

@@ -178,7 +178,7 @@ def test_roles_come_before_leaf_files(tmp_path):
         ([("abcd", "e")], ("length 5", "--data.dataset.sequence_length")),
         ([("abcde", "f"), ("abc", "d")], ("length 5",)),
         ([("abcde", "fg")], ("y", "the character that follows")),
-        ([([1, 2, 3, 4, 5], 6)], ("no strings",)),
+        ([([1, 2, 3, 4, 5], 6)], ("not strings",)),
     ],
 )
 def test_leaf_samples_of_another_kind(tmp_path, pairs, words):

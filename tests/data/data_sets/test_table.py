@@ -6,11 +6,10 @@ import pytest
 
 from lit_fed.core.targets import Binary, Multiclass, Regression
 from lit_fed.data import IID, Dirichlet, Normalisation, Table
-from lit_fed.data.data_sets.columns import Feature, TableColumns, standardisation
-from lit_fed.data.data_sets.table_clients import read_table_clients
-from lit_fed.data.data_sets.table_rows import read_rows, rows_of_frame
+from lit_fed.data.data_sets.columns import Feature, TableColumns, read_rows, rows_of_frame, standardisation
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.data.populations.unseen_folder import read_table_clients
 from lit_fed.errors import ConfigError
 
 NAMES = {"client_column": "who", "label_column": "kind"}
@@ -190,15 +189,15 @@ def test_categories_of_no_training_row_are_zeros_where_asked(tmp_path):
     [
         ("bob,20", "bob,", "row 4, column 'age': no value; fill it in"),
         ("bob,20", "bob,NA", "row 4, column 'age': no value; fill it in"),
-        ("bob,20", "bob,2o", "row 4, column 'age': '2o' is no number, and other values are"),
+        ("bob,20", "bob,2o", "row 4, column 'age': '2o' is not a number, but other values are"),
         ("bob,20", "bob,inf", "row 4, column 'age': inf is too large"),
         ("bob,20", ",20", "row 4, column 'who': no value"),
         ("train,yes", "train,", "row 1, column 'kind': no value"),
-        ("val", "valid", "row 5, column 'fold': 'valid' is no split; write train, val or test"),
+        ("val", "valid", "row 5, column 'fold': 'valid' is not a split; write train, val or test"),
         ("bob,20,Oslo,train", "bob,20,Oslo,test", "seen client 'bob' has no training samples"),
         ("bob,20", "bob,20,4", "cannot be read"),
         ("age", "Unnamed: 0", "a column has no name"),
-        (LINES, "", "the file is empty; it takes a line of column names"),
+        (LINES, "", "the file is empty; it needs a line of column names"),
         (LINES, "who,age,town,fold,kind\n", "has no rows; add some"),
         (",", ";", "set --data.dataset.separator"),
         ("yes", "no", "all labels in column 'kind' are 'no'; give two classes"),
@@ -213,18 +212,18 @@ def test_wrong_files(tmp_path, old, new, message):
     [
         ({"path": ""}, "path is not set; pass --data.dataset.path FILE"),
         ({"path": "no.csv"}, "no.csv"),
-        ({"path": "table.xlsx"}, "no table; give a file that ends in .csv, .csv.gz, .parquet"),
+        ({"path": "table.xlsx"}, "not a table; give a file that ends in .csv, .csv.gz, .parquet"),
         ({"client_column": "whom"}, "client_column 'whom'"),
         ({"label_column": ""}, "label_column is not set; give one of the columns who, age, town, fold, kind"),
         ({"label_column": "kinds"}, "has no such column; it has who, age, town, fold, kind"),
         ({"feature_columns": ("age", "size")}, "feature_columns 'size'"),
         ({"feature_columns": ("age", "kind")}, "label_column is 'kind', and so is one of feature_columns"),
         ({"client_column": "kind"}, "label_column is 'kind', and so is one of client_column"),
-        ({"client_column": None, "unseen_clients": ("cy",)}, "without a client_column a partition makes the clients"),
+        ({"client_column": None, "unseen_clients": ("cy",)}, "which needs a client_column"),
         ({"unseen_clients": ("zoe",)}, "is of a client 'zoe'; there are ann, bob, cy"),
-        ({"unseen_clients": ("ann", "bob", "cy")}, "all clients are named as unseen ones"),
+        ({"unseen_clients": ("ann", "bob", "cy")}, "all clients are named as unseen;"),
         ({"separator": ", "}, "separator is ', '; give one character"),
-        ({"ignored_columns": ("age", "town", "fold")}, "no column is left to make inputs from"),
+        ({"ignored_columns": ("age", "town", "fold")}, "no input column is left"),
     ],
 )
 def test_wrong_options(tmp_path, monkeypatch, options, message):
@@ -236,7 +235,7 @@ def test_wrong_options(tmp_path, monkeypatch, options, message):
 def test_clients_of_a_column_are_not_divided_anew(tmp_path):
     with pytest.raises(ConfigError, match="partition Dirichlet: Table comes with its clients"):
         data_of(table(tmp_path), partition=Dirichlet())
-    with pytest.raises(ConfigError, match="brings its own unseen clients; leave unseen_fraction at 0"):
+    with pytest.raises(ConfigError, match="has its own unseen clients; leave unseen_fraction at 0"):
         data_of(table(tmp_path, unseen_clients=("cy",)), unseen_fraction=0.5)
     with pytest.raises(ConfigError, match="Table comes with its clients"):
         data_of(table(tmp_path), num_clients=3)
@@ -248,7 +247,7 @@ def test_clients_of_a_column_are_not_divided_anew(tmp_path):
         (pd.date_range("2024", periods=30), "column 'x' holds datetime64"),
         ([[1]] * 30, "column 'x': a list is neither number nor text"),
         (np.arange(30) * 1j, "column 'x' holds complex128"),
-        ([str(one) for one in range(30)], "index 'a0', column 'x': '0' is a number that is stored as text"),
+        ([str(one) for one in range(30)], "index 'a0', column 'x': '0' is a number stored as text"),
         ([1e300] * 30, "index 'a0', column 'x': 1e+300 is too large for float32"),
     ],
 )
@@ -270,9 +269,9 @@ def test_too_many_texts_and_numbers_are_asked_about():
     with pytest.raises(ConfigError, match=r"column 'x' holds 1.. different texts.*ignored_columns, or name it"):
         data(unknown_categories="zeros")
     assert data(unknown_categories="zeros", category_columns=("x",)).input_shape[0] > 100
-    with pytest.raises(ConfigError, match=r"holds 150 different whole numbers; say by task .* whether they are"):
+    with pytest.raises(ConfigError, match=r"holds 150 different whole numbers; set task .* to classification"):
         data("age", ignored_columns=("x",))
-    with pytest.raises(ConfigError, match="a table from a frame takes no tsak; choose from category_columns"):
+    with pytest.raises(ConfigError, match="a table from a frame has no field tsak; choose from category_columns"):
         data(tsak="regression")
 
 
@@ -288,12 +287,12 @@ def test_the_bound_on_classes_does_not_grow_with_the_table(rows):
         data.setup()
         return data.target
 
-    with pytest.raises(ConfigError, match="holds 70 different whole numbers; say by task"):
+    with pytest.raises(ConfigError, match="holds 70 different whole numbers; set task"):
         target()
     assert target(task="classification") == Multiclass(70)
     assert target(task="regression") == Regression()
     frame["grade"] = frame["score"] % 3 + 0.0
-    with pytest.raises(ConfigError, match=r"'grade' holds 3 whole numbers as fractions, such as 0.0; say by task"):
+    with pytest.raises(ConfigError, match=r"'grade' holds 3 whole numbers as fractions, such as 0.0; set task"):
         target("grade", ignored_columns="score")
     assert target("grade", ignored_columns="score", task="classification") == Multiclass(3)
 
@@ -301,7 +300,7 @@ def test_the_bound_on_classes_does_not_grow_with_the_table(rows):
 def test_what_labels_were_taken_for_is_said(tmp_path, capsys):
     text = LINES.replace("yes", "1").replace("no", "0")
     for options, said in (
-        ({}, ["2 classes, as whole numbers (--data.dataset.task regression"]),
+        ({}, ["2 classes, as whole numbers (set --data.dataset.task regression"]),
         ({"task": "classification"}, []),
     ):
         data_of(table(tmp_path, text, **options), test_fraction=0)
@@ -324,10 +323,10 @@ def test_what_a_checkpoint_keeps_reads_other_tables_alike(tmp_path):
     assert "y_test" not in eve.arrays
     for line, message in [
         ("Bern,dan,2,no", "new.csv: row 2, column 'town': 'Bern' is in no training sample"),
-        ("Oslo,dan,2,nope", "new.csv: row 2, column 'kind': 'nope' is no class of the training (no, yes)"),
+        ("Oslo,dan,2,nope", "new.csv: row 2, column 'kind': 'nope' is not a class of the training (no, yes)"),
         ("Oslo,dan,,no", "new.csv: row 2, column 'age': no value"),
         ("Oslo,dan,2,", "client 'dan' has no row with a label to adapt on"),
-        ("Oslo,d/n,2,no", "client 'd/n' would be a file"),
+        ("Oslo,d/n,2,no", "client 'd/n' names a file"),
     ]:
         file.write_text(f"town,who,age,kind\nRome,eve,1,yes\n{line}\n")
         with pytest.raises(ConfigError) as caught:
@@ -348,7 +347,7 @@ def test_splits_of_clients_that_come_later(tmp_path):
         "x_train": [[1]], "y_train": [0.5], "x_test": [[2], [4]], "y_test": [1.5, 3.5],
     }  # fmt: skip
     file.write_text("age,fold,y\n1,train,0.5\n2,test,1.5\n4,test,\n")
-    with pytest.raises(ConfigError, match="some of its test rows have a label, and others not"):
+    with pytest.raises(ConfigError, match="only some of its test rows have a label"):
         read_table_clients(file, columns, None)
     file.write_text("age,fold,y\n1,train,\n")
     with pytest.raises(ConfigError, match="row 1: a training row without a label"):

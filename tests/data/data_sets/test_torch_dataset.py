@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from lit_fed.cli import main
 from lit_fed.core.targets import Binary, MultiLabel, VectorRegression
 from lit_fed.data import IID, TorchDataset, build_populations
-from lit_fed.data.data_sets import reading
+from lit_fed.data.data_sets import base as reading
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 
@@ -108,7 +108,7 @@ def test_numbers_of_clients_are_ordered_by_size():
 def test_samples_of_the_test():
     seen, _ = build_populations(TorchDataset(Clips(num=8), test_source=Clips(num=4), clients="speaker"))
     assert (seen.train.num_samples, seen.test.num_samples) == (8, 4)
-    refused("client 's0' has samples in test_source alone", source=Clips(num=4, speaker=["a"] * 4),
+    refused("client 's0' has samples only in test_source", source=Clips(num=4, speaker=["a"] * 4),
             test_source=Clips(num=4), clients="speaker")  # fmt: skip
     refused(
         "samples of Clips are float32 of shape [3]",
@@ -137,7 +137,7 @@ def test_a_long_reading_says_how_far_it_is(monkeypatch, capsys):
         ((1.0, np.zeros((2, 2))), ("y of sample 1 of Clips has shape [2, 2]",)),
         (([1.0, 2.0], 0), ("x of sample 1 of Clips is float32 of shape [2]", "shape [1]")),
         (([[1.0], [1.0, 2.0]], 0), ("x of sample 1 of Clips cannot become an array",)),
-        ((Image.new("F", (2, 2)), 0), ("x of sample 1 of Clips is a picture of mode F",)),
+        ((Image.new("F", (2, 2)), 0), ("x of sample 1 of Clips is an image of mode F",)),
     ],
 )
 def test_wrong_samples(second, words):
@@ -150,7 +150,7 @@ def test_wrong_settings():
     )
     refused("clients items: cannot become an array", "give a text or a whole number", source=Clips(num=2),
             clients="items")  # fmt: skip
-    refused("clients speaker: gives <U1 of shape [1], and Clips has 2 samples", source=Clips(num=2, speaker=["a"]),
+    refused("clients speaker: gives <U1 of shape [1], but Clips has 2 samples", source=Clips(num=2, speaker=["a"]),
             clients="speaker")  # fmt: skip
     refused("Clips has no samples", source=Clips([]))
     refused("--data.dataset.source Stream: has no length", source=Stream())

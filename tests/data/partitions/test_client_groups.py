@@ -106,5 +106,5 @@ def test_more_groups_than_labels_are_refused():
 
 @pytest.mark.parametrize("partition", [LabelGroups(2), LabelPermutations(2)], ids=str)
 def test_labels_that_are_no_classes_are_refused(partition):
-    with pytest.raises(ConfigError, match=f"the partition {type(partition).__name__} goes by class labels"):
+    with pytest.raises(ConfigError, match=f"the partition {type(partition).__name__} needs class labels"):
         partition(np.linspace(0, 1, 50), 4, seed=0)

@@ -135,9 +135,9 @@ def test_out_of_range_fields_are_named(field, value):
     ("hierarchy", "labels", "message"),
     [
         (None, LABELS, r"hierarchy = None .* largest label is 5; give the coarse label"),
-        ((0, 0, 1), LABELS, "hierarchy has 3 coarse labels, and there are labels from 0 to 5; give one for each"),
-        (HIERARCHY, LABELS - 1, "labels from -1 to 4"),
-        (HIERARCHY, np.linspace(0, 1, 50), "the partition Pachinko goes by class labels"),
+        ((0, 0, 1), LABELS, "hierarchy has 3 coarse labels, the labels range from 0 to 5; give one for each"),
+        (HIERARCHY, LABELS - 1, "labels range from -1 to 4"),
+        (HIERARCHY, np.linspace(0, 1, 50), "the partition Pachinko needs class labels"),
     ],
 )
 def test_labels_without_a_coarse_one_are_refused(hierarchy, labels, message):

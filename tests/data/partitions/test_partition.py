@@ -100,7 +100,7 @@ def test_repair_moves_only_what_is_missing():
 def test_a_minimum_that_the_samples_do_not_suffice_for_is_refused(partition):
     """Lowered to what they suffice for, it would make all clients alike, whatever alpha is."""
     with pytest.raises(
-        ConfigError, match=r"40 for each of 100 clients takes 4,000.*are 1,000; .*min_samples = 10 or.*25 c"
+        ConfigError, match=r"40 for each of 100 clients needs 4,000.*are 1,000; .*min_samples = 10 or.*25 c"
     ):
         partition(LABELS, 100, seed=0)
     assert [len(part) for part in partition(LABELS, 25, seed=0)] == [40] * 25

@@ -48,7 +48,7 @@ def test_what_cannot_be_divided_is_refused():
         Shards(0)
     with pytest.raises(ConfigError, match="num_clients = 601, but there are only 600 samples"):
         Shards()(LABELS, 601, seed=0)
-    with pytest.raises(ConfigError, match="shards_per_client = 2 makes 602 shards of 600 samples"):
+    with pytest.raises(ConfigError, match="shards_per_client = 2 needs 602 shards, there are 600 samples"):
         Shards()(LABELS, 301, seed=0)
     with pytest.raises(ConfigError, match="label"):
         Shards()(np.linspace(0, 1, 600), 5, seed=0)

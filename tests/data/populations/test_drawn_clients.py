@@ -14,9 +14,8 @@ from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations import drawn_clients as drawn
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
-from lit_fed.data.populations.checks import check_labels
+from lit_fed.data.populations.checks import check_labels, fingerprint
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.fingerprint import fingerprint
 from lit_fed.errors import ConfigError
 
 SIZES = (3, 5, 1, 4, 2)

@@ -6,9 +6,9 @@ from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Seq
 from lit_fed.core.types import Population, Split
 from lit_fed.data.poison import Backdoor, LabelFlip
 from lit_fed.data.poison.backdoor import marked
+from lit_fed.data.poison.base import poisoned
+from lit_fed.data.populations.checks import fingerprint
 from lit_fed.data.populations.drawn_clients import DrawnSplit
-from lit_fed.data.populations.fingerprint import fingerprint
-from lit_fed.data.populations.poisoned import poisoned
 from lit_fed.errors import ConfigError
 
 ATTACKERS = torch.tensor([1, 3])
@@ -60,7 +60,7 @@ def test_labels_of_other_kinds_are_flipped_too(target):
 @pytest.mark.parametrize("target", [Regression(), MultiLabel(3)])
 @pytest.mark.parametrize("how", [LabelFlip(), Backdoor()])
 def test_labels_that_are_no_classes_are_refused(how, target):
-    with pytest.raises(ConfigError, match=f"{type(how).__name__} changes classes, and the labels of test are"):
+    with pytest.raises(ConfigError, match=f"{type(how).__name__} changes classes, the labels of test are"):
         how.prepare(population(), target, "test")
 
 
@@ -100,13 +100,13 @@ def test_the_fingerprint_tells_poisoned_data(kind):
 
 
 def test_a_square_that_does_not_fit_is_refused():
-    with pytest.raises(ConfigError, match="size is 5, and pictures are of 4 × 4 pixels"):
+    with pytest.raises(ConfigError, match="size is 5, the images have 4 × 4 pixels"):
         poison(Backdoor(5))
-    with pytest.raises(ConfigError, match="target is 10, and there are 10 classes; give a number from 0 to 9"):
+    with pytest.raises(ConfigError, match="target is 10, there are 10 classes; give a number from 0 to 9"):
         poison(Backdoor(2, 10))
     flat = population()
     flat = flat._replace(train=Split(flat.train.x.flatten(1), flat.train.y, flat.train.offsets))
-    with pytest.raises(ConfigError, match=r"Backdoor is for pictures.*those of test have shape \[16\]"):
+    with pytest.raises(ConfigError, match=r"Backdoor needs images .*inputs of test have shape \[16\]"):
         Backdoor().prepare(flat, Multiclass(10), "test")
 
 

@@ -6,15 +6,14 @@ import pytest
 import torch
 
 from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
-from lit_fed.core.types import Population
+from lit_fed.core.types import Population, Split
 from lit_fed.data import IID, Dirichlet, Natural
 from lit_fed.data.data_sets.base import ClientDataSet, PooledDataSet, Samples, empty_split, make_split
 from lit_fed.data.data_sets.digits import Digits
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.build import build_populations, infer_target, select_clients
-from lit_fed.data.populations.checks import check_labels
-from lit_fed.data.populations.fingerprint import fingerprint
+from lit_fed.data.populations.checks import check_labels, find_client, fingerprint
 from lit_fed.data.populations.splits import split_counts
 from lit_fed.errors import ConfigError
 
@@ -204,7 +203,7 @@ def test_consecutive_clients_are_views():
         (Pool(), None, None, {"val_fraction": 1.0}, r"val_fraction = 1\.0; choose"),
         (Pool(), None, None, {"unseen_fraction": -0.1}, r"unseen_fraction = -0\.1; choose"),
         (Pool(), None, None, {"val_fraction": 0.5, "test_fraction": 0.5}, "= 1 leaves nothing to train on"),
-        (None, None, None, {}, "NoneType is no data set"),
+        (None, None, None, {}, "NoneType is not a data set"),
     ],
 )
 def test_wrong_requests_are_refused(dataset, partition, num_clients, options, message):
@@ -268,7 +267,7 @@ def test_several_labels_are_told():
     for wrong, said in ((labels[:, 0], r"int64 of shape \[2\]"), (labels.float(), r"float32 of shape \[2, 3\]")):
         with pytest.raises(ConfigError, match=f"multilabel.*{said}; store whole numbers 0 and 1 of shape .n, L."):
             infer_target(wrong, labels="multilabel")
-    with pytest.raises(ConfigError, match="num_classes is 4, and each sample has 3 labels; leave num_classes out"):
+    with pytest.raises(ConfigError, match="num_classes is 4, but each sample has 3 labels; leave num_classes out"):
         infer_target(labels, 4, "multilabel")
 
 
@@ -336,10 +335,45 @@ def test_owners_that_stay_unseen_and_splits_of_the_data_set():
     assert (seen.names, unseen.names) == (["bob"], ["ann"])
     assert [one.x[:, 0].tolist() for one in (unseen.train, unseen.val, unseen.test)] == [[0, 1, 3, 4], [], [2, 5]]
     assert [one.x[:, 0].tolist() for one in (seen.train, seen.val, seen.test)] == [[6, 7, 9, 10], [11], [8]]
-    with pytest.raises(ConfigError, match="partition IID makes clients of its own, and Told is told which"):
+    with pytest.raises(ConfigError, match="partition IID makes new clients, but Told names unseen clients"):
         build(Told(), IID())
 
 
 def test_another_number_of_classes_than_are_named():
-    with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, and its data name 3 classes; leave"):
+    with pytest.raises(ConfigError, match="num_classes of NamedPool is 5, its data name 3 classes; leave"):
         FederatedDataModule(NamedPool(5), IID(), num_clients=4).setup()
+
+
+def named_population(names, first_id=0):
+    offsets = torch.arange(len(names) + 1)
+    split = Split(torch.zeros(len(names), 1), torch.zeros(len(names)), offsets, first_id)
+    return Population(split, split, split, names)
+
+
+CLIENTS = {
+    "seen": named_population(["anna", "4", "béla", "zoë"]),
+    "unseen": named_population(["cleo", "anna"], first_id=4),
+}
+
+
+@pytest.mark.parametrize(
+    ("client", "found"),
+    [
+        ("béla", ("seen", 2)),
+        ("cleo", ("unseen", 0)),
+        ("anna", ("seen", 0)),
+        ("4", ("seen", 1)),  # a name, though client number 4 is cleo
+        ("0", ("seen", 0)),
+        ("5", ("unseen", 1)),
+    ],
+)
+def test_a_client_is_found_by_name_or_number(client, found):
+    assert find_client(client, CLIENTS) == found
+
+
+@pytest.mark.parametrize("client", ["6", "-1", "²", "Anna", "", "1.0"])
+def test_an_unknown_client_is_refused_with_some_that_there_are(client):
+    with pytest.raises(ConfigError, match=r"seen: anna, 4, béla and 1 more; unseen: cleo, anna\)"):
+        find_client(client, CLIENTS)
+    with pytest.raises(ConfigError, match=r"\(seen: anna"):
+        find_client(client, {"seen": CLIENTS["seen"], "unseen": None})

@@ -15,7 +15,7 @@ from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Chosen, Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
-from lit_fed.wrappers.base import Guarded
+from lit_fed.wrappers.base import WrappedShared
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, LowRank, RandomK, ScaledSign, TopK, Uniform
 from lit_fed.wrappers.compression.codecs.base import SMALLEST
@@ -58,7 +58,7 @@ def encoded(wrapper, value, memory=(), start=None, client_id=0, **fields):
     """What is sent instead of a message, from a shared model `start` (0 without)."""
     first = tree.models(value)[0]
     shared = Shared(tree.zeros_like(first) if start is None else start)
-    shared = Guarded(shared, ()) if wrapper.remembers_rounds else shared
+    shared = WrappedShared(shared, ()) if wrapper.has_server_state else shared
     message = Message(value, torch.ones((), dtype=torch.float64))
     return wrapper.encode(make_context(**fields), shared, message, memory, Data(torch.tensor(client_id)))
 
@@ -92,7 +92,7 @@ def test_ef21_on_both_sides():
     """What the server knows of a single client moves to its change; of an absent one it stays as it is."""
     wrapper, memory = Compressed(FedAvg(), TopK(k=1), "ef21", "whole"), ({"whole": torch.zeros(1, 3)},)
     server = Shared(models([[0.0, 0.0, 0.0]]))
-    shared, known = Guarded(server, ({"whole": torch.zeros(1, 3, dtype=torch.float64)},)), []
+    shared, known = WrappedShared(server, ({"whole": torch.zeros(1, 3, dtype=torch.float64)},)), []
     ctx = make_context(num_clients=2, weighting="uniform")  # of whom one takes part
     for _ in range(4):
         message, memory, _ = encoded(wrapper, models(NEWS), memory)

@@ -15,9 +15,9 @@ from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Guarded
+from lit_fed.wrappers.base import WrappedShared
 from lit_fed.wrappers.compatibility import Compatibility
-from lit_fed.wrappers.deltas import news
+from lit_fed.wrappers.deltas import delta_of
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.accountant import epsilon_of_releases
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, Counted, PrivateAverage
@@ -53,7 +53,7 @@ def release(privacy, ctx, changes=CHANGES, weights=None, bound=None):
     start = GlobalModels(model(1.0, 1.0, 1.0))
     own = wrapper.server_memory(ctx, start)
     own = own if bound is None else own._replace(clip_norm=torch.tensor(bound, dtype=torch.float64))
-    shared, messages = Guarded(start, own), Accumulator("sum")
+    shared, messages = WrappedShared(start, own), Accumulator("sum")
     for change, weight in zip(changes, weights or [1] * len(changes), strict=True):
         weight = torch.tensor(weight, dtype=torch.float64)
         sent = Message(tree.add(start.models, model(*change)), weight)
@@ -76,7 +76,7 @@ def numbers(released):
 def test_factors():
     wrapper = PrivateAverage(FedAvg(), QUIET)
     start = GlobalModels(model(1.0, 1.0, 1.0))
-    shared = Guarded(start, wrapper.server_memory(context(), start))
+    shared = WrappedShared(start, wrapper.server_memory(context(), start))
     for change, factor in zip(CHANGES, [0.2, 1.0, 0.5, 1.0], strict=True):
         sent = Message(tree.add(start.models, model(*change)), torch.ones((), dtype=torch.float64))
         message, _, metrics = wrapper.encode(context(), shared, sent, (), None)
@@ -128,7 +128,7 @@ def test_deviation_of_the_noise(privacy, ctx, expected):
     start = GlobalModels(ModelState({"w": torch.zeros(1, 100_000)}, {}))
     wrapper = PrivateAverage(FedAvg(), privacy)
     nobody = torch.zeros((), dtype=torch.float64)
-    shared = Guarded(start, wrapper.server_memory(ctx, start))
+    shared = WrappedShared(start, wrapper.server_memory(ctx, start))
     value = tree.map_leaves(torch.Tensor.double, start.models)
     reduced, own = wrapper.decode(ctx, shared, type(release(QUIET, context())[0])(value, nobody), torch.empty(0))
     noise = reduced.value.parameters["w"]
@@ -170,7 +170,7 @@ def test_noise_under_an_adaptive_bound_is_that_of_the_bound_that_clients_kept():
     ctx = context(40, 0.5)
     start = GlobalModels(ModelState({"w": torch.zeros(1, 100_000, dtype=torch.float64)}, {}))
     wrapper = PrivateAverage(FedAvg(), privacy)
-    shared = Guarded(start, wrapper.server_memory(ctx, start))
+    shared = WrappedShared(start, wrapper.server_memory(ctx, start))
     all_within = Counted(start.models, torch.tensor(0.5, dtype=torch.float64))
     reduced, own = wrapper.decode(ctx, shared, Reduced(all_within, torch.tensor(20.0).double()), torch.arange(20))
     assert float(own.clip_norm) < 0.5
@@ -183,10 +183,10 @@ def test_a_clipped_message_keeps_to_the_bound_in_its_own_type(seed):
     rng = torch.Generator().manual_seed(seed)
     start = GlobalModels(ModelState({"w": 100 * torch.randn(1, 100_000, generator=rng)}, {}))
     wrapper = PrivateAverage(FedAvg(), replace(QUIET, clip_norm=2e-3))
-    shared = Guarded(start, wrapper.server_memory(context(), start))
+    shared = WrappedShared(start, wrapper.server_memory(context(), start))
     sent = Message(tree.map_leaves(lambda leaf: leaf + 1, start.models), torch.ones((), dtype=torch.float64))
     message, _, _ = wrapper.encode(context(), shared, sent, (), None)
-    assert 0 < float(tree.norm(news(message.value, start.models))) <= 2e-3
+    assert 0 < float(tree.norm(delta_of(message.value, start.models))) <= 2e-3
 
 
 @pytest.mark.parametrize("bits", [10, 12, 32])
@@ -197,7 +197,7 @@ def test_a_masked_message_keeps_to_the_bound(bits):
     secure = SecureSum(modulus_bits=bits, clip_range=0.5)
     wrapper = secure.around(PrivateAverage(FedAvg(), with_noise(1.0)))
     ctx = context(20, 0.5)
-    shared = Guarded(start, wrapper.inner.server_memory(ctx, start))
+    shared = WrappedShared(start, wrapper.inner.server_memory(ctx, start))
     change = torch.cat([torch.randn(1, 300, generator=rng).double(), torch.zeros(1, 9700).double()], 1)
     point = secure.point(20, 1)
     told = []
@@ -227,7 +227,7 @@ def test_two_bounds_for_two_parts():
     privacy = with_noise(0.0, second_clip_norm=0.5)
     wrapper = PrivateAverage(SCAFFOLD(), privacy)
     start = Controlled(model(1.0, 1.0), {"w": torch.zeros(1, 2, dtype=torch.float64)})
-    shared = Guarded(start, wrapper.server_memory(context(), start))
+    shared = WrappedShared(start, wrapper.server_memory(context(), start))
     beside = {"w": torch.tensor([[0.0, 2.0]], dtype=torch.float64)}
     sent = Message(ScaffoldUpdate(model(4.0, 5.0), beside), torch.ones((), dtype=torch.float64))
     value = wrapper.encode(context(), shared, sent, (), None)[0].value
@@ -238,7 +238,7 @@ def test_two_bounds_for_two_parts():
 
     long = Controlled(model(*[0.0] * 50_000), {"w": torch.zeros(1, 50_000, dtype=torch.float64)})
     noisy = PrivateAverage(SCAFFOLD(), with_noise(1.0, second_clip_norm=0.5))
-    shared = Guarded(long, noisy.server_memory(context(), long))
+    shared = WrappedShared(long, noisy.server_memory(context(), long))
     reduced = type(release(QUIET, context())[0])(ScaffoldUpdate(*long), torch.ones((), dtype=torch.float64))
     value = noisy.decode(context(), shared, reduced, torch.empty(0))[0].value
     assert float(value.models.parameters["w"].std()) == pytest.approx(math.sqrt(2) / 4, rel=0.01)
@@ -248,7 +248,7 @@ def test_two_bounds_for_two_parts():
 def test_components_are_clipped_jointly():
     wrapper = PrivateAverage(FedEM(2), QUIET)
     start = GlobalModels(ModelState({"w": torch.zeros(2, 2, dtype=torch.float64)}, {}))
-    shared = Guarded(start, wrapper.server_memory(context(), start))
+    shared = WrappedShared(start, wrapper.server_memory(context(), start))
     sent = ModelState({"w": torch.tensor([[3.0, 4.0], [0.0, 0.5]], dtype=torch.float64)}, {})
     message = wrapper.encode(context(), shared, Message(sent, torch.ones((), dtype=torch.float64)), (), None)[0]
     told = message.value.parameters["w"].flatten().tolist()

@@ -13,7 +13,7 @@ from lit_fed.clients.session import surround
 from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.types import Message, ModelState
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Guarded
+from lit_fed.wrappers.base import WrappedShared
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages
@@ -35,7 +35,7 @@ def sent(privacy, change, ctx):
     """The change that a message tells, of a client whose own is `change`, [d]."""
     wrapper = NoisyClients(FedAvg(), privacy)
     start = GlobalModels(ModelState({"w": torch.ones(1, len(change), dtype=torch.float64)}, {}))
-    shared = Guarded(start, wrapper.server_memory(ctx, start))
+    shared = WrappedShared(start, wrapper.server_memory(ctx, start))
     message = Message(ModelState({"w": 1 + change[None]}, {}), torch.tensor(7.0, dtype=torch.float64))
     message, _, metrics = wrapper.encode(ctx, shared, message, (), Client)
     assert message.weight == 1

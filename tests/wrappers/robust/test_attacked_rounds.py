@@ -9,7 +9,7 @@ from lit_fed import IFCA, FedAvg, FedEM, Linear, LocalSolver, Multiclass, Task, 
 from lit_fed.core import tree
 from lit_fed.data import Digits, Shards, build_populations
 from lit_fed.data.poison import Backdoor, LabelFlip
-from lit_fed.data.populations.poisoned import poisoned
+from lit_fed.data.poison.base import poisoned
 from lit_fed.wrappers.robust.attacks import ALIE, IPM, Gaussian, Mimic, ModelReplacement, SignFlip
 from lit_fed.wrappers.robust.wrapper import RobustAverage
 

@@ -18,7 +18,7 @@ from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.training.building import facts_of
-from lit_fed.wrappers.base import Guarded
+from lit_fed.wrappers.base import WrappedShared
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.robust.attacks import Invalid, SignFlip
 from lit_fed.wrappers.robust.rules import (
@@ -45,7 +45,7 @@ def stepped(rule, values, weights=(1, 1, 1, 1, 1), *, algorithm=None, shared=Non
         inner = algorithm.inner.shared_init(ctx)
         start = ModelState({"w": torch.zeros(algorithm.num_models, 1).double()}, {})
         inner = inner._replace(models=start)
-        shared = Guarded(inner, algorithm.server_memory(ctx, inner))
+        shared = WrappedShared(inner, algorithm.server_memory(ctx, inner))
     sent = ModelState({"w": torch.tensor(values).double().view(len(ids), -1, 1)}, {})
     weights = torch.tensor(weights, dtype=torch.float64)
     return algorithm.server_step(ctx, shared, Reduced(sent, weights), ids)
@@ -122,7 +122,7 @@ def chosen(rule, values, taken, weights):
     one_hot = torch.nn.functional.one_hot(torch.tensor(taken), 3).double()
     sent = ModelState({"w": (one_hot * torch.tensor(values).double()[:, None])[:, :, None]}, {})
     reduced = Reduced(Chosen(sent, one_hot), torch.tensor(weights).double())
-    shared = Guarded(inner, algorithm.server_memory(ctx, inner))
+    shared = WrappedShared(inner, algorithm.server_memory(ctx, inner))
     mean, judged = algorithm.decode(ctx, shared, reduced, torch.arange(len(taken)))
     return mean, judged, algorithm.server_step(ctx, shared, reduced, torch.arange(len(taken)))
 

@@ -18,7 +18,7 @@ class Intercepted(NamedTuple):
     """What m clients sent in a round, and who of them attacks."""
 
     values: Tree  # leaves [m, ...]
-    of_old: Tree  # what the server knows of them, leaves [...]
+    reference: Tree  # what the server knows of them, leaves [...]
     attacked: Tensor  # [m] bool
     client_ids: Tensor  # [m] int64
     seed: int
@@ -45,7 +45,7 @@ class Intercepted(NamedTuple):
             some = value[rows].double()
             return some - old.double() if value.is_floating_point() else torch.zeros_like(some)
 
-        return tree.map_leaves(leaf, self.values, self.of_old)
+        return tree.map_leaves(leaf, self.values, self.reference)
 
     def sending(self, changes: Tree) -> Tree:
         """The values if attackers send these changes, leaves [f, ...], or [1, ...] for all of them; whole numbers stay.
@@ -61,7 +61,7 @@ class Intercepted(NamedTuple):
             told = cast_like(old.double() + change, value)
             return value.index_put((places,), told.expand(len(places), *old.shape))
 
-        return tree.map_leaves(leaf, self.values, self.of_old, changes)
+        return tree.map_leaves(leaf, self.values, self.reference, changes)
 
 
 class Attack(ABC):
@@ -97,7 +97,7 @@ class Attack(ABC):
             takers = values.taken[:, place] > 0
             some = sent._replace(
                 values=tree.map_leaves(lambda leaf, here=takers, at=place: leaf[here, at], values.models),
-                of_old=tree.index(sent.of_old.models, place), attacked=sent.attacked[takers],
+                reference=tree.index(sent.reference.models, place), attacked=sent.attacked[takers],
                 client_ids=sent.client_ids[takers], stream=f"{sent.stream}/{place}",
             )  # fmt: skip
             for leaf, told in zip(tree.leaves(models), tree.leaves(self.strike(some)), strict=True):

@@ -44,4 +44,4 @@ class Gaussian(Attack):
             noise = [torch.randn(old.shape, generator=stream, dtype=torch.float64) for stream in streams]
             return self.std * torch.stack(noise).to(old.device)
 
-        return tree.map_leaves(leaf, sent.of_old)
+        return tree.map_leaves(leaf, sent.reference)

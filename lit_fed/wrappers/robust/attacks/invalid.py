@@ -37,4 +37,4 @@ class Invalid(Attack):
         def leaf(old: Tensor) -> Tensor:
             return torch.full((1, *old.shape), float(self.value), dtype=torch.float64, device=old.device)
 
-        return tree.map_leaves(leaf, sent.of_old)
+        return tree.map_leaves(leaf, sent.reference)

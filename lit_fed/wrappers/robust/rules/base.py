@@ -1,4 +1,4 @@
-"""What a robust rule is: rows of news go in, one change comes out, and how much each row had to say in it.
+"""What a robust rule is: rows of deltas go in, one change comes out, and how much each row had to say in it.
 
 Buckets:
     Karimireddy, He, Jaggi. "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing". ICLR 2022.

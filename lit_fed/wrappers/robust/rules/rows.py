@@ -1,4 +1,4 @@
-"""The news in m messages as m rows of numbers, in pieces that fit into the caches: what robust rules look at."""
+"""The deltas of m messages as m rows of numbers, in pieces that fit into the caches: what robust rules look at."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Rows:
 
     Args:
         values: what clients sent, leaves [m, ...].
-        of_old: what the server knows of it, leaves [...].
+        reference: what the server knows of it, leaves [...].
         mix: rows that are made of these, [k, m] float64, the weights of each summing to 1; None: they themselves.
     """
 
     values: Tree
-    of_old: Tree
+    reference: Tree
     mix: Tensor | None = None
 
     @property
@@ -54,7 +54,7 @@ class Rows:
 
     def told_from(self, start: Tree) -> Rows:
         """Rows X_i − start, for a start of leaves [...]."""
-        return replace(self, of_old=tree.add(self.of_old, start))
+        return replace(self, reference=tree.add(self.reference, start))
 
     def finite(self) -> Tensor:
         """Whether a message holds neither NaN nor infinity, [m] bool."""
@@ -82,20 +82,20 @@ class Rows:
             Changes, leaves [...] float64.
         """
         changes = []
-        for value, old in zip(tree.leaves(self.values), tree.leaves(self.of_old), strict=True):
+        for value, old in zip(tree.leaves(self.values), tree.leaves(self.reference), strict=True):
             if value.is_floating_point():
                 parts = [function(piece) for piece in self._pieces_of(value, old)]
                 changes.append(torch.cat(parts).view(old.shape))
             else:
                 changes.append((value.median(0).values - old).double())
-        return tree.rebuild(self.of_old, changes)
+        return tree.rebuild(self.reference, changes)
 
     @property
     def _device(self) -> torch.device:
         return tree.leaves(self.values)[0].device  # type: ignore[no-any-return]
 
     def _pieces(self) -> Iterator[Tensor]:
-        for value, old in zip(tree.leaves(self.values), tree.leaves(self.of_old), strict=True):
+        for value, old in zip(tree.leaves(self.values), tree.leaves(self.reference), strict=True):
             if value.is_floating_point():
                 yield from self._pieces_of(value, old)
 

@@ -135,7 +135,7 @@ class TestEveryAttack:
     def test_changes_neither_its_input_nor_honest_rows_nor_whole_numbers(self, attack):
         rows, batches = ROWS.clone(), torch.arange(7)
         message = sent(rows)._replace(
-            values={"w": rows, "batches": batches}, of_old={"w": torch.zeros(3).double(), "batches": torch.tensor(4)}
+            values={"w": rows, "batches": batches}, reference={"w": torch.zeros(3).double(), "batches": torch.tensor(4)}
         )
         found = attack.strike(message)
         assert torch.equal(rows, ROWS)
@@ -155,8 +155,8 @@ class TestEveryAttack:
         taken[[2, 3, 4, 6], 1] = 1
         old = torch.tensor([[1.0, 1.0, 1.0], [-2.0, 0.0, 2.0]], dtype=torch.float64)
         models = (ROWS[:, None] + old) * taken[..., None]
-        of_old = Chosen(ModelState({"w": old}, {}), torch.zeros(2))
-        message = sent()._replace(values=Chosen(ModelState({"w": models}, {}), taken), of_old=of_old)
+        reference = Chosen(ModelState({"w": old}, {}), torch.zeros(2))
+        message = sent()._replace(values=Chosen(ModelState({"w": models}, {}), taken), reference=reference)
         found = attack.strike(message)
         assert torch.equal(found.taken, taken)
         assert not found.models[0]["w"][taken == 0].any()

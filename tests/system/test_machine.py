@@ -1,5 +1,6 @@
 """Sizes from outside are compared with memory before anything is allocated; what fits is not changed by that."""
 
+import resource
 from functools import partial
 
 import pytest
@@ -13,22 +14,22 @@ from lit_fed.data import Sine, Synthetic
 from lit_fed.errors import ConfigError
 from lit_fed.models import CNN2, MLP, CharLSTM, Linear, ResNet18
 from lit_fed.models.base import build_network
-from lit_fed.system import memory
+from lit_fed.system import machine
 from lit_fed.system.machine import available_memory, require_memory
 
 
 @pytest.fixture
 def _one_gigabyte(monkeypatch):
-    monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(machine, "available_memory", lambda: 10**9)
 
 
-def machine(monkeypatch, tmp_path, meminfo, *limits):
+def memory_files(monkeypatch, tmp_path, meminfo, *limits):
     """Files where Linux would have its own; None for one that is not there."""
     for place, content in enumerate((meminfo, *limits)):
         if content is not None:
             (tmp_path / str(place)).write_text(content)
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "0")
-    monkeypatch.setattr(memory, "LIMITS", tuple(tmp_path / str(place + 1) for place in range(len(limits))))
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "0")
+    monkeypatch.setattr(machine, "LIMITS", tuple(tmp_path / str(place + 1) for place in range(len(limits))))
 
 
 MEMINFO = "MemTotal: 8000 kB\nMemAvailable:    3000 kB\nSwapFree:   1000 kB\nHugePages_Total:       0\n"
@@ -39,20 +40,20 @@ MEMINFO = "MemTotal: 8000 kB\nMemAvailable:    3000 kB\nSwapFree:   1000 kB\nHug
     [((), 4000 * 1024), (("max\n", None), 4000 * 1024), (("1024\n",), 1024), ((None, str(2**62)), 4000 * 1024)],
 )
 def test_linux_and_its_containers(monkeypatch, tmp_path, limits, expected):
-    machine(monkeypatch, tmp_path, MEMINFO, *limits)
+    memory_files(monkeypatch, tmp_path, MEMINFO, *limits)
     assert available_memory() == expected
 
 
 @pytest.mark.parametrize("meminfo", [None, "", "no such table", "MemTotal: 8 kB\n"])
 def test_systems_that_say_nothing_refuse_nothing(monkeypatch, tmp_path, meminfo):
-    machine(monkeypatch, tmp_path, meminfo)
-    monkeypatch.setattr(memory.os, "sysconf", {"SC_PHYS_PAGES": 5, "SC_PAGE_SIZE": 4096}.__getitem__)
+    memory_files(monkeypatch, tmp_path, meminfo)
+    monkeypatch.setattr(machine.os, "sysconf", {"SC_PHYS_PAGES": 5, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert available_memory() == 20480
 
     def unknown(name):
         raise ValueError(name)
 
-    monkeypatch.setattr(memory.os, "sysconf", unknown)
+    monkeypatch.setattr(machine.os, "sysconf", unknown)
     assert available_memory() is None
     require_memory(10**30, "anything", "nothing")
 
@@ -146,3 +147,34 @@ def test_generated_data_that_do_not_fit_are_refused(_one_gigabyte, sizes, named)
 def test_a_sine_that_does_not_fit_is_refused(_one_gigabyte, size):  # noqa: PT019
     with pytest.raises(ConfigError, match=r"Sine: num_clients = .* samples each: takes .*; choose smaller sizes"):
         Sine(**{size: 10**9}).load()
+
+
+@pytest.fixture
+def as_in_a_fresh_process(monkeypatch):
+    for name in machine.BY_HAND:
+        monkeypatch.delenv(name, raising=False)
+    machine._tell_glibc.cache_clear()
+    yield
+    machine._tell_glibc.cache_clear()
+
+
+def test_pages_of_freed_tensors_are_kept(as_in_a_fresh_process):
+    if not machine.keep_freed_memory(torch.device("cpu")):
+        pytest.skip("another C library than glibc")
+    faults = []
+    for _ in range(20):  # small blocks that the first tensors bring along may lie behind them and keep them apart
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(10 * 2**20)  # 40 MB, 10,240 pages
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    assert min(faults) < 100
+
+
+def test_what_users_set_themselves_stays(as_in_a_fresh_process, monkeypatch):
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    assert not machine.keep_freed_memory(torch.device("cpu"))
+
+
+def test_other_devices_and_libraries_are_left_alone(as_in_a_fresh_process, monkeypatch):
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda name: object())
+    assert not machine.keep_freed_memory(torch.device("cpu"))
+    assert not machine.keep_freed_memory(torch.device("meta"))
