@@ -43,7 +43,7 @@ from lit_fed.core.types import (
     Tree,
 )
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, innermost
+from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 
 __all__ = [
     "FederatedRounds",
@@ -245,7 +245,7 @@ class FederatedRounds:
         weight = float(reduced.weight.sum())
         steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, arrivals.heard.client_ids
         shared = self.shared
-        if isinstance(self.algorithm, Around) and len(asked):
+        if isinstance(self.algorithm, AlgorithmWrapper) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
         new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
