@@ -74,7 +74,6 @@ def load() -> None:
     """Import what runs need, so that a forked process begins at once; nothing here touches a device."""
     import reproduction.measures  # noqa: F401
     import torchvision.datasets  # noqa: F401
-    from reproduction.data_only import DataCLI  # noqa: F401
 
     import lit_fed.cli  # noqa: F401
 

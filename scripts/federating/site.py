@@ -26,8 +26,7 @@ from running import start
 from trials import TRIAL, go_on, newest_folder, rounds_logged
 
 from lit_fed.deployment.certificates import make_certificates
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.node import Node
 
 __all__ = ["NodeProcess", "Site", "cells", "differences", "megabytes", "wait_until"]

@@ -2,60 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Formatter
+from typing import Any
+
+import yaml
 
 from reproduction.pictures import bars
-from reproduction.runs import Kept, Run
-from reproduction.settings import LABELS, fedem_settings
-from reproduction.tables import Published, Scale, Setting, Table, cell, grid, mean, order, wrap
+from reproduction.runs import ROOT, Record, Run
+from reproduction.settings import LABELS, facts, published, settings_of, some_settings
+from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
 
-__all__ = ["PUBLISHED", "TABLES", "published_column", "unseen"]
+__all__ = ["TABLE2", "TABLE3", "TABLES", "THEIRS", "at_rate", "published_column", "settings_or_one", "unseen"]
 
-DECILE = ("test/seen/accuracy", "test/seen/accuracy_decile")
+DECILE = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/unseen/accuracy"
 TABLE2 = ("local", "fedavg", "fedprox", "fedavg_plus", "clustered_fl", "pfedme", "prox_avg", "fedem")
 TABLE3 = ("fedavg", "fedavg_plus", "fedem", "fedem_steps")
+THEIRS = {name: name for name in TABLE2} | {"prox_avg": "pfedme", "pfedme": ""}
+"""What the paper calls a method: its pFedMe is prox_avg."""
+
 STANDS_FOR = {
-    "mnist_by_writer": "femnist",
-    "cifar10_dirichlet": "cifar10",
-    "cifar100_pachinko": "cifar100",
+    "mnist_by_writer": "femnist", "cifar10_dirichlet": "cifar10", "cifar100_pachinko": "cifar100",
     "shakespeare_roles": "shakespeare",
-}
+}  # fmt: skip
 """Which data set of the paper a reduced setting is compared with."""
-
-
-def _row(text: str) -> dict[str, Published]:
-    """Published accuracies and worst deciles in the paper's order of methods."""
-    names = ("local", "fedavg", "fedprox", "fedavg_plus", "clustered_fl", "pfedme", "fedem")
-    return {name: Published(*map(float, one.split("/"))) for name, one in zip(names, text.split(), strict=True)}
-
-
-PUBLISHED = {
-    "femnist": _row("71.0/57.5 78.6/63.9 78.9/64.0 75.3/53.0 73.5/55.1 74.9/57.6 79.9/64.8"),
-    "emnist": _row("71.9/64.3 82.6/75.0 83.0/75.4 83.1/75.8 82.7/75.0 83.3/76.4 83.5/76.6"),
-    "cifar10": _row("70.2/48.7 78.2/72.4 78.0/70.8 82.3/70.6 78.6/71.2 81.7/73.6 84.3/78.1"),
-    "cifar100": _row("31.5/19.9 40.9/33.2 41.0/33.2 39.0/28.3 41.5/34.1 41.8/32.5 44.1/35.0"),
-    "shakespeare": _row("32.0/16.6 46.7/42.8 45.7/41.9 40.0/25.5 46.6/42.7 41.2/36.8 46.7/43.0"),
-    "synthetic": _row("65.7/58.4 68.2/58.9 68.2/59.0 68.9/60.2 69.1/59.0 69.2/61.2 74.7/66.7"),
-}
-UNSEEN = {  # test, training
-    "femnist": ((78.3, 80.9), (74.2, 84.2), (79.1, 81.5)),
-    "emnist": ((83.4, 82.7), (83.7, 92.9), (84.0, 83.3)),
-    "cifar10": ((77.3, 77.5), (80.4, 80.5), (85.9, 90.7)),
-    "cifar100": ((41.1, 42.1), (36.5, 55.3), (47.5, 46.6)),
-    "shakespeare": ((46.7, 47.1), (40.2, 93.0), (46.7, 46.6)),
-    "synthetic": ((68.6, 70.0), (69.1, 72.1), (73.0, 74.1)),
-}
-HOURS = {
-    "femnist": "1 h 14 min, Quadro RTX 8000",
-    "emnist": "46 min, GTX 1080 Ti",
-    "cifar10": "2 h 37 min, GTX 1080 Ti",
-    "cifar100": "3 h 9 min, GTX 1080 Ti",
-    "shakespeare": "4 h 42 min, Quadro RTX 8000",
-    "synthetic": "20 min, GTX 1080 Ti",
-}
 
 
 def published_column(setting: Setting) -> str:
@@ -63,9 +36,11 @@ def published_column(setting: Setting) -> str:
     return STANDS_FOR.get(setting.name, setting.name)
 
 
-def beside(setting: Setting) -> str:
-    """A setting's name, with that of the paper's data where these are others."""
-    return f"{setting.label}, beside FEMNIST" if setting.name == "mnist_by_writer" else setting.label
+def settings_or_one(scale: Scale, wanted: Sequence[str] | None = None) -> list[Setting]:
+    """The settings of a scale, or some of them; `smoke` has one."""
+    settings = settings_of("fedem", scale)
+    some = ("synthetic",) if scale == "smoke" else settings if scale == "paper" or wanted is None else wanted
+    return [settings[name] for name in some]
 
 
 def unseen(setting: Setting) -> Setting:
@@ -80,185 +55,293 @@ def unseen(setting: Setting) -> Setting:
     return setting.varied("unseen", "--data.unseen_fraction", "0.2")._replace(methods=methods, draws_data=True)
 
 
+def at_rate(setting: Setting, rate: float) -> Setting:
+    """A share of the clients takes part in each round."""
+    return setting if rate == 1 else setting.varied(f"rate_{rate:g}", "--data.client_fraction", f"{rate:g}")
+
+
+# ---------------------------------------------------------------------- Table 1
+def table1_settings(scale: Scale) -> list[Setting]:
+    """The paper's data at every scale, since nothing is trained; those of the reduced tables too."""
+    paper = settings_of("fedem", "smoke" if scale == "smoke" else "paper")
+    ours = settings_of("fedem", "reduced").items() if scale == "reduced" else []
+    return [*paper.values(), *(one for name, one in ours if name not in paper)]
+
+
+def table1_run(setting: Setting, scale: Scale, seed: int) -> Run:
+    """Loads and divides the data of a setting."""
+    random = ("--model.network.weights", "null") if setting.name in ("cifar10", "cifar100") else ()
+    whole = some_settings("", "reduced")[setting.name]
+    arguments = setting.arguments[len(whole.arguments) :] if scale == "smoke" else random
+    drawn = ("--data.seed", str(seed)) if setting.draws_data else ()
+    return Run(f"data/{setting.name}-{seed}", setting.config, (*arguments, *drawn), ("data_statistics",), fit=False)
+
+
+def table1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs of all settings."""
+    return [table1_run(setting, scale, seed) for seed in seeds for setting in table1_settings(scale)]
+
+
+def table1_body(found: Results) -> dict[str, Part]:
+    """A row for each data set, and which of them have the paper's numbers of clients and samples."""
+    theirs, rows, made, same = facts()["fedem_counts"], [], 0, []
+    for setting in table1_settings(found.scale):
+        record = found.kept.find(table1_run(setting, found.scale, found.seeds[0]))
+        paper = theirs.get(setting.name)
+        beside = f"{paper[0]} / {paper[1]:,}" if paper else ""
+        rows.append([setting.label, setting.config, *_counts(record), beside])
+        if record is not None and paper:
+            sizes = record["data_statistics"]["samples"]
+            made, same = made + 1, same + [setting.label] * ([len(sizes), sum(sizes)] == paper)
+    head = ["data", "config", "clients / samples", "of a client: least / median / most", "classes", "parameters"]
+    counted = f"{len(same)} of the paper's {made} that were loaded have its counts: {', '.join(same)}."
+    return {
+        "data": grid([*head, "the paper: clients / samples"], rows),
+        "published": counted if made and found.scale != "smoke" else None,
+    }
+
+
+def _counts(record: Record | None) -> list[str]:
+    if record is None:
+        return ["not run", "", "", ""]
+    counted: dict[str, Any] = record["data_statistics"]
+    sizes = counted["samples"]
+    spread = f"{min(sizes):,} / {statistics.median(sizes):,.0f} / {max(sizes):,}"
+    return [f"{len(sizes)} / {sum(sizes):,}", spread, str(counted["classes"]), f"{counted['parameters']:,}"]
+
+
 # ---------------------------------------------------------------------- Table 2
 def table2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """All methods on all data sets."""
-    return [run for setting in fedem_settings(scale).values() for run in setting.runs(seeds, TABLE2)]
+    return [run for setting in settings_of("fedem", scale).values() for run in setting.runs(seeds, TABLE2)]
 
 
-def table2_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """A table for each data set, both orders, and what stands the other way round."""
-    lines = wrap(
-        "Test accuracy of the clients that were trained, weighted by their test samples, / worst decile, in percent, "
-        "mean ± standard deviation over the seeds. What the paper calls pFedMe was made by an algorithm that is "
-        "called prox_avg here (docs/paper_index.md); the column pFedMe is pFedMe."
-    )
-    if scale == "reduced":
-        lines += ["", *wrap(LARGER)]
-    for setting in fedem_settings(scale).values():
-        lines += ["", f"## {setting.label}", "", *_against(setting, kept, seeds, TABLE2)]
-        lines += _remark(setting, kept, seeds)
-    return lines
+def table2_body(found: Results) -> dict[str, Part]:
+    """A table for each data set beside the published figures, both orders, and a remark."""
+    lines: list[str] = []
+    for setting in settings_of("fedem", found.scale).values():
+        column, ours, rows = published_column(setting), {}, []
+        theirs = published("fedem")[column]
+        for name, records in found.each(setting, TABLE2).items():
+            beside = "{} / {}".format(*theirs[THEIRS[name]]) if THEIRS[name] in theirs else ""
+            rows.append([LABELS[name], found.cell(records, *DECILE), beside])
+            ours |= {LABELS[name]: mean(records)} if records else {}
+        means = {LABELS["prox_avg" if name == "pfedme" else name]: one[0] for name, one in theirs.items()}
+        compared = order(ours, means)
+        lines += ["", f"## {setting.label}", "", *grid(["algorithm", "here", f"the paper, {column}"], rows)]
+        lines += ["", *wrap(f"Order: {compared}")] if compared else []
+        lines += _remark(setting, found)
+    return {"settings": lines[1:]}
 
 
-LARGER = (
-    "**CIFAR-10 and MNIST below are reduced runs.** With all of the paper's images, clients and rounds the order of "
-    "CIFAR-10 is another: [Real images at the paper's size](fedem-images.md). What decides: [When does a mixture "
-    "help?](when-mixtures-help.md)"
-)
-REMARKS = {
-    "synthetic": (
-        "Clustered FL splits here, as its paper has it, into at most eight clusters ({clustered_fl}); the code behind "
-        "the published column practically never splits, so that column is FedAvg's ({fedavg} here). It is above FedEM "
-        "with three components ({fedem}); with eight models each FedEM is ahead (docs/results/synthetic.md). FedAvg+ "
-        "and prox_avg are 0.3 points apart in the paper, and how far apart they are here ({fedavg_plus} and "
-        "{prox_avg}) is a matter of the learning rates."
-    ),
-    "mnist_by_writer": (
-        "Digits are digits, whoever wrote them: one model suits all writers, and what the mixture could gain it loses "
-        "in the first rounds, since each of three components takes a third of every gradient (FedAvg {fedavg}, FedEM "
-        "{fedem}). A writer has some 67 digits to learn from and trains in every seventh round, six times in all: too "
-        "little for what lives in a model of its own (Local {local}, prox_avg {prox_avg}). Fine-tuning with the rate "
-        "of the training ruins the model; with a tenth of it, as here, FedAvg+ is the best ({fedavg_plus})."
-    ),
-    "cifar10_dirichlet": (
-        "With few labels for each client, knowing them is worth most: of the methods with three seeds Local ({local}) "
-        "is the best, before FedEM ({fedem}) and FedAvg+ ({fedavg_plus}), which are level, and FedAvg ({fedavg}); "
-        "what keeps models of clients or of small clusters is near Local. In the paper four times as many samples in "
-        "all and a network that starts from ImageNet's weights make the common models strong; there FedAvg is above "
-        "Local."
-    ),
-    "shakespeare_roles": (
-        "FedEM ({fedem}) is ahead of FedAvg ({fedavg}) by little; in the paper they are level. Both are below the "
-        "paper's figures after 30 rounds on a fifth of the text. Local ({local}) is above its own: each of these roles "
-        "has far more text than most of the paper's."
-    ),
-}
-"""What the tables show, with the means of our runs by name."""
+def _remark(setting: Setting, found: Results) -> list[str]:
+    """The remark on a setting with the means of our runs, once all that it names are there."""
+    text = found.words["remarks"].get(setting.name, "")
+    if not text or (setting.name not in STANDS_FOR and len(found.seeds) == 1):
+        return []
+    records = {name: found.of(setting, name) for _, name, _, _ in Formatter().parse(text) if name}
+    if any(len(some) < len(found.seeds) for some in records.values()):
+        return []
+    return ["", *wrap(text.format_map({name: f"{mean(some):.1f}" for name, some in records.items()}))]
 
 
-def _remark(setting: Setting, kept: Kept, seeds: Sequence[int]) -> list[str]:
-    """The remark on a setting, once all runs that it speaks of are there."""
-    text = REMARKS.get(setting.name, "") if setting.name in STANDS_FOR or len(seeds) > 1 else ""
-    means = {}
-    for _, name, _, _ in Formatter().parse(text):
-        records = kept.all(setting.runs(seeds, [name])) if name else []
-        if name and len(records) < len(seeds):
-            return []
-        means |= {name: f"{mean(records):.1f}"} if name else {}
-    return ["", *wrap(text.format(**means))] if text else []
-
-
-def _against(setting: Setting, kept: Kept, seeds: Sequence[int], methods: Sequence[str]) -> list[str]:
-    """Methods of one setting beside the published figures."""
-    published, ours, rows = PUBLISHED[published_column(setting)], {}, []
-    for name in methods:
-        runs = setting.runs(seeds, [name])
-        records = kept.all(runs)
-        theirs = published.get("pfedme" if name == "prox_avg" else name) if name != "pfedme" else None
-        rows.append([LABELS[name], cell(records, DECILE, len(seeds)) if runs else "not run", _shown(theirs)])
-        if records:
-            ours[LABELS[name]] = mean(records)
-    means = {LABELS["prox_avg" if name == "pfedme" else name]: one.mean for name, one in published.items()}
-    head = ["algorithm", "here", f"the paper, {published_column(setting)}"]
-    compared = order(ours, means)
-    return [*grid(head, rows), *(["", *wrap(f"Order: {compared}")] if compared else [])]
-
-
-def _shown(one: Published | None) -> str:
-    return "" if one is None else f"{one.mean} / {one.other}"
-
-
-def table2_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
+def table2_picture(found: Results, path: Path) -> None:
     """Bars for each data set, the paper's figures as marks."""
     panels = {}
-    for setting in fedem_settings(scale).values():
-        found = {name: kept.all(setting.runs(seeds, [name])) for name in TABLE2}
-        published = PUBLISHED[published_column(setting)]
-        panels[beside(setting)] = [
-            (LABELS[name], [100 * one["summary"][DECILE[0]] for one in records], _mark(published, name))
-            for name, records in found.items()
+    for setting in settings_of("fedem", found.scale).values():
+        theirs = published("fedem")[published_column(setting)]
+        label = f"{setting.label}, beside FEMNIST" if setting.name == "mnist_by_writer" else setting.label
+        panels[label] = [
+            (LABELS[name], [100 * one["summary"][ACCURACY] for one in records], theirs.get(THEIRS[name], (None,))[0])
+            for name, records in found.each(setting, TABLE2).items()
             if records
         ]
     bars({label: one for label, one in panels.items() if one}, "test accuracy in percent", path)
 
 
-def _mark(published: dict[str, Published], name: str) -> float | None:
-    theirs = published.get({"prox_avg": "pfedme", "pfedme": ""}.get(name, name))
-    return None if theirs is None else theirs.mean
-
-
 # ---------------------------------------------------------------------- Table 3
 def table3_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """FedAvg, FedAvg+ and FedEM with a fifth of the clients unseen."""
-    return [run for one in fedem_settings(scale).values() for run in unseen(one).runs(seeds, TABLE3)]
+    return [run for one in settings_of("fedem", scale).values() for run in unseen(one).runs(seeds, TABLE3)]
 
 
-def table3_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
+def table3_body(found: Results) -> dict[str, Part]:
     """Accuracy of unseen clients on their test samples, and on those that they adapted on."""
-    lines = wrap(
-        "Accuracy of clients that had no part in training: a fifth of all. They get FedAvg's model as it is, tune it "
-        "for an epoch (FedAvg+), or take E-steps from uniform weights: one in the paper's text (FedEM), while its code "
-        "takes one at every log event of the training. On their test samples and on the training samples that "
-        "they adapted on (in brackets in the paper's column), in percent, mean ± standard deviation over the seeds."
-    )
-    for setting in fedem_settings(scale).values():
-        published = dict(zip(TABLE3, UNSEEN[published_column(setting)], strict=False))
-        rows, ours = [], {}
-        for name in TABLE3:
-            runs = unseen(setting).runs(seeds, [name])
-            if not runs:
-                continue
-            records, theirs = kept.all(runs), published.get(name)
-            tested, seen = (cell(records, [f"test/{who}/accuracy"], len(seeds)) for who in ("unseen", "seen"))
-            adapted = cell([one for one in records if TRAINED in one["summary"]], [TRAINED], len(seeds))
-            rows.append([LABELS[name], tested, adapted.replace("not run", "not measured"), seen])
-            rows[-1].append("" if theirs is None else f"{theirs[0]} ({theirs[1]})")
-            if records:
-                ours[LABELS[name]] = mean(records, "test/unseen/accuracy")
-        head = ["algorithm", "unseen", "unseen, training samples", "seen", f"the paper, {published_column(setting)}"]
-        compared = order(ours, {LABELS[name]: one[0] for name, one in published.items()})
+    lines: list[str] = []
+    for setting in settings_of("fedem", found.scale).values():
+        column, rows, ours = published_column(setting), [], {}
+        theirs = published("fedem_unseen")[column]
+        for name in (one for one in TABLE3 if setting.method(one)):
+            records = found.of(unseen(setting), name)
+            adapted = found.cell([one for one in records if TRAINED in one["summary"]], TRAINED)
+            cells = [found.cell(records, "test/unseen/accuracy"), adapted.replace("not run", "not measured")]
+            beside = "{} ({})".format(*theirs[name]) if name in theirs else ""
+            rows.append([LABELS[name], *cells, found.cell(records), beside])
+            ours |= {LABELS[name]: mean(records, "test/unseen/accuracy")} if records else {}
+        head = ["algorithm", "unseen", "unseen, training samples", "seen", f"the paper, {column}"]
+        compared = order(ours, {LABELS[name]: one[0] for name, one in theirs.items()})
         lines += ["", f"## {setting.label}", "", *grid(head, rows)]
         lines += ["", *wrap(f"Order: {compared}")] if compared else []
-    return lines
+    return {"settings": lines[1:]}
 
 
 # ---------------------------------------------------------------------- Table 4
-def table4_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """Seconds of a FedEM run."""
-    rows = []
-    for setting in fedem_settings(scale).values():
-        records = kept.all(setting.runs(seeds, ["fedem"]))
-        seconds = [one["summary"]["seconds"] for one in records]
-        rounds = {one["summary"]["rounds"] for one in records}
-        took = f"{sum(seconds) / len(seconds):.0f} s for {', '.join(map(str, rounds))} rounds" if records else "not run"
-        rows.append([setting.label, took, HOURS[published_column(setting)]])
-    return [
-        *wrap(
-            "Wall time of a FedEM run, evaluation and checkpoints included, beside that of a run of the paper: another "
-            "size, another machine, so no comparison of codes; docs/results/speed.md is one."
-        ),
-        "",
-        *grid(["data", "here, one thread", "the paper, 200 rounds (Shakespeare 80)"], rows),
-    ]
-
-
 def table4_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """FedEM's runs of Table 2."""
-    return [run for setting in fedem_settings(scale).values() for run in setting.runs(seeds, ["fedem"])]
+    return [run for setting in settings_of("fedem", scale).values() for run in setting.runs(seeds, ["fedem"])]
 
 
-SMALLER = (
-    "MNIST's writers take FEMNIST's place with LeNet5, 40 rounds and 100 clients in each; CIFAR-10 is a quarter over "
-    "20 clients, labels drawn one by one, with LeNet5 and 40 rounds, CIFAR-100 likewise by Pachinko; Shakespeare is a "
-    "fifth of 25 roles with one LSTM layer of 128 units, Adam and 30 rounds. EMNIST has no reduced form. The "
-    "synthetic data are the paper's. Learning rates: docs/results/synthetic.md; on the others the better of two or "
-    "three for FedAvg and FedEM in a short run of seed 1, judged on its test split, FedAvg's for its kin, a tenth of "
-    "it to tune writers and roles. pFedMe has λ = 15 and K = 5 on CIFAR-10 too; on writers that reached 58.5, so there "
-    "λ = 2 and K = 3, which diverged on CIFAR-10."
-)
+def table4_body(found: Results) -> dict[str, Part]:
+    """Seconds of a FedEM run."""
+    rows = []
+    for setting in settings_of("fedem", found.scale).values():
+        summaries = [one["summary"] for one in found.of(setting, "fedem")]
+        rounds = ", ".join(map(str, {one["rounds"] for one in summaries}))
+        seconds = sum(one["seconds"] for one in summaries) / max(1, len(summaries))
+        took = f"{seconds:.0f} s for {rounds} rounds" if summaries else "not run"
+        rows.append([setting.label, took, facts()["fedem_hours"][published_column(setting)]])
+    return {"times": grid(["data", "here, one thread", "the paper, 200 rounds (Shakespeare 80)"], rows)}
+
+
+# ---------------------------------------------------------------------- Table 6
+DECENTRALIZED = (*TABLE2, "dfedem")
+
+
+def decentralized_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """D-FedEM, and the runs of Table 2."""
+    return [run for setting in settings_or_one(scale) for run in setting.runs(seeds, DECENTRALIZED)]
+
+
+def decentralized_body(found: Results) -> dict[str, Part]:
+    """A column for each data set, and how D-FedEM compares."""
+    settings = settings_or_one(found.scale)
+    each = {one.name: found.each(one, DECENTRALIZED) for one in settings}
+    rows = [[LABELS[name], *(found.cell(each[one.name][name]) for one in settings)] for name in DECENTRALIZED]
+    standing = [said for one in settings if (said := _standing(one, each[one.name]))]
+    return {
+        "table": grid(["algorithm", *(one.label for one in settings)], rows),
+        "standing": standing,
+        "if_writers": "" if each.get("mnist_by_writer", {}).get("dfedem") else None,
+    }
+
+
+def _standing(setting: Setting, found: Mapping[str, list[Record]]) -> str:
+    """How many of the other algorithms D-FedEM is above, and its distance to FedEM."""
+    if not found["dfedem"]:
+        return ""
+    own = mean(found["dfedem"])
+    others = {one: mean(records) for one, records in found.items() if records and one not in ("dfedem", "fedem")}
+    said = [f"above {sum(value < own for value in others.values())} of the {len(others)} others"] if others else []
+    said += [f"{own - mean(found['fedem']):+.2f} points to FedEM"] if found["fedem"] else []
+    return f"{setting.label}: D-FedEM is {', '.join(said)}." if said else ""
+
+
+# ---------------------------------------------------------------------- Table 7
+TIMED = ("synthetic", "mnist_by_writer", "cifar10_dirichlet")
+
+
+def rounds_of(setting: Setting) -> int:
+    """Rounds of a run."""
+    given = dict(zip(setting.arguments, setting.arguments[1:], strict=False)).get("--trainer.max_epochs")
+    config = yaml.safe_load((ROOT / f"configs/experiment/{setting.config}.yaml").read_text())
+    return int(given or config["trainer"]["max_epochs"])
+
+
+def third(setting: Setting) -> Setting:
+    """The setting with a third of its rounds, over which the learning rate falls as it does over all."""
+    return setting.varied("third", "--trainer.max_epochs", str(max(1, rounds_of(setting) // 3)))
+
+
+def timed_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """FedEM with a third of the rounds, and the runs of Table 2."""
+    settings = settings_or_one(scale, TIMED)
+    return [run for one in settings for run in [*one.runs(seeds, TABLE2), *third(one).runs(seeds, ["fedem"])]]
+
+
+def timed_body(found: Results) -> dict[str, Part]:
+    """A column for each data set, and whether FedEM is still the best."""
+    settings = settings_or_one(found.scale, TIMED)
+    each = {one.name: found.each(one, TABLE2) for one in settings}
+    short = {one.name: found.of(third(one), "fedem") for one in settings}
+    rows = [[LABELS[name], *(found.cell(each[one.name][name]) for one in settings)] for name in TABLE2]
+    rows.append(["FedEM, a third", *(found.cell(short[one.name]) for one in settings)])
+    said, best = [], 0
+    for setting in settings:
+        others = {name: mean(one) for name, one in each[setting.name].items() if one and name != "fedem"}
+        if short[setting.name] and others:
+            name = max(others, key=lambda one: others[one])
+            ahead = mean(short[setting.name]) - others[name]
+            best += ahead > 0
+            text = f"FedEM with a third of the rounds is {ahead:+.2f} points to {LABELS[name]}, the best of the others."
+            said.append(f"{setting.label}: {text}")
+    head = ["algorithm", *(f"{one.label}, {rounds_of(one)} rounds" for one in settings)]
+    total = [f"It is the best on {best} of {len(said)}."] if said else []
+    return {"table": grid(head, rows), "still_best": [*said, *total]}
+
+
+# ---------------------------------------------------------------------- Table 8
+SAMPLED = ("fedavg", "fedavg_plus", "apfl", "fedem")
+
+
+def sampled_settings(scale: Scale) -> list[Setting]:
+    """A fifth of the clients takes part in each round."""
+    return [at_rate(one, 0.2) for one in settings_or_one(scale, ("synthetic",))]
+
+
+def sampled_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """All methods, also with all clients in each round."""
+    settings = [*sampled_settings(scale), *settings_or_one(scale, ("synthetic",))]
+    return [run for setting in settings for run in setting.runs(seeds, SAMPLED)]
+
+
+def sampled_body(found: Results) -> dict[str, Part]:
+    """Each data set with a fifth of the clients per round, and with all."""
+    lines: list[str] = []
+    for some, whole in zip(sampled_settings(found.scale), settings_or_one(found.scale, ("synthetic",)), strict=True):
+        rows = [[LABELS[name], *(found.cell(found.of(one, name)) for one in (some, whole))] for name in SAMPLED]
+        ours = {LABELS[name]: mean(records) for name, records in found.each(some, SAMPLED).items() if records}
+        lines += ["", f"## {some.label}", "", *grid(["algorithm", "a fifth of the clients", "all clients"], rows)]
+        lines += ["", *wrap(f"Order: {ranked(ours)}.")] if ours else []
+    return {"settings": lines[1:]}
+
+
+# ---------------------------------------------------------------------- Appendix J.2
+LINEAR = (*TABLE2[:-1], "mocha", "fedem")
+
+
+def mocha_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """MOCHA, and the runs of Table 2."""
+    return settings_of("fedem", scale)["synthetic"].runs(seeds, LINEAR)
+
+
+def mocha_body(found: Results) -> dict[str, Part]:
+    """All methods on the synthetic data, and MOCHA's rank."""
+    each = found.each(settings_of("fedem", found.scale)["synthetic"], LINEAR)
+    rows = [[LABELS[name], found.cell(records)] for name, records in each.items()]
+    ours = {LABELS[name]: mean(records) for name, records in each.items() if records}
+    said = f"Order: {ranked(ours)}. {_rank(ours)}" if ours else None
+    return {"table": grid(["algorithm", "accuracy"], rows), "order": said}
+
+
+def _rank(values: Mapping[str, float]) -> str:
+    """MOCHA's rank among those that were run."""
+    if "MOCHA" not in values:
+        return ""
+    above = [name for name in values if values[name] > values["MOCHA"]]
+    rank = f"MOCHA is number {len(above) + 1} of {len(values)}"
+    if "Clustered FL" not in above:
+        return f"{rank}."
+    theirs = published("fedem")["synthetic"]["clustered_fl"][0]
+    return f"{rank}; Clustered FL stands above it with thresholds that let it split, and had {theirs} in the paper."
+
+
 TABLES = [
+    Table("fedem-table1", table1_runs, table1_body),
     Table("fedem-table2", table2_runs, table2_body, table2_picture),
     Table("fedem-table3", table3_runs, table3_body),
     Table("fedem-table4", table4_runs, table4_body),
+    Table("fedem-decentralized", decentralized_runs, decentralized_body),
+    Table("fedem-time-constrained", timed_runs, timed_body),
+    Table("fedem-client-sampling", sampled_runs, sampled_body),
+    Table("fedem-mocha", mocha_runs, mocha_body),
 ]

@@ -1,55 +1,38 @@
-"""Tables of the FedeRiCo paper: Sui, Wen, Lau, Ross, Cresswell, 2022, https://arxiv.org/abs/2210.06597."""
+"""Tables and figures of the FedeRiCo paper: Sui, Wen, Lau, Ross, Cresswell, 2022, https://arxiv.org/abs/2210.06597."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from reproduction.federico_settings import DATA, GROUPS, METHODS, TABLE2_SETTINGS, table1_settings
-from reproduction.pictures import Bar, bars
-from reproduction.runs import Kept, Record, Run
-from reproduction.settings import LABELS
-from reproduction.tables import Published, Scale, Setting, Table, cell, grid, mean, order, wrap
+import numpy as np
 
-__all__ = ["PUBLISHED", "TABLES"]
+from reproduction.pictures import Curve, Share, Shares, bars, curves, save, shares
+from reproduction.runs import Record, Run
+from reproduction.settings import LABELS, published, settings_of
+from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
 
-ACCURACY = "test/seen/accuracy"
+__all__ = ["TABLES"]
 
-
-def _published(*rows: str) -> dict[str, dict[int, Published]]:
-    """Published means and standard deviations: a row for each method, in a row a column for each number of groups."""
-    found = {}
-    for name, row in zip(METHODS, rows, strict=True):
-        values = [Published(*map(float, one.split("±"))) for one in row.split()]
-        found[name] = dict(zip(GROUPS, values, strict=True))
-    return found
+METHODS = ("fedavg", "fedavg_plus", "local", "clustered_fl", "fedem", "fedfomo", "federico")
 
 
-PUBLISHED = {
-    "cifar10": _published(
-        "11.44±3.28 11.73±3.68 13.93±5.74", "12.45±8.46 29.86±17.85 45.65±21.61", "40.09±2.84 55.27±3.11 69.03±7.05",
-        "11.50±3.65 15.24±5.79 16.43±5.17", "41.21±10.83 55.08±6.71 63.61±9.93", "42.24±8.32 59.45±5.57 71.05±6.09",
-        "56.61±2.51 69.76±2.25 78.22±4.80",
-    ),
-    "cifar100": _published(
-        "21.28±5.04 17.41±3.27 18.36±3.68", "29.95±1.07 35.33±1.77 36.17±3.27", "16.60±0.64 25.99±2.38 31.05±1.68",
-        "20.93±3.57 23.15±7.04 15.15±0.60", "26.25±2.40 24.11±7.36 19.23±2.58", "12.15±0.57 20.49±2.90 24.53±2.77",
-        "30.95±1.62 39.19±1.64 41.41±1.07",
-    ),
-    "office_home": _published(
-        "66.58±1.88 53.36±4.21 51.25±4.37", "80.21±0.68 81.88±0.91 84.50±1.37", "76.76±0.23 83.30±0.32 88.05±0.44",
-        "66.58±1.88 53.36±4.21 51.25±4.37", "22.59±1.95 28.72±1.83 22.46±3.99", "78.61±0.78 82.57±0.24 87.86±0.77",
-        "83.56±0.49 90.28±0.75 93.76±0.12",
-    ),
-}  # fmt: skip
-TABLE2 = {
-    "fedavg": Published(69.73, 11.02), "fedavg_plus": Published(71.20, 24.41), "local": Published(68.32, 19.43),
-    "clustered_fl": Published(69.73, 11.02), "fedem": Published(47.15, 25.43), "fedfomo": Published(75.78, 6.20),
-    "federico": Published(83.90, 4.11),
-}  # fmt: skip
+def only(group: str, scale: Scale) -> Setting:
+    """The setting of a group that has one."""
+    return next(iter(settings_of(group, scale).values()))
 
 
 # ---------------------------------------------------------------------- Table 1
+def table1_settings(scale: Scale) -> dict[str, dict[str, Setting]]:
+    """For each data set the settings of Table 1, by the number of groups."""
+    found: dict[str, dict[str, Setting]] = {}
+    for name, setting in settings_of("federico", scale).items():
+        found.setdefault(name.partition("_label_groups")[0], {})[name.rpartition("_")[2]] = setting
+    return found
+
+
 def table1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """All methods that a setting has; the columns with most groups first."""
     return [
@@ -60,130 +43,437 @@ def table1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     ]
 
 
-def table1_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """A table for each data set, both orders, and what was decided on the way."""
-    lines = wrap(
-        "Test accuracy in percent, weighted by test samples, mean ± standard deviation over the seeds, which draw "
-        "samples, groups, split and initial models, for 2, 3 and 4 groups of clients that have no label in common."
-    )
-    for name, settings in table1_settings(scale).items():
-        lines += ["", f"## {DATA[name]}", "", *_columns(name, settings, kept, seeds)]
-    return [*lines, *_remarks(kept, scale, seeds)]
+def table1_body(found: Results) -> dict[str, Part]:
+    """A table for each data set, and both orders; at the reduced scale differences of methods."""
+    lines: list[str] = []
+    for name, settings in table1_settings(found.scale).items():
+        label = next(iter(settings.values())).label
+        lines += ["", f"## {label}", "", *_columns(name, settings, found)]
+    parts: dict[str, Part] = {"data": lines[1:], "fedavg": None, "to_local": None, "to_fedem": None}
+    parts["fedavg_to_local"] = None
+    if found.scale != "reduced":
+        return parts
+    each = [found.each(one, METHODS) for one in table1_settings("reduced")["cifar10"].values()]
+    pairs = {"to_local": ("federico", "local"), "to_fedem": ("federico", "fedem")}
+    pairs["fedavg_to_local"] = ("fedavg", "local")
+    if all(one[name] for one in each for pair in pairs.values() for name in pair):
+        parts |= {
+            key: ", ".join(f"{mean(one[first]) - mean(one[second]):+.1f}" for one in each)
+            for key, (first, second) in pairs.items()
+        }
+    return parts | ({"fedavg": f"{mean(each[-1]['fedavg']):.1f}"} if each[-1]["fedavg"] else {})
 
 
-def _columns(name: str, settings: dict[int, Setting], kept: Kept, seeds: Sequence[int]) -> list[str]:
+def _columns(name: str, settings: dict[str, Setting], found: Results) -> list[str]:
     """All methods on a data set beside the published figures, and both orders."""
-    published, rows = PUBLISHED[name], []
-    found = {
-        groups: {one: kept.all(setting.runs(seeds, [one])) for one in METHODS} for groups, setting in settings.items()
-    }
-    for one in METHODS:
-        ours = [cell(records[one], [ACCURACY], len(seeds)) for records in found.values()]
-        rows.append([LABELS[one], *ours, *(_shown(published[one][groups]) for groups in found)])
-    head = ["algorithm", *(f"{groups} groups" for groups in found), *(f"{groups}, the paper" for groups in found)]
-    lines = grid(head, rows)
-    for groups, records in found.items():
+    each = {groups: found.each(setting, METHODS) for groups, setting in settings.items()}
+    theirs = {groups: published("federico")[f"{name}_{groups}"] for groups in settings}
+    rows = [
+        [
+            LABELS[one],
+            *(found.cell(records[one]) for records in each.values()),
+            *("{:.2f} ± {:.2f}".format(*theirs[groups][one]) for groups in each),
+        ]
+        for one in METHODS
+    ]
+    lines = grid(["algorithm", *(f"{groups} groups" for groups in each), *(f"{one}, the paper" for one in each)], rows)
+    for groups, records in each.items():
         means = {LABELS[one]: mean(some) for one, some in records.items() if some}
-        compared = order(means, {LABELS[one]: published[one][groups].mean for one in METHODS})
+        compared = order(means, {LABELS[one]: theirs[groups][one][0] for one in METHODS})
         lines += ["", *wrap(f"{groups} groups: {compared}")] if compared else []
     return lines
 
 
-def _shown(one: Published) -> str:
-    return f"{one.mean:.2f} ± {one.other:.2f}"
-
-
-def _remarks(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
-    """What the reduced table shows, and the choices made for it."""
-    if scale != "reduced":
-        return []
-    settings = table1_settings(scale)["cifar10"]
-    found = {one: [kept.all(settings[groups].runs(seeds, [one])) for groups in GROUPS] for one in METHODS}
-    ours, alone, mixtures, common = (found[one] for one in ("federico", "local", "fedem", "fedavg"))
-    lines = []
-    if all(map(all, (ours, alone, mixtures, common))):
-        lines += wrap(
-            f"FedeRiCo against Local in points, for 2, 3 and 4 groups: {_gaps(ours, alone)}; against FedEM: "
-            f"{_gaps(ours, mixtures)}. FedAvg against Local: {_gaps(common, alone)}.", bullet=True,
-        )  # fmt: skip
-    if common[-1]:
-        lines += wrap(
-            "The paper's figures come from another network (three convolutions of 128 channels, too dear for a CPU), "
-            "150 rounds and Adam at 0.01. Orders can be compared, levels cannot. Its FedAvg is near chance, "
-            f"{PUBLISHED['cifar10']['fedavg'][4].mean} with 4 groups; at a tenth of the learning rate it reaches "
-            f"{mean(common[-1]):.1f} here.", bullet=True,
-        )  # fmt: skip
-    return ["", "## Remarks", "", *lines, *wrap(CHOICES, bullet=True)]
-
-
-def _gaps(one: Sequence[Sequence[Record]], other: Sequence[Sequence[Record]]) -> str:
-    """By how many points a method is above another, in each column."""
-    return ", ".join(f"{mean(a) - mean(b):+.1f}" for a, b in zip(one, other, strict=True))
-
-
-CHOICES = (
-    "Everything takes the same solver, an epoch per round in batches of 50 with Adam. Two choices were made after "
-    "seeing a run of seed 1 with 4 groups; the runs that were dropped have no record. Clients keep Adam's moments "
-    "from round to round, as the official FedEM code does; FedeRiCo cannot, since it trains other models in each "
-    "round. With moments started afresh FedEM's clients take no notice of its weights, which only scale a loss: that "
-    "run ended at 28.8 instead of 68.7, and Local at 76.0 either way. And the owner of a model takes the weighted "
-    "mean of the changes that come back (`exchange: pseudo_gradient`); their sum, which is what the paper does with "
-    "gradients, ended at 74.0 instead of 81.3. Nothing else was tuned: Clustered FL divides after 10 rounds, by "
-    "thresholds relative to the longest update, and FedFOMO asks 5 neighbours and holds out a fifth of the training "
-    "samples."
-)
-
-
-def table1_picture(kept: Kept, scale: Scale, seeds: Sequence[int], path: Path) -> None:
+def table1_picture(found: Results, path: Path) -> None:
     """Bars for each number of groups, the paper's figures as marks."""
-    shown: dict[str, list[Bar]] = {}
-    for name, settings in table1_settings(scale).items():
-        for groups, setting in settings.items():
-            found = {one: kept.all(setting.runs(seeds, [one])) for one in METHODS}
-            shown[f"{DATA[name]}, {groups} groups"] = [
-                (
-                    LABELS[one],
-                    [100 * record["summary"][ACCURACY] for record in records],
-                    PUBLISHED[name][one][groups].mean,
-                )
-                for one, records in found.items()
-                if records
-            ]
+    shown = {
+        f"{setting.label}, {groups} groups": [
+            (
+                LABELS[one],
+                [100 * record["summary"][ACCURACY] for record in records],
+                published("federico")[f"{name}_{groups}"][one][0],
+            )
+            for one, records in found.each(setting, METHODS).items()
+            if records
+        ]
+        for name, settings in table1_settings(found.scale).items()
+        for groups, setting in settings.items()
+    }
     bars({title: rows for title, rows in shown.items() if rows}, "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Table 2
 def table2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """The runs of all methods."""
-    return TABLE2_SETTINGS[scale].runs(seeds)
+    return only("mixed_labels", scale).runs(seeds)
 
 
-def table2_body(kept: Kept, scale: Scale, seeds: Sequence[int]) -> list[str]:
+def table2_body(found: Results) -> dict[str, Part]:
     """Mean and spread over clients."""
-    setting, rows, ours = TABLE2_SETTINGS[scale], [], {}
-    for name in METHODS:
-        records = kept.all(setting.runs(seeds, [name]))
-        rows.append([LABELS[name], _over_clients(records), _shown(TABLE2[name])])
-        if records:
-            ours[LABELS[name]] = mean(records)
-    text = (
-        "Test accuracy in percent, weighted by test samples, ± its standard deviation over the clients of a single "
-        "run; the paper does not say over what it takes its own, of a single run too. Labels are cut into 4 clusters, "
-        "and the samples of each are shared out among all clients by a Dirichlet distribution with parameter 0.4."
-    )
-    compared = order(ours, {LABELS[name]: one.mean for name, one in TABLE2.items()})
+    setting, theirs, rows, ours = only("mixed_labels", found.scale), published("federico")["mixed_labels"], [], {}
+    for name, records in found.each(setting, METHODS).items():
+        summaries = [one["summary"] for one in records]
+        cells = [f"{100 * one[ACCURACY]:.2f} ± {100 * one['test/seen/accuracy_std']:.2f}" for one in summaries]
+        rows.append([LABELS[name], ", ".join(cells) or "not run", "{:.2f} ± {:.2f}".format(*theirs[name])])
+        ours |= {LABELS[name]: mean(records)} if records else {}
+    compared = order(ours, {LABELS[name]: one[0] for name, one in theirs.items()})
     head = ["algorithm", f"{setting.label}, here", "Office-Home, the paper"]
-    return [*wrap(text), "", *grid(head, rows), *(["", *wrap(f"Order: {compared}")] if compared else [])]
+    return {"table": grid(head, rows), "order": compared or None}
 
 
-def _over_clients(records: Sequence[Record]) -> str:
-    """Accuracy and spread of each run."""
-    summaries = [one["summary"] for one in records]
-    found = [f"{100 * one[ACCURACY]:.2f} ± {100 * one['test/seen/accuracy_std']:.2f}" for one in summaries]
-    return ", ".join(found) or "not run"
+# ---------------------------------------------------------------------- weights of clients
+KINDS = ("its own model", "the others of its group", "other groups")
+COMMON = ("in common, one group, percent", "different groups, percent")
 
 
+def kinds(record: Record) -> np.ndarray:
+    """Weights of each client for its own model, for the others of its group and for other groups, [R, T, 3]."""
+    kept = record["client_weights"]
+    weights, groups = np.array(kept["collaboration"]), np.array(kept["groups"])
+    own = np.eye(len(groups), dtype=bool)
+    fellows = (groups[:, None] == groups) & ~own
+    return np.stack([(weights * mask).sum(-1) for mask in (own, fellows, ~own & ~fellows)], axis=-1)
+
+
+def in_common(record: Record) -> np.ndarray:
+    """The mean weight that two clients have in common, of one group and of different ones, [R, 2]: who works together.
+
+    It tells groups apart even where clients of one group take the model of a client of another, as may happen, since
+    all models start at random and belong to nobody's data.
+    """
+    kept = record["client_weights"]
+    weights, groups = np.array(kept["collaboration"]), np.array(kept["groups"])
+    overlap = np.minimum(weights[:, :, None], weights[:, None]).sum(-1)
+    same = groups[:, None] == groups
+    pairs = (same & ~np.eye(len(groups), dtype=bool), ~same)
+    return np.stack([(overlap * mask).sum((1, 2)) / max(1, mask.sum()) for mask in pairs], axis=-1)
+
+
+def weight_lines(record: Record, client: int) -> Shares:
+    """The weights of a client over the rounds; its own model has a thick line."""
+    kept = record["client_weights"]
+    weights, groups = np.array(kept["collaboration"])[:, client], map(int, kept["groups"])
+    lines = [
+        Share(f"a client of group {group}", weights[:, other].tolist(), group, group, other == client)
+        for other, group in enumerate(groups)
+    ]
+    return kept["rounds"], lines
+
+
+def percent(values: Sequence[float]) -> list[str]:
+    """Weights as they are shown in tables."""
+    return [f"{100 * value:.1f}" for value in values]
+
+
+# ---------------------------------------------------------------------- Figures 3, 4, 8 and 9
+def four_groups(scale: Scale) -> Setting:
+    """Table 1's column of four groups."""
+    name = "cifar10_label_groups_4" if scale == "reduced" else "cifar100_label_groups_paper_4"
+    return settings_of("federico", scale)[name]
+
+
+def figure_runs(scale: Scale, seeds: Sequence[int], *, method: str) -> list[Run]:
+    """The method's runs with four groups."""
+    return four_groups(scale).runs(seeds, [method])
+
+
+def clients_body(found: Results) -> dict[str, Part]:
+    """How each client divides its weight in the end."""
+    lines: list[str] = []
+    for record in found.of(four_groups(found.scale), "federico"):
+        divided, rounds = kinds(record), record["client_weights"]["rounds"]
+        groups = record["client_weights"]["groups"]
+        rows = [[f"{i}", f"{int(groups[i])}", *percent(row)] for i, row in enumerate(divided[-1])]
+        first, last = (percent(divided[when].mean(0)) for when in (0, -1))
+        within, across = percent(in_common(record)[-1])
+        lines += ["", *grid(["client", "its group", *(f"{kind}, percent" for kind in KINDS)], rows), ""]
+        lines += wrap(
+            f"After {rounds[-1]:.0f} rounds clients give on average {last[0]} percent of the weight to their own "
+            f"model, {last[1]} to the others of their group and {last[2]} to other groups; after {rounds[0]:.0f} "
+            f"rounds it was {first[0]}, {first[1]} and {first[2]}. Two clients of one group have {within} percent of "
+            f"their weight in common, two of different groups {across}."
+        )
+    return {"data": four_groups(found.scale).label, "clients": lines[1:]}
+
+
+def clients_picture(found: Results, path: Path) -> None:
+    """A panel for each client of the first seed that was run."""
+    record = found.of(four_groups(found.scale), "federico")[0]
+    groups = record["client_weights"]["groups"]
+    shown = {f"client {i}, group {int(group)}": weight_lines(record, i) for i, group in enumerate(groups)}
+    shares(shown, "weight", path)
+
+
+def components_body(found: Results) -> dict[str, Part]:
+    """Which components the clients use in the end."""
+    lines: list[str] = []
+    for record in found.of(four_groups(found.scale), "fedem"):
+        weights, groups = np.array(record["client_weights"]["mixture"])[-1], record["client_weights"]["groups"]
+        rows = [[f"{i}", f"{int(groups[i])}", *percent(row)] for i, row in enumerate(weights)]
+        head = ["client", "its group", *(f"component {m}, percent" for m in range(weights.shape[1]))]
+        lines += ["", *grid(head, rows), "", *wrap(_use(weights, np.array(groups)))]
+    return {"data": four_groups(found.scale).label, "clients": lines[1:]}
+
+
+def _use(weights: np.ndarray, groups: np.ndarray) -> str:
+    """How many components are used, and whether by groups."""
+    favourite = weights.argmax(1)
+    by_group = [set(favourite[groups == group].tolist()) for group in np.unique(groups)]
+    alone = sum(len(one) == 1 and all(not one & other for other in by_group if other is not one) for one in by_group)
+    return (
+        f"{len(set(favourite.tolist()))} of {weights.shape[1]} components have the largest weight of some client, and "
+        f"{sum(weights.max(0) >= 0.1)} a weight of at least 0.1. {sum(len(one) == 1 for one in by_group)} of "
+        f"{len(by_group)} groups agree on the component of largest weight, and {alone} have it to themselves."
+    )
+
+
+def components_picture(found: Results, path: Path) -> None:
+    """A panel for each client of the first seed that was run."""
+    record = found.of(four_groups(found.scale), "fedem")[0]["client_weights"]
+    weights, shown = np.array(record["mixture"]), {}
+    for client, group in enumerate(map(int, record["groups"])):
+        values = weights[:, client].T
+        lines = [Share(f"component {m}", one.tolist(), m, group) for m, one in enumerate(values)]
+        shown[f"client {client}, group {group}"] = (record["rounds"], lines)
+    shares(shown, "weight", path)
+
+
+# ---------------------------------------------------------------------- Figure 5
+def tracking_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """Losses summed over the rounds, and their moving average."""
+    return only("tracking", scale).runs(seeds)
+
+
+def tracking_body(found: Results) -> dict[str, Part]:
+    """How the weights are spread, early and late."""
+    setting, rows = only("tracking", found.scale), []
+    for one in setting.methods:
+        records = found.of(setting, one.name)
+        rows += [[one.label, *cells] for cells in _spread(records)] if records else [[one.label, "not run"]]
+    head = ["weights from", "rounds", *(f"{kind}, percent" for kind in KINDS), *COMMON, "models", "accuracy in the end"]
+    return {"data": setting.label, "table": grid(head, [[*row, *[""] * (len(head) - len(row))] for row in rows])}
+
+
+def _spread(records: Sequence[Record]) -> list[list[str]]:
+    """A row for the first kept round, for one soon after, and for the last."""
+    rounds = records[0]["client_weights"]["rounds"]
+    weights = np.array([one["client_weights"]["collaboration"] for one in records])
+    effective = np.exp(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)).mean((0, 2))
+    divided = np.mean([kinds(one) for one in records], axis=(0, 2))
+    common = np.mean([in_common(one) for one in records], axis=0)
+    accuracy = f"{np.mean([100 * one['summary'][ACCURACY] for one in records]):.2f}"
+    return [
+        [f"{rounds[at]:.0f}", *percent([*divided[at], *common[at]]), f"{effective[at]:.2f}", accuracy]
+        for at in sorted({0, min(4, len(rounds) - 1), len(rounds) - 1})
+    ]
+
+
+def tracking_picture(found: Results, path: Path) -> None:
+    """A client of each group, of the first seed that was run, for both."""
+    setting, shown = only("tracking", found.scale), dict[str, Shares]()
+    for one in setting.methods:
+        for record in found.of(setting, one.name)[:1]:
+            shown |= {f"{one.label}, client {client}": weight_lines(record, client) for client in (0, 1)}
+    shares(shown, "weight", path)
+
+
+# ---------------------------------------------------------------------- Figures 6 and 7
+VALUES: dict[str, tuple[float, ...]] = {
+    "explore_probability": (0, 0.1, 0.3, 0.6, 1),
+    "num_neighbours": (0, 1, 3, 5, 7),
+    "loss_momentum": (0.1, 0.3, 0.6, 0.9),
+}
+USUAL = {"explore_probability": 0.3, "num_neighbours": 3, "loss_momentum": 0.6}
+SIGNS = {"explore_probability": "ε", "num_neighbours": "M", "loss_momentum": "β"}
+
+
+def option_setting(scale: Scale, option: str) -> Setting:
+    """Where a hyper-parameter is varied."""
+    settings = list(settings_of("hyper_parameters", scale).values())
+    return settings[-1 if option == "num_neighbours" else 0]
+
+
+def option_methods(scale: Scale, option: str) -> dict[float, str]:
+    """The methods with the values that are tried; all three hyper-parameters share the run with the usual values."""
+    values = VALUES[option] if scale != "smoke" else (VALUES[option][0], USUAL[option])
+    return {value: "usual" if value == USUAL[option] else f"{option}_{value:g}" for value in values}
+
+
+def by_value(found: Results, option: str) -> dict[float, list[Record]]:
+    """The records of each value."""
+    setting = option_setting(found.scale, option)
+    return {value: found.of(setting, name) for value, name in option_methods(found.scale, option).items()}
+
+
+def figure6_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs with all values of the three hyper-parameters."""
+    return [
+        run
+        for option in VALUES
+        for run in option_setting(scale, option).runs(seeds, list(option_methods(scale, option).values()))
+    ]
+
+
+def accuracy_curve(record: Record, option: str) -> tuple[list[int], list[float]]:
+    """Rounds, and the accuracy in percent of all clients, or of client 0 where β varies."""
+    kept = record["client_accuracies"]
+    if option == "loss_momentum":
+        return kept["rounds"], [100 * row[0] for row in kept["accuracies"]]
+    curve = dict(zip(record["curve"]["rounds"], record["curve"][ACCURACY], strict=True))
+    return kept["rounds"], [100 * curve[one] for one in kept["rounds"]]
+
+
+def figure6_body(found: Results) -> dict[str, Part]:
+    """For each hyper-parameter the accuracy in the end, and on the way there."""
+    lines: list[str] = []
+    for option, sign in SIGNS.items():
+        rows, speed, end = [], {}, {}
+        for value, records in by_value(found, option).items():
+            accuracies = [accuracy_curve(one, option)[1] for one in records]
+            rows.append([f"{value:g}", *_cells(accuracies)])
+            if records:
+                speed[f"{value:g}"] = float(np.mean(accuracies))
+                end[f"{value:g}"] = float(np.mean([one[-1] for one in accuracies]))
+        lines += ["", f"## {sign} (`{option}`), {option_setting(found.scale, option).label}", ""]
+        lines += [*wrap(found.words["words"][option]), "", *grid([sign, "in the end", "mean over the rounds"], rows)]
+        if len(speed) > 1:
+            lines += ["", *wrap(f"In the end: {ranked(end)}. Mean over the rounds: {ranked(speed)}.")]
+    return {"options": lines[1:]}
+
+
+def _cells(accuracies: Sequence[Sequence[float]]) -> list[str]:
+    """Last value and mean over the rounds, each with its spread over seeds."""
+    if not accuracies:
+        return ["not run", "not run"]
+    both = np.array([[one[-1], np.mean(one)] for one in accuracies])
+    if len(both) == 1:
+        return [f"{value:.2f}" for value in both[0]]
+    return [f"{m:.2f} ± {s:.2f}" for m, s in zip(both.mean(0), both.std(0, ddof=1), strict=True)]
+
+
+def figure6_picture(found: Results, path: Path) -> None:
+    """A panel for each hyper-parameter."""
+    lines: dict[str, list[Curve]] = {}
+    for option, sign in SIGNS.items():
+        title = f"{sign}, {option_setting(found.scale, option).label}" + (", client 0" * (option == "loss_momentum"))
+        for value, records in by_value(found, option).items():
+            if records:
+                pairs = [accuracy_curve(one, option) for one in records]
+                line = (f"{sign} = {value:g}", pairs[0][0], [one for _, one in pairs])
+                lines.setdefault(title, []).append(line)
+    curves(lines, "round", "test accuracy in percent", path)
+
+
+def by_momentum(scale: Scale) -> dict[float, str]:
+    """The methods of Figure 7 by their β."""
+    return {value: f"mean_{value:g}" for value in option_methods(scale, "loss_momentum")}
+
+
+def figure7_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs with all values of β."""
+    return option_setting(scale, "loss_momentum").runs(seeds, list(by_momentum(scale).values()))
+
+
+def figure7_body(found: Results) -> dict[str, Part]:
+    """How much the weights of client 0 move, and where they end."""
+    setting, rows = option_setting(found.scale, "loss_momentum"), []
+    for value, name in by_momentum(found.scale).items():
+        records = found.of(setting, name)
+        if records:
+            moved = np.mean([_movement(one) for one in records], axis=0)
+            last = np.mean([kinds(one)[-1, 0] for one in records], axis=0)
+            rows.append([f"{value:g}", f"{moved[0]:.2f}", f"{moved[1]:.2f}", *percent(last)])
+    head = ["β", "movement", "in the first half", *(f"{kind} in the end, percent" for kind in KINDS)]
+    return {"data": setting.label, "table": grid(head, rows) if rows else ["not run"]}
+
+
+def _movement(record: Record) -> tuple[float, float]:
+    """Movement of the weights of client 0 over all kept rounds, and over the first half of them."""
+    weights = np.array(record["client_weights"]["collaboration"])[:, 0]
+    steps = 0.5 * np.abs(np.diff(weights, axis=0)).sum(1)
+    return float(steps.sum()), float(steps[: len(steps) // 2].sum())
+
+
+def figure7_picture(found: Results, path: Path) -> None:
+    """A panel for each β, of the first seed that was run."""
+    setting = option_setting(found.scale, "loss_momentum")
+    each = {value: found.of(setting, name) for value, name in by_momentum(found.scale).items()}
+    shares({f"β = {value:g}": weight_lines(some[0], 0) for value, some in each.items() if some}, "weight", path)
+
+
+# ---------------------------------------------------------------------- Figure 1
+LINES = {"fedavg": (":", "#8a8a8a"), "local": ("--", "#d1701f"), "federico": ("-", "#1b4f8a")}
+
+
+def sine_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """FedAvg, Local and FedeRiCo."""
+    return only("sine", scale).runs(seeds)
+
+
+def sine_found(found: Results) -> dict[str, Record]:
+    """The record of the first seed that was run, for each algorithm."""
+    return {name: some[0] for name, some in found.each(only("sine", found.scale), list(LINES)).items() if some}
+
+
+def sine_body(found: Results) -> dict[str, Part]:
+    """How far the lines are from the curve, and whom FedeRiCo's clients work with."""
+    records = sine_found(found)
+    rows = [
+        [LABELS[name], f"{records[name]['sine_lines']['error']:.3f}" if name in records else "not run"]
+        for name in LINES
+    ]
+    parts: dict[str, Part] = {"table": grid(["algorithm", "squared distance"], rows), "near": None, "far": None}
+    if "federico" not in records:
+        return parts
+    # what near and far clients have in common; whose models they are says little, as all start at random
+    weights = np.array(records["federico"]["client_weights"]["collaboration"])[-1]
+    overlap = np.minimum(weights[:, None], weights[None]).sum(-1)
+    apart = np.abs(np.subtract.outer(range(len(weights)), range(len(weights))))
+    near, far = (f"{100 * overlap[mask].mean():.0f}" for mask in (apart == 1, apart >= 5))
+    return parts | {"near": near, "far": far}
+
+
+def sine_picture(found: Results, path: Path) -> None:
+    """The lines of all clients, and FedeRiCo's weights."""
+    from matplotlib.figure import Figure
+
+    records = sine_found(found)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_lines(left, records)
+    if "federico" in records:
+        image = right.imshow(records["federico"]["client_weights"]["collaboration"][-1], cmap="Blues", vmin=0)
+        figure.colorbar(image, ax=right)
+    ticks = range(0, 20, 5)
+    right.set(xlabel="whose model", ylabel="client", title="weights of FedeRiCo", xticks=ticks, yticks=ticks)
+    save(figure, path)
+
+
+def _draw_lines(axis: Any, records: dict[str, Record]) -> None:
+    any_of_them = next(iter(records.values()))["sine_lines"]
+    x, curve = np.array(any_of_them["x"]), np.array(any_of_them["curve"])
+    axis.plot(x.ravel(), curve.ravel(), color="#b03a8a", label="sine curve")
+    axis.plot(any_of_them["train_x"], any_of_them["train_y"], ".", color="#333333", label="training points")
+    for name, record in records.items():
+        dash, colour = LINES[name]
+        for client, line in enumerate(record["sine_lines"]["lines"]):
+            label = f"{LABELS[name]}, squared distance {record['sine_lines']['error']:.2f}" if client == 0 else None
+            axis.plot(x[client], line, dash, color=colour, label=label)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set(xlabel="input", ylabel="output, in units of the noise")
+    axis.legend(fontsize=8, frameon=False)
+
+
+weights_runs = partial(figure_runs, method="federico")
 TABLES = [
     Table("federico-table1", table1_runs, table1_body, table1_picture),
     Table("federico-table2", table2_runs, table2_body),
+    Table("federico-figure1", sine_runs, sine_body, sine_picture),
+    Table("federico-figure3", weights_runs, clients_body, clients_picture),
+    Table("federico-figure4", partial(figure_runs, method="fedem"), components_body, components_picture),
+    Table("federico-figure5", tracking_runs, tracking_body, tracking_picture),
+    Table("federico-figure6", figure6_runs, figure6_body, figure6_picture),
+    Table("federico-figure7", figure7_runs, figure7_body, figure7_picture),
+    Table("federico-figure8", weights_runs, clients_body, clients_picture),
+    Table("federico-figure9", weights_runs, clients_body, clients_picture),
 ]

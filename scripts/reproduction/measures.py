@@ -1,21 +1,35 @@
-"""What is measured on a finished run besides its summary: functions of the command line's objects and its folder."""
+"""What is measured on a finished run besides its summary, and the callbacks that some of it takes.
+
+A measure is called with the objects of the command line and the folder of the run.
+"""
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
-from reproduction.attacked_components import poisoned_components
-from reproduction.client_accuracies import client_accuracies
-from reproduction.e_steps import unseen_by_e_steps
-from reproduction.mixture_curve import mixture_curve
-from reproduction.mixtures import accuracy_by_share, mixture_entropy, recovery
-from reproduction.sine_lines import sine_lines
+from lit_fed.callbacks.component_accuracy import has_components, measure_components
+from lit_fed.callbacks.evaluation import measure_population
+from lit_fed.clients import PredictJob, SequentialTrainer
+from lit_fed.core.mixtures.e_step import expectation
+from lit_fed.core.seeds import generator
+from lit_fed.core.types import Split
+from lit_fed.data.data_sets.synthetic import synthetic_parameters
+from lit_fed.metrics import summarise
+from lit_fed.metrics.gathered import ClientTable
+from lit_fed.training.hooks import data_of, federated
 
-__all__ = ["MEASURES"]
+__all__ = ["MEASURES", "STEPS", "ClientAccuracies", "MixtureCurve", "RoundClock"]
 
 
 def client_weights(cli: Any, folder: Path) -> dict[str, Any]:
@@ -45,6 +59,30 @@ def participation(cli: Any, folder: Path) -> dict[str, float]:
     return {"clients": clients, "per_round": data.clients_per_round or clients}
 
 
+class RoundClock(Callback):
+    """CPU seconds of each round, without its evaluation."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A round begins."""
+        self.started = time.process_time()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """A round ends with its last batch."""
+        if batch.ends_round:
+            self.seconds.append(time.process_time() - self.started)
+
+
+def cpu_seconds_per_round(cli: Any, folder: Path) -> float:
+    """The mean of what `RoundClock` measured."""
+    (clock,) = (one for one in cli.trainer.callbacks if isinstance(one, RoundClock))
+    return statistics.mean(clock.seconds)
+
+
 def objective(cli: Any, folder: Path) -> dict[str, Any]:
     """What `ObjectiveGap` measured after each round, and the megabits that clients have sent and received by then."""
     import pandas as pd
@@ -60,10 +98,242 @@ def objective(cli: Any, folder: Path) -> dict[str, Any]:
     return curve | {"minimum": callback.minimum, "curvature": callback.curvature, "slope": callback.slope}
 
 
+# ---------------------------------------------------------------------- mixtures
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+def accuracy_by_share(cli: Any, folder: Path) -> dict[str, list[float]]:
+    """Test accuracy of unseen clients that adapt on a share of their training samples, each holding the one before."""
+    data, device = cli.datamodule, cli.trainer.strategy.root_device
+    whole, results = data.unseen, []
+    cli.model.to(device)  # which the end of the run has brought home
+    for share in SHARES:
+        data.unseen = whole._replace(train=first_samples(whole.train, share, data.seed))
+        table = ClientTable(whole.num_measured).to(device)
+        with torch.inference_mode():
+            measure_population(cli.trainer, cli.model, "unseen", "test", table)
+        results.append(summarise(table.compute())["accuracy"])
+    data.unseen = whole
+    return {"shares": list(SHARES), "accuracy": results}
+
+
+def first_samples(split: Split, share: float, seed: int) -> Split:
+    """The first part of each client's shuffled samples, rounded up.
+
+    Args:
+        split: clients with all of their samples.
+        share: part that each keeps, in [0, 1].
+        seed: of the order.
+    """
+    rows = []
+    for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
+        order = generator(seed, 0, split.first_id + position, "share of the training samples").permutation(end - start)
+        rows.append(start + order[: math.ceil(share * (end - start))])
+    offsets = torch.tensor([0, *np.cumsum([len(some) for some in rows]).tolist()])
+    taken = torch.from_numpy(np.concatenate(rows))
+    return Split(split.x[taken], split.y[taken], offsets, split.first_id)
+
+
+def mixture_entropy(cli: Any, folder: Path) -> dict[str, float]:
+    """Mean entropy in nats of the mixture weights that clients were served with, of seen and of unseen ones."""
+    import pandas as pd
+
+    table = pd.read_csv(folder / "clients.csv")
+    weights = table[[name for name in table if name.startswith("pi_")]].to_numpy().clip(min=1e-300)
+    entropy = -(weights * np.log(weights)).sum(axis=1)
+    return {name: float(entropy[table["population"] == name].mean()) for name in table["population"].unique()}
+
+
+def recovery(cli: Any, folder: Path) -> dict[str, Any]:
+    """How near the components and mixtures of a run come to those that drew the synthetic data.
+
+    Components are matched one to one by the largest sum of cosines. A component is known up to its length, since its
+    labels say only on which side of a plane a sample lies.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    truth = synthetic_parameters(cli.datamodule.dataset)
+    learned = cli.model.shared.models.parameters["linear.weight"].double().cpu().numpy()[:, 0]
+    cosine = _directions(truth.components) @ _directions(learned).T
+    true, found = linear_sum_assignment(cosine, maximize=True)
+    mixtures = cli.model.mixture_weights.double().cpu().numpy()[:, found]
+    wanted = truth.mixtures[:, true]
+    return {
+        "cosines": np.round(cosine[true, found], 4).tolist(),
+        "mixture_l1": float(np.abs(mixtures - wanted).sum(axis=1).mean()),
+        "clusters": float((mixtures.argmax(axis=1) == wanted.argmax(axis=1)).mean()),
+    }
+
+
+def _directions(vectors: np.ndarray) -> np.ndarray:
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+STEPS = (1, 2, 3, 5, 10, 30, 100)
+
+
+def unseen_by_e_steps(cli: Any, folder: Path) -> dict[str, float]:
+    """Test accuracy of the unseen clients, all samples alike, after each of these numbers of E-steps from 1/M."""
+    federation, unseen = cli.model.federation, cli.datamodule.unseen
+    ctx, hits, samples = federation.context("evaluate"), dict.fromkeys(STEPS, 0.0), 0
+    with torch.no_grad():
+        first = unseen.train.first_id
+        for client_id in range(first, first + unseen.train.num_clients):
+            client, test = unseen.train.client(client_id), unseen.test.client(client_id)
+            losses = SequentialTrainer().losses(ctx, federation.shared, federation.algorithm, client)
+            assert losses is not None  # of a mixture they are known
+            outputs = ctx.task.outputs(federation.shared.models, test.x)
+            pi = losses.new_full(losses.shape[1:], 1 / losses.shape[1])
+            for step in range(1, max(STEPS) + 1):
+                pi = expectation(pi, losses, client.mask)[0]
+                if step in STEPS:
+                    hits[step] += float((ctx.task.score(ctx.task.mix(pi, outputs), test.y)[1] * test.mask).sum())
+            samples += int(test.mask.sum())
+    return {str(step): round(one / samples, 6) for step, one in hits.items()}
+
+
+def poisoned_components(cli: Any, folder: Path) -> dict[str, list[float]]:
+    """Of each component, that which attackers weigh most first: their mean weight, that of honest clients, accuracy.
+
+    Without attackers the component comes first that clients weigh most.
+    """
+    module, data = cli.model, cli.datamodule
+    tables = [ClientTable(data.seen.num_measured) for _ in range(module.algorithm.num_models)]
+    for block in data.serving("seen", "test"):
+        measure_components(module, block, tables)
+    rows = torch.stack([table.compute() for table in tables])  # [M, T, 3]
+    attacks = torch.zeros(rows.shape[1], dtype=torch.bool).index_fill(0, data.seen.attackers, True)
+    weights = module.mixture_weights.double()
+    honest = rows[:, ~attacks].sum(1)
+    alone, by_honest = honest[:, 2] / honest[:, 0], weights[~attacks].mean(0)
+    by_attackers = weights[attacks].mean(0) if attacks.any() else torch.zeros_like(by_honest)
+    order = (by_attackers if attacks.any() else by_honest).argsort(descending=True)
+    found = {"attackers": by_attackers, "honest": by_honest, "alone": alone}
+    return {name: [round(float(value), 4) for value in values[order]] for name, values in found.items()}
+
+
+class MixtureCurve(Callback):
+    """Measures the seen clients' mixtures in every periodic evaluation.
+
+    Attributes:
+        rows: for each evaluation the round, the mean entropy of π over clients and of q over training samples, both in
+            nats, the weight of the largest component on average, and the accuracy of each component alone [M].
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured so far, for a run that is cut short."""
+        return {"rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with it."""
+        self.rows = list(state_dict["rows"])
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Measure, unless Lightning only tries out whether it can."""
+        module = federated(pl_module)
+        if trainer.sanity_checking or not has_components(module):
+            return
+        data, federation = data_of(trainer), module.federation
+        train = data.populations[0].train.to(module.device)
+        mixture = module.store.gather(torch.arange(train.num_clients, device=module.device))["state"].mixture
+        tables = [ClientTable(train.num_clients).to(module.device) for _ in range(mixture.shape[1])]
+        with trainer.precision_plugin.val_step_context(), torch.no_grad():
+            ctx, entropies = federation.context("evaluate"), []
+            for client_id, pi in enumerate(mixture):
+                client = train.client(client_id)
+                losses = SequentialTrainer().losses(ctx, federation.shared, federation.algorithm, client)
+                assert losses is not None  # of a mixture they are known
+                entropies.append(_entropy(expectation(pi, losses, client.mask)[1]))
+            for block in data.serving("seen", "test"):
+                measure_components(module, trainer.strategy.batch_to_device(block), tables)
+        sums = torch.stack([table.compute().sum(0) for table in tables])  # [M, 3]
+        self.rows.append(
+            {
+                "round": module.num_rounds_done,
+                "entropy_of_clients": _digits(_entropy(mixture).mean()),
+                "entropy_of_samples": _digits(torch.cat(entropies).mean()),
+                "largest_weight": _digits(mixture.amax(1).mean()),
+                "components": [_digits(value) for value in sums[:, 2] / sums[:, 0]],
+            }
+        )
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """Entropies [n] in nats of rows [n, M] that sum to 1."""
+    return torch.special.entr(weights).sum(1)
+
+
+def _digits(value: Tensor) -> float:
+    return round(float(value), 4)
+
+
+def mixture_curve(cli: Any, folder: Path) -> list[dict[str, Any]]:
+    """What `MixtureCurve` measured."""
+    (callback,) = (one for one in cli.trainer.callbacks if isinstance(one, MixtureCurve))
+    return callback.rows
+
+
+# ---------------------------------------------------------------------- single clients
+class ClientAccuracies(Callback):
+    """Keeps the accuracy of the seen clients of every evaluated round: `rounds` [R] and `accuracies` [R, E]."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.accuracies: list[list[float]] = []
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the shares of hits, once all callbacks measured the round."""
+        module: Any = pl_module
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            count, _, hits = module.client_rows["seen"][:, :3].unbind(1)
+            self.rounds.append(module.num_rounds_done)
+            self.accuracies.append((hits / count.clamp(min=1)).tolist())
+
+
+def client_accuracies(cli: Any, folder: Path) -> dict[str, Any]:
+    """What the callback kept, rounded to four digits."""
+    kept = next(one for one in cli.trainer.callbacks if isinstance(one, ClientAccuracies))
+    return {"rounds": kept.rounds, "accuracies": [[round(value, 4) for value in row] for row in kept.accuracies]}
+
+
+POINTS = 20
+"""Points of each client's line."""
+
+
+def sine_lines(cli: Any, folder: Path) -> dict[str, Any]:
+    """The line of each client [T, POINTS] with the curve there, its training points, and the mean squared distance."""
+    module, data = cli.model, cli.datamodule.dataset
+    ends = np.array([data.interval(one) for one in range(data.num_clients)])
+    x = np.linspace(ends[:, 0], ends[:, 1], POINTS, axis=1)
+    lines, curve, train = _predict(module, x), data.curve(x), data.load()[0].train
+    arrays = {"x": x, "lines": lines, "curve": curve, "train_x": train.x.numpy()[:, 0], "train_y": train.y.numpy()}
+    rounded = {name: np.round(values.astype(float), 4).tolist() for name, values in arrays.items()}
+    return {**rounded, "error": float(np.square(lines - curve).mean())}
+
+
+def _predict(module: Any, x: np.ndarray) -> np.ndarray:
+    """What each client predicts for its row of inputs [T, POINTS]."""
+    ids, ctx = torch.arange(len(x)), module.federation.context("evaluate")
+    split = Split(
+        torch.tensor(x, dtype=torch.float32).reshape(-1, 1), torch.zeros(x.size), torch.arange(len(x) + 1) * POINTS
+    )
+    states = module.store.gather(ids)["state"]
+    lines = np.zeros_like(x)
+    for served in module.federation.client_trainer.predict(
+        PredictJob(module.algorithm, ctx, module.shared, split, ids, states)
+    ):
+        lines[served.rows.numpy()] = served.prediction[..., 0].numpy()
+    return lines
+
+
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
     "accuracy_by_share": accuracy_by_share,
     "client_accuracies": client_accuracies,
     "client_weights": client_weights,
+    "cpu_seconds_per_round": cpu_seconds_per_round,
     "data_statistics": data_statistics,
     "mixture_curve": mixture_curve,
     "mixture_entropy": mixture_entropy,

@@ -1,89 +1,201 @@
-"""What is measured on clients that are mixtures of components: FedEM paper, Figure 2, Appendices J.3 and J.4."""
+"""When a mixture of models helps: what the records of several tables say together, and runs with one change each."""
 
 from __future__ import annotations
 
-import math
-from itertools import pairwise
+import statistics
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import torch
+from lit_fed.pictures.style import look
+from reproduction.measures import STEPS
+from reproduction.pictures import panels, save
+from reproduction.runs import Record, Run
+from reproduction.settings import LABELS, some_settings
+from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean
 
-from lit_fed.callbacks.evaluation import measure_population
-from lit_fed.core.seeds import generator
-from lit_fed.core.types import Split
-from lit_fed.data.data_sets.synthetic import synthetic_parameters
-from lit_fed.metrics import summarise
-from lit_fed.metrics.gathered import ClientTable
+__all__ = ["TABLES"]
 
-__all__ = ["SHARES", "accuracy_by_share", "first_samples", "mixture_entropy", "recovery"]
+COMPARED = ("local", "fedavg", "fedavg_plus", "fedem")
+BOTH = (ACCURACY, "test/unseen/accuracy")
+STEPPED, STEPPED_WITH = (3, 10), ("100", "1000")
+"""Numbers of components, and samples of a client, in the table of E-steps."""
 
-SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-
-
-def accuracy_by_share(cli: Any, folder: Path) -> dict[str, list[float]]:
-    """Test accuracy of unseen clients that adapt on a share of their training samples, each holding the one before."""
-    data, device = cli.datamodule, cli.trainer.strategy.root_device
-    whole, results = data.unseen, []
-    cli.model.to(device)  # which the end of the run has brought home
-    for share in SHARES:
-        data.unseen = whole._replace(train=first_samples(whole.train, share, data.seed))
-        table = ClientTable(whole.num_measured).to(device)
-        with torch.inference_mode():
-            measure_population(cli.trainer, cli.model, "unseen", "test", table)
-        results.append(summarise(table.compute())["accuracy"])
-    data.unseen = whole
-    return {"shares": list(SHARES), "accuracy": results}
+DIGITS_SEEDS = (0, 1, 2, 3, 4)
+STARTS = (1, 2, 3, 4, 5)
 
 
-def first_samples(split: Split, share: float, seed: int) -> Split:
-    """The first part of each client's shuffled samples, rounded up.
-
-    Args:
-        split: clients with all of their samples.
-        share: part that each keeps, in [0, 1].
-        seed: of the order.
-    """
-    rows = []
-    for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
-        order = generator(seed, 0, split.first_id + position, "share of the training samples").permutation(end - start)
-        rows.append(start + order[: math.ceil(share * (end - start))])
-    offsets = torch.tensor([0, *np.cumsum([len(some) for some in rows]).tolist()])
-    taken = torch.from_numpy(np.concatenate(rows))
-    return Split(split.x[taken], split.y[taken], offsets, split.first_id)
+def cells(study: str, scale: Scale) -> dict[tuple[str, str], Setting]:
+    """The settings of a study by how much clients differ and how many samples each has; `smoke` has one."""
+    settings = some_settings(f"when_{study}_", scale)
+    found = {}
+    for name, setting in settings.items():
+        key, _, samples = name.removeprefix(f"when_{study}_").rpartition("_")
+        found[key, samples] = setting
+    wanted = ("mixed", "30") if study == "grid" else next(iter(found))
+    return {wanted: found[wanted]} if scale == "smoke" else found
 
 
-def mixture_entropy(cli: Any, folder: Path) -> dict[str, float]:
-    """Mean entropy in nats of the mixture weights that clients were served with, of seen and of unseen ones."""
-    import pandas as pd
-
-    table = pd.read_csv(folder / "clients.csv")
-    weights = table[[name for name in table if name.startswith("pi_")]].to_numpy().clip(min=1e-300)
-    entropy = -(weights * np.log(weights)).sum(axis=1)
-    return {name: float(entropy[table["population"] == name].mean()) for name in table["population"].unique()}
+def digits() -> Setting:
+    """Clients that contradict nobody, since each has classes of its own; about 70 training samples of a client."""
+    return some_settings("when_steps_digits", "reduced")["when_steps_digits"]
 
 
-def recovery(cli: Any, folder: Path) -> dict[str, Any]:
-    """How near the components and mixtures of a run come to those that drew the synthetic data.
+def permuted(scale: Scale) -> Setting:
+    """Three groups of clients that call the classes of CIFAR-10 by other names."""
+    return some_settings("when_permuted", scale)["when_permuted_0.3"]
 
-    Components are matched one to one by the largest sum of cosines. A component is known up to its length, since its
-    labels say only on which side of a plane a sample lies.
-    """
-    from scipy.optimize import linear_sum_assignment
 
-    truth = synthetic_parameters(cli.datamodule.dataset)
-    learned = cli.model.shared.models.parameters["linear.weight"].double().cpu().numpy()[:, 0]
-    cosine = _directions(truth.components) @ _directions(learned).T
-    true, found = linear_sum_assignment(cosine, maximize=True)
-    mixtures = cli.model.mixture_weights.double().cpu().numpy()[:, found]
-    wanted = truth.mixtures[:, true]
+def runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs of this page's own; the others are those of other pages."""
+    found = permuted(scale).runs(seeds)
+    for study in ("grid", "number"):
+        found += [run for setting in cells(study, scale).values() for run in setting.runs(seeds)]
+    found += [] if scale == "smoke" else digits().runs(DIGITS_SEEDS)
+    starts = STARTS[:1] if scale == "smoke" else STARTS
+    return found + [run for setting in cells("start", scale).values() for run in setting.runs(starts)]
+
+
+def body(found: Results) -> dict[str, Part]:
+    """A row for each situation, and the tables of one change at a time."""
+    table, ahead = _grid(found)
     return {
-        "cosines": np.round(cosine[true, found], 4).tolist(),
-        "mixture_l1": float(np.abs(mixtures - wanted).sum(axis=1).mean()),
-        "clusters": float((mixtures.argmax(axis=1) == wanted.argmax(axis=1)).mean()),
+        "situations": _situations(found),
+        "grid": table,
+        "ahead": ahead,
+        "if_ahead": "" if ahead else None,
+        "numbers": _numbers(found),
+        "steps": _steps(found),
+        "starts": _starts(found),
     }
 
 
-def _directions(vectors: np.ndarray) -> np.ndarray:
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+def _situations(found: Results) -> list[str]:
+    rows = []
+    known = some_settings("", "reduced") | {"when_permuted_0.3": permuted(found.scale)}
+    listed = found.words["situations"]
+    if found.scale != "reduced":
+        listed = [["labels permuted", "4", "few", "2, all", "when_permuted_0.3", [1]]]
+    for *what, name, seeds in listed:
+        own = found._replace(seeds=seeds)
+        records = own.each(known[name], COMPARED)
+        if records["fedem"] and records["fedavg"]:
+            gain = mean(records["fedem"]) - mean(records["fedavg"])
+            rows.append([*what, *(own.cell(some) for some in records.values()), f"{gain:+.1f}"])
+    head = ["clients differ in", "clients", "training samples of each", "rounds, clients in each"]
+    return grid([*head, *(LABELS[name] for name in COMPARED), "FedEM − FedAvg"], rows)
+
+
+# ---------------------------------------------------------------------- samples of a client, and differences
+def best(found: Results, setting: Setting, name: str) -> list[Record]:
+    """The records of a method at the better of its rates; none where it was not run."""
+    rates = [one.name for one in setting.methods if one.name.rpartition("_")[0] == name]
+    return max((some for rate in rates if (some := found.of(setting, rate))), key=mean, default=[])
+
+
+def _ahead(fedem: Sequence[Record], others: Sequence[Sequence[Record]]) -> str:
+    """The first evaluated round from which FedEM is ahead of what the others end with, on average over seeds."""
+    curves = [one["curve"][ACCURACY] for one in fedem]
+    level = max(mean(records) for records in others) / 100
+    behind = [statistics.mean(values) <= level for values in zip(*curves, strict=True)]
+    if behind[-1]:
+        return "never"
+    first = max((place + 1 for place, one in enumerate(behind) if one), default=0)
+    return f"from round {fedem[0]['curve']['rounds'][first]}"
+
+
+def _by_difference(study: str, scale: Scale) -> tuple[list[str], dict[str, dict[str, Setting]]]:
+    """Numbers of samples, and for each difference between clients, by its label, the setting of each number."""
+    found: dict[str, dict[str, Setting]] = {}
+    for (_, samples), setting in cells(study, scale).items():
+        found.setdefault(setting.label, {})[samples] = setting
+    return sorted({samples for some in found.values() for samples in some}, key=int), found
+
+
+def _bold(found: Results, row: Mapping[str, list[Record]], rows: Sequence[Mapping[str, list[Record]]]) -> list[str]:
+    """A cell for each number of samples, in bold where the row is the best of its column."""
+    shown = []
+    for samples, records in row.items():
+        most = max((mean(one[samples]) for one in rows if one[samples]), default=0.0)
+        text = found.cell(records, *BOTH)
+        shown.append(f"**{text}**" if records and mean(records) == most else text)
+    return shown
+
+
+def _grid(found: Results) -> tuple[list[str] | None, list[str] | None]:
+    """A table of accuracies, and when FedEM gets ahead."""
+    numbers, differences = _by_difference("grid", found.scale)
+    rows, ahead = [], []
+    for label, settings in differences.items():
+        each = {name: {n: best(found, one, name) for n, one in settings.items()} for name in COMPARED}
+        if not any(records for columns in each.values() for records in columns.values()):
+            continue
+        rows += [[label, LABELS[name], *_bold(found, columns, [*each.values()])] for name, columns in each.items()]
+        if all(records for columns in each.values() for records in columns.values()):
+            ahead.append(
+                [label, *(_ahead(each["fedem"][n], [each[one][n] for one in COMPARED[:-1]]) for n in settings)]
+            )
+    table = grid(["clients", "method", *numbers], rows) if rows else None
+    return table, grid(["clients", *numbers], ahead) if ahead else None
+
+
+def picture(found: Results, path: Path) -> None:
+    """A panel for each difference between clients: accuracy against samples, a curve for each method."""
+    labels = list(dict.fromkeys(one.label for one in some_settings("when_grid_", found.scale).values()))
+    _, differences = _by_difference("grid", found.scale)
+    figure, axes = panels(labels, width=3.2, height=2.8)
+    for label in labels:
+        axis = axes[label]
+        for place, name in enumerate(COMPARED):
+            each = {n: best(found, one, name) for n, one in differences.get(label, {}).items()}
+            points = {int(n): mean(records) for n, records in each.items() if records}
+            if points:
+                axis.plot(list(points), list(points.values()), label=LABELS[name], **look(place))
+        axis.set(xscale="log", xlabel="training samples of a client", ylabel="test accuracy (%)")
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(fontsize=7, frameon=False)
+    save(figure, path)
+
+
+# ---------------------------------------------------------------------- components, E-steps and starts
+def _numbers(found: Results) -> list[str] | None:
+    """A table of accuracies by number of components."""
+    numbers, differences = _by_difference("number", found.scale)
+    rows = []
+    for label, settings in differences.items():
+        methods = next(iter(settings.values())).methods
+        each = {one.label: {n: found.of(setting, one.name) for n, setting in settings.items()} for one in methods}
+        made = {name: columns for name, columns in each.items() if any(columns.values())}
+        rows += [[label, name[4:], *_bold(found, columns, [*made.values()])] for name, columns in made.items()]
+    return grid(["clients", "M", *numbers], rows) if rows else None
+
+
+def _steps(found: Results) -> list[str] | None:
+    """A table of unseen clients' accuracies by number of E-steps."""
+    asked = [
+        (setting.label, samples, str(components), found.of(setting, f"fedem_{components}"))
+        for (_, samples), setting in cells("number", found.scale).items()
+        for components in STEPPED
+        if found.scale == "smoke" or samples in STEPPED_WITH
+    ]
+    asked.append((digits().label, "70", "3", found.kept.all(digits().runs(DIGITS_SEEDS))))
+    rows = []
+    for *what, records in asked:
+        if records:
+            steps = [statistics.mean(100 * one["unseen_by_e_steps"][str(step)] for one in records) for step in STEPS]
+            rows.append([*what, *(f"{value:.2f}" for value in steps), f"{mean(records):.2f}"])
+    return grid(["clients", "samples", "M", *map(str, STEPS), "seen clients"], rows) if rows else None
+
+
+def _starts(found: Results) -> list[str] | None:
+    """A table of the least, mean and largest accuracy over the starts."""
+    rows = []
+    for (_, samples), setting in cells("start", found.scale).items():
+        for name, records in found._replace(seeds=STARTS).each(setting).items():
+            values = [mean([one]) for one in records]
+            if values:
+                ends = f"{min(values):.2f} to {max(values):.2f}"
+                rows.append([setting.label, samples, LABELS[name], f"{statistics.mean(values):.2f}", ends])
+    return grid(["clients", "samples", "method", "mean", "worst to best"], rows) if rows else None
+
+
+TABLES = [Table("when-mixtures-help", runs, body, picture)]

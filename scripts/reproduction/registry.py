@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-from reproduction import (
-    compression,
-    fedem,
-    fedem_components,
-    fedem_convergence,
-    fedem_data,
-    fedem_images,
-    fedem_mixtures,
-    fedem_more,
-    federico,
-    federico_figures,
-    federico_sensitivity,
-    federico_sine,
-    optimization,
-    precision,
-    privacy,
-    robust,
-    trainer,
-    ucfl,
-    when_mixtures_help,
-)
+from reproduction import checks, every_algorithm, fedem, fedem_figures, fedem_images, federico, mixtures, robust, ucfl
 
 __all__ = ["TABLES"]
 
-MODULES = (
-    fedem, fedem_data, fedem_components, fedem_mixtures, fedem_more, fedem_convergence, fedem_images,
-    precision, ucfl, federico, federico_figures, federico_sensitivity, federico_sine,
-    optimization, privacy, compression, robust, when_mixtures_help,
-    trainer,
-)  # fmt: skip
+MODULES = (fedem, fedem_figures, fedem_images, ucfl, federico, every_algorithm, checks, robust, mixtures)
 TABLES = {table.name: table for module in MODULES for table in module.TABLES}

@@ -189,8 +189,14 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
     from lit_fed.callbacks.defaults import keep_notices_out
     from lit_fed.cli import FederatedCLI
     from lit_fed.errors import NotFiniteError
-    from reproduction.data_only import DataCLI
     from reproduction.measures import MEASURES
+
+    class DataCLI(FederatedCLI):
+        """Loads and divides the data of a configuration; nothing is trained or written."""
+
+        def _run_subcommand(self, subcommand: str) -> None:
+            self.datamodule.prepare_data()
+            self.datamodule.setup()
 
     torch.set_num_threads(1)
     keep_notices_out()
@@ -201,7 +207,7 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
             given += ["--ckpt_path", "last"]
         record: Record = {"arguments": list(run.arguments)}
         try:
-            cli = FederatedCLI(given) if run.fit else DataCLI(given)
+            cli = (FederatedCLI if run.fit else DataCLI)(given)
         except NotFiniteError as error:
             if error.round_idx is None:
                 raise

@@ -1,221 +1,147 @@
-"""The data sets of the papers with the algorithms run on them, at each scale."""
+"""The data sets of the papers with the algorithms run on them, at each scale: what `settings.yaml` says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import product
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from reproduction.tables import Method, Scale, Setting
 
-__all__ = ["LABELS", "SYNTHETIC", "algorithm", "brief", "fedem_settings", "few", "method", "solver", "stand_in"]
+__all__ = ["LABELS", "facts", "published", "settings_of", "some_settings"]
 
-LABELS = {
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "fedavg_plus": "FedAvg+",
-    "clustered_fl": "Clustered FL",
-    "pfedme": "pFedMe",
-    "prox_avg": "prox_avg",
-    "apfl": "APFL",
-    "mocha": "MOCHA",
-    "fedem": "FedEM",
-    "fedem_steps": "FedEM, 20 E-steps",
-    "fedem_clipped": "FedEM, gradients clipped at norm 1",
-    "fedavg_clipped": "FedAvg, gradients clipped at norm 1",
-    "fedavg_plus_clipped": "FedAvg+, gradients clipped at norm 1",
-    "fedem_adam": "FedEM, Adam",
-    "fedavg_adam": "FedAvg, Adam",
-    "fedavg_plus_adam": "FedAvg+, Adam",
-    "dfedem": "D-FedEM",
-    "oracle": "Oracle",
-    "fedfomo": "FedFOMO",
-    "federico": "FedeRiCo",
-}
+FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+LABELS: dict[str, str] = FILE["labels"]
+"""Of algorithms, by the names of methods."""
 
 
-def algorithm(name: str, **options: object) -> tuple[str, ...]:
-    """Arguments that choose an algorithm with its hyper-parameters."""
-    return ("--model.algorithm", name, *_flags("model.algorithm", options))
+@cache
+def settings_of(group: str, scale: Scale) -> dict[str, Setting]:
+    """The settings of a group by their names; where it has none of its own for a scale, those of `reduced`."""
+    names = FILE["groups"][group]
+    every = some_settings("", scale)
+    return {name: every[name] for name in names.get(scale, names["reduced"])}
 
 
-def solver(**options: object) -> tuple[str, ...]:
-    """Arguments of the local solver."""
-    return _flags("model.solver", options)
+@cache
+def some_settings(prefix: str, scale: Scale) -> dict[str, Setting]:
+    """All settings whose names begin so."""
+    return {
+        name: _setting(name, fields, chosen, scale == "smoke")
+        for pattern in FILE["settings"]
+        for fields in [_inherited(pattern)]
+        for name, chosen in _variants(pattern, fields.get("each", {}))
+        if name.startswith(prefix)
+    }
 
 
-def _flags(prefix: str, options: Mapping[str, object]) -> tuple[str, ...]:
-    return tuple(part for key, value in options.items() for part in (f"--{prefix}.{key}", _written(value)))
+def _inherited(pattern: str) -> dict[str, Any]:
+    """The fields of a setting with those of the one that it is like."""
+    fields: dict[str, Any] = FILE["settings"][pattern]
+    if "like" not in fields:
+        return fields
+    base = _inherited(fields["like"])
+    return base | fields | {key: base.get(key, {}) | fields.get(key, {}) for key in ("with", "each")}
 
 
-def _written(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+def _variants(pattern: str, each: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, tuple[str, str, str]]]]:
+    """The names in a product of choices, each with the name, label and words of what was chosen, by choice."""
+    choices = [[(key, _choice(name, each[key])) for name in each[key]] for key in each]  # a list is one of plain values
+    for chosen in product(*choices):
+        yield pattern.format_map({key: name for key, (name, _, _) in chosen}), dict(chosen)
 
 
-def method(name: str, *arguments: tuple[str, ...]) -> Method:
-    """A method under its usual label."""
-    return Method(name, LABELS[name], tuple(part for one in arguments for part in one))
+def _choice(name: Any, choices: Mapping[Any, Any] | list[Any]) -> tuple[str, str, str]:
+    given = choices[name] if isinstance(choices, Mapping) else str(name)
+    label, text = given if isinstance(given, list) else (str(name), given)
+    return str(name), str(label), str(text)
 
 
-plain: dict[str, Any] = {"momentum": 0.0, "persist_optimizer": False}
-steady = plain | {"schedule": "constant"}  # a small rate leaves pFedMe's personal models at the common one
-pfedme = algorithm("PFedMe", prox_weight=15.0, inner_steps=5, inner_lr=0.05)
-faster_pfedme = algorithm("PFedMe", prox_weight=2.0, inner_steps=3, inner_lr=0.15)  # a step of 1/λ, few steps in all
-splitting = {"relative": True, "mean_norm_below": 0.5, "max_norm_above": 0.0, "warmup_rounds": 20}
-clustered = algorithm("ClusteredFL", linkage="complete", **splitting)
-
-training = ("--trainer.callbacks+=TrainingSplitEvaluation",)
-
-SYNTHETIC = Setting(
-    "synthetic",
-    "Synthetic",
-    "synthetic_fedavg",
-    (
-        method("local", algorithm("Local", unseen_epochs=1), solver(lr=0.003162)),
-        method("fedavg", algorithm("FedAvg"), solver(lr=0.1)),
-        method("fedprox", algorithm("FedProx", prox_weight=0.1), solver(lr=0.316228, **plain)),
-        method("fedavg_plus", algorithm("FedAvgPlus"), solver(lr=0.316228)),
-        method("clustered_fl", clustered, solver(lr=0.316228)),
-        method("pfedme", pfedme, solver(lr=0.316228, **steady)),
-        method("prox_avg", algorithm("ProxAvg", prox_weight=1.0), solver(lr=0.316228, **plain)),
-        method("apfl", algorithm("APFL", alpha=0.5, alpha_update="fixed"), solver(lr=0.01)),
-        method(
-            "mocha",
-            algorithm("MOCHA", loss="hinge", rounds_per_relation=10, regularisation=0.003),
-            solver(local_steps=64, **plain),
-        ),
-        method("fedem", algorithm("FedEM", num_components=3), solver(lr=0.316228)),
-        method("fedem_steps", algorithm("FedEM", num_components=3, em_steps=20), solver(lr=0.316228)),
-        method("dfedem", algorithm("DFedEM", num_components=3), solver(lr=0.316228)),
-    ),
-    ("--model.init_seeds", "null", *training),
-    draws_data=False,
-)
-WRITERS = Setting(
-    "mnist_by_writer",
-    "MNIST by writer",
-    "mnist_by_writer",
-    (
-        method("local", algorithm("Local"), solver(lr=0.1)),
-        method("fedavg", algorithm("FedAvg"), solver(lr=0.1)),
-        method("fedprox", algorithm("FedProx", prox_weight=0.1), solver(lr=0.1)),
-        method("fedavg_plus", algorithm("FedAvgPlus", fine_tune_lr=0.01), solver(lr=0.1)),
-        method("pfedme", faster_pfedme, solver(lr=0.5, **plain)),
-        method("prox_avg", algorithm("ProxAvg", prox_weight=1.0), solver(lr=0.1, **plain)),
-        method("fedem", algorithm("FedEM", num_components=3), solver(lr=0.1)),
-        method("dfedem", algorithm("DFedEM", num_components=3, mixing="metropolis"), solver(lr=0.1)),
-    ),
-)
-CIFAR10 = Setting(
-    "cifar10_dirichlet",
-    "CIFAR-10",
-    "cifar10_dirichlet",
-    (
-        method("local", algorithm("Local"), solver(lr=0.03)),
-        method("fedavg", algorithm("FedAvg"), solver(lr=0.03)),
-        method("fedprox", algorithm("FedProx", prox_weight=0.1), solver(lr=0.03)),
-        method("fedavg_plus", algorithm("FedAvgPlus"), solver(lr=0.03)),
-        method("clustered_fl", clustered, solver(lr=0.03)),
-        method("pfedme", pfedme, solver(lr=0.06, **steady)),
-        method("prox_avg", algorithm("ProxAvg", prox_weight=1.0), solver(lr=0.1, **plain)),
-        method("fedem", algorithm("FedEM", num_components=3), solver(lr=0.1)),
-        method("dfedem", algorithm("DFedEM", num_components=3), solver(lr=0.1)),
-    ),
-)
-SHAKESPEARE = Setting(
-    "shakespeare_roles",
-    "Shakespeare",
-    "shakespeare_roles",
-    (
-        method("local", algorithm("Local")),
-        method("fedavg", algorithm("FedAvg")),
-        method("fedavg_plus", algorithm("FedAvgPlus", fine_tune_lr=0.001)),
-        method("fedem", algorithm("FedEM", num_components=3)),
-    ),
-)
-PACHINKO = CIFAR10._replace(
-    name="cifar100_pachinko",
-    label="CIFAR-100",
-    config="cifar100_pachinko",
-    methods=tuple(one for one in CIFAR10.methods if one.name in ("local", "fedavg", "fedavg_plus", "fedem")),
-)
-REDUCED = {one.name: one for one in (SYNTHETIC, WRITERS, CIFAR10, PACHINKO, SHAKESPEARE)}
+def _setting(name: str, fields: Mapping[str, Any], chosen: Mapping[str, tuple[str, str, str]], smoke: bool) -> Setting:
+    less: Mapping[str, Any] = fields.get("smoke", {}) if smoke else {}
+    known = {**FILE["words"], **fields.get("with", {}), **less.get("with", {})}
+    known |= {key: text for key, (_, _, text) in chosen.items()}
+    arguments = (*words(fields.get("arguments", ""), known), *words(less.get("arguments", ""), known))
+    methods, choices = _methods(fields, known)
+    for only in (fields.get("only"), less.get("only")):
+        methods = tuple(one for one in methods if only is None or one.name in only)
+    label = fields["label"].format_map({key: shown for key, (_, shown, _) in chosen.items()})
+    draws = {key: fields[key] for key in ("draws_data", "draws_pool") if key in fields}
+    found = Setting(name, label, fields["config"], methods, arguments, tuple(fields.get("measures", ())), **draws)
+    return found._replace(choices=choices).without(*less.get("without", ()))
 
 
-def official(rates: str, prox: tuple[float, float], personal: tuple[float, float]) -> tuple[Method, ...]:
-    """The methods with the learning rates of the FedEM paper's run scripts.
+def _methods(fields: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[Method, ...], dict[str, Any]]:
+    """The methods of a setting, and the labels of the choices that they are products of."""
+    found, choices = [], {}
+    for pattern, given in fields["methods"].items():
+        one = given if isinstance(given, Mapping) else {"words": given}
+        for name, chosen in _variants(pattern, one.get("each", {})):
+            if name in (*one.get("but", ()), *fields.get("but", ())):
+                continue
+            shown = {key: label for key, (_, label, _) in chosen.items()}
+            label = one["label"].format_map(shown) if "label" in one else _label(name)
+            text = one.get("words", " ".join(f"{{{key}}}" for key in chosen))
+            arguments = words(text, {**known, **{key: value for key, (_, _, value) in chosen.items()}})
+            found.append(Method(name, label, arguments, tuple(one.get("measures", ()))))
+            for key, (choice, shown_as, _) in chosen.items():
+                choices.setdefault(key, {}).setdefault(choice, shown_as)
+    for more in fields.get("added", ()):
+        arguments, measures = words(more["words"], known), tuple(more.get("measures", ()))
+        found = [one.more(arguments, measures) if one.name in more["to"] else one for one in found]
+    return tuple(found), choices
 
-    Args:
-        rates: of FedAvg, FedAvg+, Local, Clustered FL and FedEM.
-        prox: learning rate and proximal weight of FedProx.
-        personal: those of what the scripts call pFedMe.
+
+def _label(name: str) -> str:
+    """The usual label of a method, whose name may say more at its end."""
+    while name and name not in LABELS:
+        name = name.rpartition("_")[0]
+    return LABELS.get(name, "")
+
+
+def words(text: str, known: Mapping[str, Any]) -> tuple[str, ...]:
+    """The arguments that a text in short stands for.
+
+    Example:
+        >>> words("FedEM num_components=3 | lr={rate} --data.seed 1", {"rate": 0.1})[2:]
+        ('--model.algorithm.num_components', '3', '--model.solver.lr', '0.1', '--data.seed', '1')
     """
-    fedavg, tuned, local, clusters, fedem = map(float, rates.split())
-    return (
-        method("local", algorithm("Local", unseen_epochs=1), solver(lr=local)),
-        method("fedavg", algorithm("FedAvg"), solver(lr=fedavg)),
-        method("fedprox", algorithm("FedProx", prox_weight=prox[1]), solver(lr=prox[0], **plain)),
-        method("fedavg_plus", algorithm("FedAvgPlus"), solver(lr=tuned)),
-        method("clustered_fl", algorithm("ClusteredFL"), solver(lr=clusters)),
-        method("pfedme", pfedme, solver(lr=personal[0], **plain)),
-        method("prox_avg", algorithm("ProxAvg", prox_weight=personal[1]), solver(lr=personal[0], **plain)),
-        method("fedem", algorithm("FedEM", num_components=3), solver(lr=fedem)),
-        method("dfedem", algorithm("DFedEM", num_components=3), solver(lr=fedem)),
-        method("apfl", algorithm("APFL", alpha=0.5, alpha_update="fixed"), solver(lr=fedavg)),
-    )
+    while "{" in text:
+        text = text.format_map(known)
+    found: list[str] = []
+    group, parts = "algorithm", iter(shlex.split(text))
+    for part in parts:
+        key, equals, value = part.partition("=")
+        if part == "|":
+            group = "solver"
+        elif part.startswith("--"):
+            found += [part] if equals else [part, next(parts)]
+        else:
+            found += [f"--model.{group}.{key}", value] if equals else ["--model.algorithm", part]
+    return tuple(found)
 
 
-FEMNIST = Setting(
-    "femnist", "FEMNIST", "fedem_femnist", official("0.03 0.03 0.01 0.01 0.03", (0.05, 0.05), (0.03, 10.0)), training
-)
-EMNIST = Setting(
-    "emnist", "EMNIST", "fedem_emnist", official("0.01 0.01 0.01 0.01 0.05", (0.01, 0.1), (0.01, 1.0)), training
-)
-CIFAR10_PAPER = Setting(
-    "cifar10", "CIFAR-10", "fedem_cifar10", official("0.01 0.001 0.03 0.003 0.03", (0.01, 1.0), (0.001, 1.0)), training
-)
-CIFAR100 = Setting(
-    "cifar100",
-    "CIFAR-100",
-    "fedem_cifar100",
-    official("0.01 0.001 0.01 0.01 0.01", (0.01, 0.1), (0.001, 1.0)),
-    training,
-)
-SHAKESPEARE_PAPER = Setting(
-    "shakespeare",
-    "Shakespeare",
-    "fedem_shakespeare",
-    official("0.01 0.01 0.01 0.01 0.05", (0.01, 0.1), (0.01, 1.0)),
-    training,
-)
-PAPER = {one.name: one for one in (FEMNIST, EMNIST, CIFAR10_PAPER, CIFAR100, SHAKESPEARE_PAPER, SYNTHETIC)}
+@cache
+def facts() -> dict[str, Any]:
+    """What the papers print: `published.yaml`."""
+    return yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())  # type: ignore[no-any-return]
 
 
-def stand_in(shape: str, classes: int, **options: object) -> tuple[str, ...]:
-    """Arguments that put drawn samples in the place of a data set."""
-    given = {"shape": shape, "classes": classes, **options}
-    return ("--data.dataset", "reproduction.stand_in.StandIn", *_flags("data.dataset", given))
-
-
-brief = ("--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1", "--trainer.accelerator", "cpu")
-few = ("--data.num_clients", "5", "--data.batch_size", "20")
-light = ("--model.network", "LeNet5")
-text = ("--model.network", "CharLSTM", "--model.network.hidden_size", "8", "--model.network.num_layers", "1")
-STAND_INS = {
-    "femnist": (*stand_in("[1,28,28]", 62, owners=5), *brief, "--data.batch_size", "20", *light),
-    "emnist": (*stand_in("[1,28,28]", 62), *brief, *few, *light),
-    "cifar10": (*stand_in("[3,32,32]", 10), *brief, *few, *light),
-    "cifar100": (*stand_in("[3,32,32]", 100), *brief, *few, *light),
-    "shakespeare": (
-        *stand_in("[20]", 100, kind="text", owners=5), *brief, "--data.batch_size", "20", *text
-    ),
-    "synthetic": (
-        "--data.dataset.num_clients", "10", "--data.dataset.test_size", "20", "--data.dataset.dimension", "5", *brief
-    ),
-}  # fmt: skip
-SMOKE = {name: setting._replace(arguments=(*setting.arguments, *STAND_INS[name])) for name, setting in PAPER.items()}
-
-
-def fedem_settings(scale: Scale) -> dict[str, Setting]:
-    """The settings of the FedEM paper's tables."""
-    return {"smoke": SMOKE, "reduced": REDUCED, "paper": PAPER}[scale]
+@cache
+def published(table: str) -> dict[str, dict[str, tuple[float, ...]]]:
+    """The figures of a table in `published.yaml`, by column and method."""
+    columns = dict(facts()[table])
+    methods = columns.pop("methods")
+    return {
+        str(column): {
+            name: tuple(map(float, one.split("/")))
+            for name, one in zip(methods, row.split(), strict=True)
+            if one != "-"
+        }
+        for column, row in columns.items()
+    }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from string import Formatter
 from typing import Any, Literal, NamedTuple
 
 import yaml
@@ -21,21 +22,45 @@ __all__ = ["Method", "Published", "Scale", "Setting", "Table", "accuracies", "gr
 Scale = Literal["smoke", "reduced", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "reduced", "paper")
 
-Body = Callable[[Kept, Scale, Sequence[int]], list[str]]
-Picture = Callable[[Kept, Scale, Sequence[int], Path], None]
+Part = str | Sequence[str] | None
+"""A text, or lines that stand as they are; None drops the paragraph that names it."""
 
 
+class Results(NamedTuple):
+    """The records of a scale for some training seeds."""
+
+    kept: Kept
+    scale: Scale
+    seeds: Sequence[int]
+    words: Mapping[str, Any] = {}  # the head of the page's file
+
+    def of(self, setting: Setting, method: str) -> list[Record]:
+        """The records of a method; none where the setting has no such method."""
+        return self.kept.all(setting.runs(self.seeds, [method]))
+
+    def each(self, setting: Setting, methods: Sequence[str] | None = None) -> dict[str, list[Record]]:
+        """The records of some methods, by default of all."""
+        return {name: self.of(setting, name) for name in methods or [one.name for one in setting.methods]}
+
+    def cell(self, records: Sequence[Record], *keys: str) -> str:
+        """Several results in one cell, by default the accuracy, with the number of runs where some are missing."""
+        return cell(records, keys or (ACCURACY,), len(self.seeds))
+
+
+Body = Callable[[Results], dict[str, Part]]
+Picture = Callable[[Results, Path], None]
+ACCURACY = "test/seen/accuracy"
 PAGES = Path(__file__).parent / "pages"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper; its words are in `pages/NAME.md`: a head in YAML, then what was found.
+    """A table or figure of a paper; its words are in `pages/NAME.md`: a head in YAML, what was found, and the text.
 
     Args:
         name: on the command line and of the page.
         runs: the runs of a scale with these training seeds.
-        body: the lines of the page between what was found and how it was made.
+        body: the parts of the page that its text names in braces.
         picture: draws `NAME.png`; None: there is none.
     """
 
@@ -53,7 +78,12 @@ class Table:
     @cached_property
     def found(self) -> str:
         """What the records of the reduced scale show."""
-        return " ".join(self._words[1].split())
+        return " ".join(self._words[1].partition("\n\n")[0].split())
+
+    @property
+    def text(self) -> str:
+        """The page behind what was found; see `fill`."""
+        return self._words[1].partition("\n\n")[2]
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -73,6 +103,14 @@ class Method(NamedTuple):
     arguments: tuple[str, ...]
     measures: tuple[str, ...] = ()
 
+    def more(self, arguments: Sequence[str], measures: Sequence[str] = ()) -> Method:
+        """This method with more arguments and measures."""
+        return self._replace(arguments=(*self.arguments, *arguments), measures=(*self.measures, *measures))
+
+    def option(self, name: str) -> str | None:
+        """The value of an option, if it is given."""
+        return dict(zip(self.arguments, self.arguments[1:], strict=False)).get(name)
+
 
 class Setting(NamedTuple):
     """Data, network and budget, with the methods that are run there."""
@@ -85,6 +123,7 @@ class Setting(NamedTuple):
     measures: tuple[str, ...] = ()
     draws_data: bool = True  # a seed draws partition and split too
     draws_pool: bool = False  # and what is kept of the pool, or how a data set is generated
+    choices: Mapping[str, Mapping[str, str]] = {}  # labels of what methods are products of
 
     def run(self, method: str, seed: int) -> Run | None:
         """The run of a method; None where the setting has no such method."""
@@ -99,6 +138,25 @@ class Setting(NamedTuple):
     def varied(self, name: str, *arguments: str) -> Setting:
         """This setting with more arguments and a longer name."""
         return self._replace(name=f"{self.name}_{name}", arguments=(*self.arguments, *arguments))
+
+    def without(self, *options: str) -> Setting:
+        """This setting where nothing gives these options."""
+
+        def kept(given: Sequence[str]) -> tuple[str, ...]:
+            pairs = zip(("", *given), given, strict=False)
+            return tuple(one for before, one in pairs if one not in options and before not in options)
+
+        methods = tuple(one._replace(arguments=kept(one.arguments)) for one in self.methods)
+        return self._replace(arguments=kept(self.arguments), methods=methods)
+
+    def only(self, *names: str) -> Setting:
+        """This setting with some of its methods, in this order."""
+        known = {one.name: one for one in self.methods}
+        return self._replace(methods=tuple(known[name] for name in names))
+
+    def method(self, name: str) -> Method | None:
+        """The method of this name."""
+        return next((one for one in self.methods if one.name == name), None)
 
     def _seeds(self, seed: int) -> tuple[str, ...]:
         drawn = {"--data.seed": self.draws_data, "--data.dataset.seed": self.draws_pool}
@@ -152,17 +210,19 @@ def order(ours: Mapping[str, float], published: Mapping[str, float]) -> str:
     common = [name for name in ours if name in published]
     if len(common) < 2:
         return ""
-
-    def ranked(values: Mapping[str, float]) -> str:
-        return " > ".join(sorted(common, key=lambda name: -values[name]))
-
     pairs = list(combinations(common, 2))
     turned = [(a, b) for a, b in pairs if (ours[a] - ours[b]) * (published[a] - published[b]) < 0]
     words = "; ".join(
         f"{a} and {b} ({ours[a] - ours[b]:+.1f} here, {published[a] - published[b]:+.1f})" for a, b in turned
     )
     agree = f"{len(pairs) - len(turned)} of {len(pairs)} pairs agree"
-    return f"in the paper {ranked(published)}; here {ranked(ours)}. {agree}" + (f"; not {words}." if turned else ".")
+    both = (ranked({name: values[name] for name in common}) for values in (published, ours))
+    return "in the paper {}; here {}. ".format(*both) + agree + (f"; not {words}." if turned else ".")
+
+
+def ranked(values: Mapping[str, float]) -> str:
+    """Names by falling values."""
+    return " > ".join(sorted(values, key=lambda name: -values[name]))
 
 
 def wrap(text: str, bullet: bool = False) -> list[str]:
@@ -173,13 +233,42 @@ def wrap(text: str, bullet: bool = False) -> list[str]:
     )
 
 
+def fill(text: str, parts: Mapping[str, Part]) -> list[str]:
+    """The lines of a text in Markdown with `{part}` in the place of what a page computes.
+
+    A paragraph that is a list of lines stands as it is, one that names a part that is None is dropped, and the others
+    are wrapped anew. `{only_reduced}` is empty at the reduced scale and None at others.
+    """
+    lines: list[str] = []
+    for paragraph in text.strip().split("\n\n"):
+        block: list[str] = []
+        for one in paragraph.replace("\n  ", " ").split("\n- "):
+            block += _filled(" ".join(one.split()), parts, bullet=paragraph.startswith("- "))
+        lines += ["", *block] if block else []
+    return lines[1:]
+
+
+def _filled(text: str, parts: Mapping[str, Part], bullet: bool) -> Sequence[str]:
+    text = text.removeprefix("- ")
+    names = [name for _, name, _, _ in Formatter().parse(text) if name]
+    whole = parts[names[0]] if names and text == f"{{{names[0]}}}" else None
+    if whole is not None and not isinstance(whole, str):
+        return [line for one in whole for line in wrap(one, bullet)] if bullet else whole
+    if any(parts[name] is None for name in names):
+        return []
+    text = text.format_map(parts).strip()
+    return [text] if text.startswith("#") else wrap(text, bullet)
+
+
 def page(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int]) -> str:
     """The page of a table from what is kept."""
     runs = list(dict.fromkeys(table.runs(scale, seeds)))
     made, missing = kept.all(runs), kept.missing(runs)
     diverged = [run for run in runs if kept.diverged(run) is not None]
     title, found = table.head["title"], {"smoke": NO_RESULT, "reduced": f"**{table.found}**", "paper": ""}[scale]
-    lines = [f"# {title}", "", *([*wrap(found), ""] if found else []), *table.body(kept, scale, seeds)]
+    only = {"only_reduced": "" if scale == "reduced" else None}
+    body = fill(table.text, only | table.body(Results(kept, scale, seeds, table.head)))
+    lines = [f"# {title}", "", *([*wrap(found), ""] if found else []), *body]
     if table.picture is not None and made:
         lines += ["", f"![{title}]({table.name}{'-paper' if scale == 'paper' else ''}.png)"]
     lines += ["", "## How this page was made", ""]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from reproduction import runs
-from reproduction.mixtures import first_samples, mixture_entropy, recovery
+from reproduction.measures import first_samples, mixture_entropy, recovery
 
 from lit_fed.core.types import Split
 from lit_fed.data.data_sets.synthetic import Synthetic, synthetic_parameters

@@ -4,12 +4,11 @@ import json
 
 import pytest
 import reproduce
-import synthetic_results
 from lightning.pytorch import Callback
 from reproduction import runs
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make, make_missing, read_records
-from reproduction.settings import LABELS, REDUCED
+from reproduction.settings import LABELS, settings_of
 from reproduction.tables import Table, mean, order, page
 from running import forking
 
@@ -111,7 +110,9 @@ def test_index_is_what_the_records_give():
 
 
 @pytest.mark.parametrize(
-    "setting", [one for name, one in REDUCED.items() if name != "synthetic"], ids=lambda one: one.name
+    "setting",
+    [one for name, one in settings_of("fedem", "reduced").items() if name != "synthetic"],
+    ids=lambda one: one.name,
 )
 def test_recipe_names_what_it_reaches(setting):
     kept = reproduce.kept_of("reduced", RESULTS)
@@ -142,9 +143,9 @@ def test_records_are_sorted_lines(tmp_path):
 
 
 def test_commands_of_a_page_are_printed(capsys):
-    reproduce.main(["fedem-mocha", "synthetic", "--commands"])
+    reproduce.main(["fedem-mocha", "--commands"])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 27 + len(synthetic_results.ENTRIES)
+    assert len(lines) == 27
     assert {line.split()[5] for line in lines} == {"configs/experiment/synthetic_fedavg.yaml"}
     assert lines[0] in " ".join((RESULTS / "fedem-mocha.md").read_text().replace("\\\n", " ").split())
 
@@ -205,7 +206,7 @@ def test_a_run_that_diverged_is_told_and_not_made_again(tmp_path, monkeypatch):
     kept.write(run, {"arguments": list(run.arguments), "diverged": 36, "reason": "client 3"})
     monkeypatch.setattr(runs, "make", None)
     make_missing([run], kept, lambda run: (), 1, print)
-    table = Table("precision", lambda *given: [run], lambda *given: ["a body"])
+    table = Table("precision", lambda *given: [run], lambda found: {"table": None})
     text = " ".join(page(table, kept, "paper", (1,)).split())
     assert "0 of 1 runs were made. `digits/diverges-1` ended with NaN in round 36." in text
     assert "## Not run" not in text
@@ -222,7 +223,7 @@ class Cut(Callback):
 
 def test_a_run_that_was_cut_short_goes_on(tmp_path):
     """Its record is that of a run that nothing cut short, and its folder is gone."""
-    watched = ("--trainer.callbacks+=reproduction.mixture_curve.MixtureCurve", "--model.algorithm", "FedEM")
+    watched = ("--trainer.callbacks+=reproduction.measures.MixtureCurve", "--model.algorithm", "FedEM")
     rounds = ("--trainer.max_epochs", "4", "--trainer.check_val_every_n_epoch", "1")
     run = Run("digits/fedem-1", "quickstart", (*watched, *rounds), ("mixture_curve",))
     whole, kept = make(run, ()), Kept(tmp_path / "records")

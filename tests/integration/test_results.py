@@ -2,17 +2,17 @@
 
 import inspect
 import json
-import shlex
 import statistics
+from functools import cache
 from pathlib import Path
 
 import bench
 import pytest
 import reproduce
-import synthetic_entries
-import synthetic_results
-from reproduction.precision import PRECISIONS
+from reproduction import every_algorithm
+from reproduction.every_algorithm import ENTRIES
 from reproduction.registry import TABLES
+from reproduction.tables import Results
 
 from lit_fed.algorithms import Algorithm
 from lit_fed.cli import FederatedCLI
@@ -25,8 +25,7 @@ def speed():
     return json.loads((RESULTS / "speed.json").read_text())
 
 
-def test_the_pages_are_what_the_kept_files_give():
-    assert (RESULTS / "synthetic.md").read_text() == synthetic_results.page()
+def test_the_page_of_speeds_is_what_its_record_gives():
     assert (RESULTS / "speed.md").read_text() == bench.page(speed())
 
 
@@ -108,7 +107,7 @@ def recorded(table, name):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_bf16_on_real_data(seed):
-    float32, bf16 = (recorded(TABLES["precision"], f"precision/{one}-{seed}") for one in PRECISIONS)
+    float32, bf16 = (recorded(TABLES["precision"], f"precision/{one}-{seed}") for one in ("float32", "bf16"))
     assert float32["rounds"] == bf16["rounds"] == 20
     assert abs(float32["test/seen/accuracy"] - bf16["test/seen/accuracy"]) <= 0.005
 
@@ -151,18 +150,22 @@ def test_fedem_serves_unseen_clients_of_the_synthetic_data():
 
 def test_decentralised_fedem_is_level_with_fedem():
     """The paper: slightly below FedEM; the same initial models, rates chosen for each."""
-    found = synthetic_results.found()
-    one, other = (100 * found[name]["seen"]["test/seen/accuracy"] for name in ("dfedem", "fedem"))
+    one, other = (rows()[name].accuracy for name in ("dfedem", "fedem"))
     assert other - 1.5 < one < other + 0.5
 
 
 # ---------------------------------------------------------------------- every algorithm on the synthetic data
+@cache
+def rows():
+    """The records of every algorithm."""
+    return every_algorithm.found(Results(reproduce.kept_of("reduced", RESULTS), "reduced", (1234,)))
+
+
 def test_every_algorithm_has_its_row():
-    found = synthetic_results.found()
-    assert set(found) == {entry.name for entry in synthetic_entries.ENTRIES}
-    classes = {entry.kind for entry in synthetic_entries.ENTRIES}
-    assert classes.isdisjoint(synthetic_entries.NOT_RUN)
-    assert classes | set(synthetic_entries.NOT_RUN) == {one.__name__ for one in concrete(Algorithm)}
+    assert set(rows()) == {entry.name for entry in ENTRIES}
+    classes = {entry.words.split()[0] for entry in ENTRIES}
+    assert classes.isdisjoint(every_algorithm.NOT_RUN)
+    assert classes | set(every_algorithm.NOT_RUN) == {one.__name__ for one in concrete(Algorithm)}
 
 
 def concrete(cls):
@@ -172,29 +175,28 @@ def concrete(cls):
             yield one
 
 
-@pytest.mark.parametrize("entry", synthetic_entries.ENTRIES, ids=lambda one: one.name)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda one: one.name)
 def test_rows_are_whole(entry):
-    kept = synthetic_results.found()[entry.name]
-    assert kept["settings"] == json.loads(json.dumps(entry.settings()))
-    measured = {float(value): one for value, one in kept["validation"].items() if not isinstance(one, str)}
-    assert len(kept["validation"]) == len(entry.grid)
-    assert measured[min(measured, key=lambda value: abs(value - kept["chosen"]))] == max(measured.values())
-    assert kept["seen"]["rounds"] == kept["unseen"]["rounds"] == synthetic_entries.ROUNDS
-    assert 0.45 < kept["unseen"]["test/unseen/accuracy"] < 0.8
+    kept = rows()[entry.name]
+    measured = {value: one for value, one in kept.held_out.items() if one is not None}
+    assert len(kept.held_out) == len(entry.grid)
+    assert measured[entry.chosen] == max(measured.values())
+    assert kept.seen["summary"]["rounds"] == kept.unseen["summary"]["rounds"] == every_algorithm.ROUNDS
+    assert 0.45 < kept.unseen["summary"]["test/unseen/accuracy"] < 0.8
 
 
 @pytest.mark.parametrize(
     ("name", "low", "high"), [("fedprox", 67.4, 68.8), ("prox_avg", 68.3, 70.3), ("fedem", 75.6, 77.6)]
 )
 def test_accuracies_that_are_known(name, low, high):
-    assert low <= 100 * synthetic_results.found()[name]["seen"]["test/seen/accuracy"] <= high
+    assert low <= rows()[name].accuracy <= high
 
 
 def test_one_surrogate_is_fedem():
-    found = synthetic_results.found()
+    one, other = (rows()[name].seen["summary"] for name in ("surrogate", "fedem"))
     for name in ("accuracy", "accuracy_decile", "accuracy_worst", "loss"):
         key = f"test/seen/{name}"
-        assert found["surrogate"]["seen"][key] == pytest.approx(found["fedem"]["seen"][key], abs=1e-6)
+        assert one[key] == pytest.approx(other[key], abs=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -210,15 +212,15 @@ def parser():
     return stopped.value.value
 
 
-@pytest.mark.parametrize("entry", synthetic_entries.ENTRIES, ids=lambda one: one.name)
-def test_commands_make_the_runs_of_the_page(entry, parser):
-    arguments = shlex.split(synthetic_results.command(entry, 0.1))[4:]
-    module = parser.instantiate(parser.parse_args(arguments)).model
-    assert module.algorithm == entry.algorithm(0.1)
-    assert module.settings.solver == entry.solver(0.1)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda one: one.name)
+def test_a_command_has_a_seed_for_each_model(entry, parser):
+    config = str(reproduce.ROOT / "configs/experiment/synthetic_fedavg.yaml")
+    module = parser.instantiate(parser.parse_args(["--config", config, *entry.arguments(0.1)])).model
+    tuned = module.algorithm if entry.tuned else module.settings.solver
+    assert getattr(tuned, entry.tuned or "lr") == 0.1
     seeds, num_models = module.settings.init_seeds, module.algorithm.num_models
-    assert seeds == synthetic_entries.INIT_SEEDS[:num_models]
-    check_init_seeds(tuple(seeds), num_models, synthetic_results.NUM_CLIENTS)
+    assert seeds == every_algorithm.INIT_SEEDS[:num_models]
+    check_init_seeds(tuple(seeds), num_models, every_algorithm.NUM_CLIENTS)
 
 
 # ---------------------------------------------------------------------- around any algorithm

@@ -8,7 +8,7 @@ from federated_round import MULTICLASS
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from lit_fed.core.networks.layers import choose_trained
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.core.task import Task
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network

@@ -8,7 +8,8 @@ from federated_round import MULTICLASS
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.choose import choose_trainer
-from lit_fed.core.networks.layers import choose_trained, drops_units
+from lit_fed.core.networks.layers import drops_units
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.core.task import Task
 from lit_fed.errors import ConfigError
 from lit_fed.models import HuggingFaceClassifier

@@ -1,0 +1,351 @@
+"""Figures and appendices of the FedEM paper, https://arxiv.org/abs/2108.10252: components, mixtures, convergence."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reproduction.fedem import TABLE2, TABLE3, at_rate, settings_or_one, unseen
+from reproduction.pictures import DASHES, MARKERS, Curve, curves, panels, save
+from reproduction.runs import Record, Run
+from reproduction.settings import LABELS, settings_of
+from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
+
+__all__ = ["TABLES"]
+
+
+def synthetic_or_cifar10(scale: Scale) -> Setting:
+    """The paper's CIFAR-10, or what stands for it."""
+    return settings_of("fedem", scale)["cifar10" if scale == "paper" else "synthetic"]
+
+
+# ---------------------------------------------------------------------- Figure 1
+RATES: dict[Scale, Sequence[float]] = dict.fromkeys(("reduced", "paper"), (0.1, 0.2, 0.5, 1.0)) | {"smoke": (0.2, 1.0)}
+NUMBERS: dict[Scale, Sequence[int]] = {"smoke": (1, 3), "reduced": (1, 2, 3, 4, 6, 8), "paper": (1, 2, 3, 4, 6)}
+SAMPLED = ("fedavg_plus", "fedem")
+
+
+def with_components(number: int) -> str:
+    """The method that is FedEM with so many components."""
+    return "fedem" if number == 3 else f"fedem_{number}"
+
+
+def figure1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs of both panels."""
+    setting = synthetic_or_cifar10(scale)
+    sampled = [run for rate in RATES[scale] for run in at_rate(setting, rate).runs(seeds, SAMPLED)]
+    return sampled + setting.runs(seeds, [with_components(number) for number in NUMBERS[scale]])
+
+
+def by_rate(found: Results, name: str) -> dict[float, list[Record]]:
+    """The records of a method at each client sampling rate."""
+    setting = synthetic_or_cifar10(found.scale)
+    return {rate: found.of(at_rate(setting, rate), name) for rate in RATES[found.scale]}
+
+
+def by_number(found: Results) -> dict[float, list[Record]]:
+    """FedEM's records with each number of components."""
+    setting = synthetic_or_cifar10(found.scale)
+    return {number: found.of(setting, with_components(number)) for number in NUMBERS[found.scale]}
+
+
+def figure1_body(found: Results) -> dict[str, Part]:
+    """Both panels as tables, and what the paper reads from them."""
+    sampled, numbers, costs = {name: by_rate(found, name) for name in SAMPLED}, by_number(found), []
+    rate_rows = [[f"{rate:g}", *(found.cell(sampled[name][rate]) for name in SAMPLED)] for rate in RATES[found.scale]]
+    for name, at in sampled.items():
+        least, most = at[min(at)], at[max(at)]
+        costs += [f"{LABELS[name]} {mean(least) - mean(most):+.1f} points"] if least and most else []
+    made = [number for number, records in numbers.items() if records]
+    gains = [f"{one} to {next_} {mean(numbers[next_]) - mean(numbers[one]):+.1f}" for one, next_ in pairwise(made)]
+    return {
+        "data": synthetic_or_cifar10(found.scale).label,
+        "by_share": grid(["share", *(LABELS[name] for name in SAMPLED)], rate_rows),
+        "costs": ", ".join(costs) or None,
+        "by_number": grid(["components", "FedEM"], [[str(one), found.cell(some)] for one, some in numbers.items()]),
+        "gains": ", ".join(gains) or None,
+        "truth": "" if found.scale == "paper" else f" {found.words['truth']}",
+    }
+
+
+def figure1_picture(found: Results, path: Path) -> None:
+    """The picture of both panels."""
+    rates = [line(LABELS[name], by_rate(found, name)) for name in SAMPLED]
+    lines = {"Clients in each round": rates, "Components": [line("FedEM", by_number(found))]}
+    labels = {"Clients in each round": "share of all clients", "Components": "number of components"}
+    shown = {name: [one for one in some if one[1]] for name, some in lines.items()}
+    curves({name: some for name, some in shown.items() if some}, labels, "test accuracy in percent", path)
+
+
+def line(label: str, records: Mapping[float, list[Record]]) -> Curve:
+    """A curve over the settings that have records, with as many seeds as all of these have."""
+    settings = [one for one, found in records.items() if found]
+    common = min((len(records[one]) for one in settings), default=0)
+    values = {one: accuracies(found) for one, found in records.items()}
+    return label, settings, [[values[one][row] for one in settings] for row in range(common)]
+
+
+# ---------------------------------------------------------------------- Appendix J.5
+LARGER: dict[Scale, Sequence[str]] = {
+    "smoke": ["leafcnn-32"], "reduced": ["leafcnn-32", "leafcnn-128"], "paper": ["resnet-18", "resnet-34"]
+}  # fmt: skip
+
+
+def larger_setting(scale: Scale) -> Setting:
+    """FedAvg with the setting's network and with larger ones, and FedEM."""
+    setting = settings_of("fedem", scale)["cifar10_dirichlet" if scale == "reduced" else "cifar10"]
+    return setting.only("fedavg", *(f"fedavg_{name}" for name in LARGER[scale]), "fedem")
+
+
+def larger_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs with larger networks, those of FedAvg and those of FedEM."""
+    return larger_setting(scale).runs(seeds)
+
+
+def larger_body(found: Results) -> dict[str, Part]:
+    """Accuracy beside the number of parameters, and where each larger network stands between FedAvg and FedEM."""
+    setting = larger_setting(found.scale)
+    each = found.each(setting)
+    rows = [[one.label, _size(each[one.name], each["fedavg"]), found.cell(each[one.name])] for one in setting.methods]
+    reached = None
+    if each["fedavg"] and each["fedem"]:
+        plain, fedem = mean(each["fedavg"]), mean(each["fedem"])
+        reached = " ".join(
+            f"{one.label}: {mean(each[one.name]) - plain:+.1f} points to FedAvg's usual network, "
+            f"{mean(each[one.name]) - fedem:+.1f} to FedEM."
+            for one in setting.methods[1:-1]
+            if each[one.name]
+        )
+    return {"data": setting.label, "table": grid(["algorithm", "parameters", "accuracy"], rows), "reached": reached}
+
+
+def _size(records: Sequence[Record], plain: Sequence[Record]) -> str:
+    """Parameters beside FedAvg's, from what the server sent in each round to the same clients."""
+    if not (records and plain):
+        return ""
+    sent, usual = (one[0]["summary"]["comm/total_bytes_down"] / one[0]["summary"]["rounds"] for one in (records, plain))
+    return f"{sent / usual:.2f}×"
+
+
+# ---------------------------------------------------------------------- Figure 2 and Appendix J.3
+UNSEEN = "test/unseen/accuracy"
+
+
+def figure2_setting(scale: Scale) -> Setting:
+    """The setting of Table 3, in which a fifth of the clients is not seen in training."""
+    return unseen(synthetic_or_cifar10(scale))
+
+
+def figure2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs of Table 3; FedEM's carry the measure."""
+    return figure2_setting(scale).runs(seeds, TABLE3)
+
+
+def figure2_body(found: Results) -> dict[str, Part]:
+    """Accuracy at each share, and from where on it hardly grows."""
+    setting = figure2_setting(found.scale)
+    others = [[LABELS[one], found.cell(found.of(setting, one), UNSEEN)] for one in TABLE3[:2]]
+    parts: dict[str, Part] = {"data": setting.label, "others": grid(["algorithm", "unseen clients"], others)}
+    records = found.of(setting, "fedem")
+    if not records:
+        return parts | {"shares": None, "half_way": None}
+    shares, accuracy = _by_share(records)
+    rows = [[f"{share:g}", _plus_minus(accuracy[:, column].tolist())] for column, share in enumerate(shares)]
+    return parts | {"shares": grid(["share", "FedEM"], rows), "half_way": _half_way(shares, accuracy.mean(axis=0))}
+
+
+def _by_share(records: Sequence[Record]) -> tuple[list[float], np.ndarray]:
+    """Shares, and accuracies in percent [seeds, shares]."""
+    measured = [one["accuracy_by_share"] for one in records]
+    return measured[0]["shares"], 100 * np.array([one["accuracy"] for one in measured])
+
+
+def _plus_minus(values: Sequence[float]) -> str:
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
+
+
+def _half_way(shares: Sequence[float], accuracy: np.ndarray) -> str:
+    """How much of the whole gain each share brings."""
+    gain = accuracy[-1] - accuracy[0]
+    if gain <= 0:
+        return "All samples bring no more than uniform weights do."
+    brought = zip(shares[1:-1], 100 * (accuracy[1:-1] - accuracy[0]) / gain, strict=True)
+    parts = ", ".join(f"{part:.0f} % at a share of {share:g}" for share, part in brought)
+    return f"All samples bring {gain:.1f} points over uniform weights. Of these there are {parts}."
+
+
+def figure2_picture(found: Results, path: Path) -> None:
+    """The curve, with FedAvg's and FedAvg+'s levels."""
+    setting = figure2_setting(found.scale)
+    records = found.of(setting, "fedem")
+    if not records:
+        return
+    shares, accuracy = _by_share(records)
+    percent = [100 * share for share in shares]
+    drawn: list[Curve] = [("FedEM", percent, accuracy.tolist())]
+    for name in TABLE3[:2]:
+        levels = [100 * one["summary"][UNSEEN] for one in found.of(setting, name)]
+        drawn += [(LABELS[name], percent, [[level] * len(percent) for level in levels])] if levels else []
+    curves({setting.label: drawn}, "training samples adapted on, in percent", "test accuracy in percent", path)
+
+
+def entropy_settings(scale: Scale) -> list[Setting]:
+    """Where FedEM's runs measure the entropy."""
+    if scale == "paper":
+        return [unseen(one) for one in settings_of("fedem", scale).values()]
+    return [figure2_setting(scale)]
+
+
+def entropy_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """FedEM's runs of Table 3 that measure it."""
+    return [run for setting in entropy_settings(scale) for run in setting.runs(seeds, ["fedem"])]
+
+
+def entropy_body(found: Results) -> dict[str, Part]:
+    """Entropies of old and new clients, and which are smaller."""
+    rows, said = [], []
+    for setting in entropy_settings(found.scale):
+        records = found.of(setting, "fedem")
+        old, new = ([one["mixture_entropy"][who] for one in records] for who in ("seen", "unseen"))
+        rows.append([setting.label, *(_plus_minus(values) if records else "not run" for values in (old, new))])
+        lower = sum(one < other for one, other in zip(old, new, strict=True))
+        text = f"{setting.label}: old clients have the lower entropy with {lower} of {len(records)} seeds."
+        said += [text] if records else []
+    return {"table": grid(["data", "old clients", "new clients"], rows), "lower": " ".join(said)}
+
+
+# ---------------------------------------------------------------------- Appendix J.4
+def cluster_settings(scale: Scale) -> list[Setting]:
+    """Synthetic data whose clients have one component each, of two or of three."""
+    settings, synthetic = [], settings_of("fedem", scale)["synthetic"]
+    for number in (2, 3):
+        drawn = ("--data.dataset.one_hot_mixtures", "true", "--data.dataset.num_components", str(number))
+        setting = synthetic.varied(f"clusters_{number}", *drawn).only(with_components(number))
+        settings.append(setting._replace(measures=("recovery",)))
+    return settings
+
+
+def clusters_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """FedEM with as many components as there are clusters."""
+    return [run for setting in cluster_settings(scale) for run in setting.runs(seeds)]
+
+
+def clusters_body(found: Results) -> dict[str, Part]:
+    """What is found of the truth, seed by seed."""
+    rows = [
+        [str(number), str(seed), *_recovered(record)]
+        for number, setting in zip((2, 3), cluster_settings(found.scale), strict=True)
+        for seed in found.seeds
+        for record in found.kept.all(setting.runs([seed]))
+    ]
+    whole = sum(row[4] == "100.0" for row in rows)
+    head = ["clusters", "seed", "cosines of the components", "L1 error of the weights", "clients", "accuracy"]
+    said = f"All clients are in their clusters in {whole} of {len(rows)} runs." if rows else "Not run."
+    return {"table": grid(head, rows), "in_place": said}
+
+
+def _recovered(record: Record) -> list[str]:
+    found = record["recovery"]
+    cosines = ", ".join(f"{value:.3f}" for value in found["cosines"])
+    accuracy = 100 * record["summary"][ACCURACY]
+    return [cosines, f"{found['mixture_l1']:.4f}", f"{100 * found['clusters']:.1f}", f"{accuracy:.2f}"]
+
+
+# ---------------------------------------------------------------------- Figures 3 to 8
+QUANTITIES = {
+    "training loss": ("train/seen/loss@served",) * 2,
+    "training accuracy": ("train/seen/accuracy",) * 2,
+    "test loss": ("test/seen/loss", "val/seen/loss"),
+    "test accuracy": ("test/seen/accuracy", "val/seen/accuracy"),
+}
+"""Keys of a run's curve; the second where it measured the rounds on validation samples."""
+
+
+def convergence_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+    """The runs of Table 2."""
+    return [run for setting in settings_or_one(scale) for run in setting.runs(seeds, TABLE2)]
+
+
+def convergence_body(found: Results) -> dict[str, Part]:
+    """How far each method is at half of the rounds."""
+    lines: list[str] = []
+    for setting in settings_or_one(found.scale):
+        rows = []
+        for name in (one for one in TABLE2 if setting.method(one)):
+            records = found.of(setting, name)
+            rows.append([LABELS[name], *(_on_the_way(records) if records else ("not run", "", ""))])
+        lines += ["", f"## {setting.label}", "", *grid(["algorithm", "round", "accuracy there", "at the end"], rows)]
+    return {"settings": lines[1:]}
+
+
+def _on_the_way(records: Sequence[Record]) -> tuple[str, str, str]:
+    rounds, values = evaluated(records, "test accuracy")
+    if not rounds:
+        return "not kept", "", ""
+    middle = int(np.abs(np.array(rounds) - rounds[-1] / 2).argmin())
+    accuracy = 100 * np.mean(values, axis=0)
+    return str(rounds[middle]), f"{accuracy[middle]:.2f}", f"{accuracy[-1]:.2f}"
+
+
+def evaluated(records: Sequence[Record], quantity: str) -> tuple[list[int], list[list[float]]]:
+    """Rounds up to the last, and values [seeds][rounds], of the records that have the quantity."""
+    found = [series for record in records if (series := _series(record, quantity))]
+    same = [one for one in found if list(one) == list(found[0])]
+    return (list(found[0]), [list(one.values()) for one in same]) if found else ([], [])
+
+
+def _series(record: Record, quantity: str) -> dict[int, float]:
+    """A quantity by rounds; {} where the run has none."""
+    validated = "validation_curve" in record
+    curve, key = record["validation_curve" if validated else "curve"], QUANTITIES[quantity][validated]
+    last = record["summary"]["rounds"]
+    pairs = zip(curve.get("rounds", ()), curve.get(key, ()), strict=False)
+    return {number: value for number, value in pairs if number <= last}
+
+
+def convergence_picture(found: Results, path: Path) -> None:
+    """A row of four panels for each data set; a method looks the same in all of them."""
+    settings = settings_or_one(found.scale)
+    figure, axes = panels([f"{one.label}: {quantity}" for one in settings for quantity in QUANTITIES], columns=4)
+    for setting in settings:
+        for quantity in QUANTITIES:
+            axis = axes[f"{setting.label}: {quantity}"]
+            axis.set(xlabel="round", ylabel="nats" if "loss" in quantity else "percent")
+            for position, name in enumerate(TABLE2):
+                rounds, values = evaluated(found.of(setting, name), quantity)
+                if rounds:
+                    _draw(axis, rounds, np.array(values) * (1 if "loss" in quantity else 100), position)
+            if not axis.lines:
+                axis.set_axis_off()
+                axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
+    handles = [figure.axes[0].plot([], [], label=LABELS[name], **_look(one))[0] for one, name in enumerate(TABLE2)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(TABLE2))
+    save(figure, path)
+
+
+def _look(position: int) -> dict[str, Any]:
+    return {"color": f"C{position}", "linestyle": DASHES[position], "marker": MARKERS[position], "markersize": 4}
+
+
+def _draw(axis: Any, rounds: Sequence[int], values: np.ndarray, position: int) -> None:
+    """The mean over seeds, and a band of one standard deviation."""
+    middle, deviation = values.mean(axis=0), values.std(axis=0)
+    axis.plot(rounds, middle, markevery=max(1, len(rounds) // 8), **_look(position))
+    if len(values) > 1:
+        axis.fill_between(rounds, middle - deviation, middle + deviation, color=f"C{position}", alpha=0.15)
+
+
+TABLES = [
+    Table("fedem-figure1", figure1_runs, figure1_body, figure1_picture),
+    Table("fedem-resnet", larger_runs, larger_body),
+    Table("fedem-figure2", figure2_runs, figure2_body, figure2_picture),
+    Table("fedem-entropy", entropy_runs, entropy_body),
+    Table("fedem-clusters", clusters_runs, clusters_body),
+    Table("fedem-convergence", convergence_runs, convergence_body, convergence_picture),
+]
