@@ -54,7 +54,6 @@ class FeatureBlocks(ClientDataSet):
         )
 
     def load(self) -> tuple[Population, None]:
-        """All parties; there is no validation split."""
         parties = _read_parties(given_path(self.root, "--data.dataset.root")) if self.root else self._from_table()
         first, width = parties[0].arrays, sum(party.arrays["x_train"].shape[1] for party in parties)
         num_train, num_test = len(first["y_train"]), len(first["y_test"])

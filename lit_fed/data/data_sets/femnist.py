@@ -98,7 +98,6 @@ class FEMNIST(PooledDataSet):
 
 
 def _pooled(folders: list[Path]) -> dict[str, list[LeafUser]]:
-    """The samples of each writer in all of these folders."""
     writers: dict[str, list[LeafUser]] = {}
     for folder in folders:
         for name, user in read_leaf_users(folder).items():
@@ -108,7 +107,6 @@ def _pooled(folders: list[Path]) -> dict[str, list[LeafUser]]:
 
 
 def _num_samples(parts: list[LeafUser]) -> int:
-    """Samples of one writer."""
     return sum(len(part.y) for part in parts)
 
 

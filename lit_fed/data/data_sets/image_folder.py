@@ -125,7 +125,6 @@ class ImageFolder(PooledDataSet):
 
     # ------------------------------------------------------------------ finding files
     def _find(self) -> _Found:
-        """Find the files without opening them."""
         require(bool(self.root), "ImageFolder: root is not set; pass --data.dataset.root FOLDER")
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")

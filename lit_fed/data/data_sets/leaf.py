@@ -56,7 +56,6 @@ def read_json(path: Path) -> Any:
 
 
 def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
-    """Names and data of the users of one JSON file."""
     content = read_json(path)
     known = isinstance(content, dict) and isinstance(content.get("user_data"), dict) and "users" in content
     require(known, f"{path}: 'users' or 'user_data' is missing; follow LEAF's layout")

@@ -70,7 +70,6 @@ class OfficeHome(PooledDataSet):
         check_subsample(self.fraction, self.seed)
 
     def load(self) -> Samples:
-        """The pool in the order of the file."""
         path = given_path(self.root, "--data.dataset.root") / FEATURES
         require(
             path.is_file(),

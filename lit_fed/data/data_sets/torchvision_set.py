@@ -107,7 +107,6 @@ class TorchvisionSet(PooledDataSet):
         """Read the official training or test part; with `download`, download missing files first."""
 
     def _missing(self, folder: Path, train: bool) -> list[str]:
-        """Missing files of a part."""
         return [file for file in self._files(train) if not (folder / file).is_file()]
 
     def _checked(self, folder: Path, train: bool) -> Pictures:
