@@ -32,7 +32,7 @@ from lit_fed.command_line.partition import partition_parser, show_partition
 from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.command_line.sweep import run_sweep, sweep_parser
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.settings import check_modules, classes_in, trusted_arguments
 from lit_fed.errors import ClientError, ConfigError, WriteError
 from lit_fed.system.files import write_atomically

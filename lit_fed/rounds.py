@@ -1,6 +1,6 @@
-"""A federated round, in plain PyTorch: Lightning's loop, the tests and programs without Lightning run this file.
+"""A federated round in plain PyTorch, used by Lightning's loop, tests and programs without Lightning.
 
-    cohort -> phases -> blocks of clients -> their states -> client trainer -> messages, added up
+    cohort -> phases -> blocks of clients -> their states -> client trainer -> messages, summed
            -> reduced over ranks -> server step -> commit
 Between rounds, `lit_fed.serving` serves the clients; an example stands there.
 """
@@ -43,7 +43,7 @@ from lit_fed.core.types import (
     Tree,
 )
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, innermost
+from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 
 __all__ = [
     "FederatedRounds",
@@ -62,13 +62,13 @@ class FederatedRounds:
 
     Args:
         algorithm: the algorithm.
-        terms: what every client knows and no round changes; a phase fills in its name, the round and the rate.
+        terms: the context of all rounds; a phase fills in its name, the round and the rate.
         server: keeps the shared state.
-        choose: the client trainer for a device.
+        choose: makes the client trainer for a device.
 
     Attributes:
-        store: the states of the seen clients; not set where only unseen clients are served.
-        schedule_rounds: rounds that the learning rate's schedule is laid out for, where they are not all rounds.
+        store: states of the seen clients; not set if only unseen clients are served.
+        schedule_rounds: horizon of the learning-rate schedule, if it is not the number of rounds.
     """
 
     store: ClientStore
@@ -82,27 +82,27 @@ class FederatedRounds:
         self._round: RoundUnderWay | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but the client trainer, which may hold connections or a GPU's graphs, and is chosen again."""
+        """Leave out the client trainer, which may hold connections or CUDA graphs; it is chosen again."""
         return {name: value for name, value in self.__dict__.items() if name != "client_trainer"}
 
     @cached_property
     def client_trainer(self) -> ClientTrainer:
-        """Runs the clients; chosen when it is first needed, since the choice depends on the device."""
+        """The client trainer, chosen on first use, since the choice depends on the device."""
         return self._choose(self.server.device)
 
     @property
     def shared(self) -> Tree:
-        """The shared state: within a round as the last phase left it."""
+        """The shared state; within a round, after its last phase."""
         return self.server.shared if self._round is None or self._round.shared is None else self._round.shared
 
     def context(self, phase: str, present: Tensor | None = None) -> Context:
-        """What every client of a phase knows; `present` says which clients [T] take part in it."""
+        """The context of a phase; `present` [T] masks its clients."""
         round_idx, horizon = self.server.rounds_done, self.schedule_rounds or self.terms.num_rounds
         lr = self.terms.solver.lr_in(phase, round_idx, horizon).to(self.server.device)
         return self.terms._replace(task=self.server.task, lr=lr, round_idx=round_idx, phase=phase, present=present)
 
     def initial_state(self, train: Split, client_id: int) -> dict[str, Tree]:
-        """What a client keeps before its first round: its state, and its optimizer's if that persists."""
+        """State of a client before its first round, with its optimizer's if that persists."""
         ctx, shared, data = self.context("init"), self.server.initial_shared, train.client(client_id)
         state = self.algorithm.state_init(ctx, shared, data)
         if not ctx.solver.persist_optimizer:
@@ -112,13 +112,13 @@ class FederatedRounds:
         return {"state": state, "optimizer": self._fresh_optimizer}
 
     def new_store(self, train: Split, memory_bytes: float = math.inf) -> ClientStore:
-        """What these clients keep, each from its own start; arguments as of `ClientStore`."""
+        """A store of the initial states of these clients; arguments as of `ClientStore`."""
         alike = start_alike(self.algorithm, self.context("init"), self.server.initial_shared)
         return ClientStore(partial(self.initial_state, train), train.num_clients, memory_bytes, alike=alike)
 
     # ------------------------------------------------------------------ a round
     def round(self, train: Split, client_ids: Sequence[int] | None = None, per_block: int = 1024) -> RoundRecord:
-        """One round with some clients, by default all; one that stands twice counts twice."""
+        """One round with some clients, by default all; an id listed twice counts twice."""
         ids = np.arange(train.num_clients) if client_ids is None else np.asarray(client_ids, dtype=np.int64)
         self.discard()
         for block in self.blocks(ids, train, clients_per_block=per_block):
@@ -139,7 +139,7 @@ class FederatedRounds:
         return round_blocks(phases, train, batch_size=self.terms.batch_size, **division)
 
     def train_block(self, block: ClientBlock) -> Iterator[int]:
-        """Run the clients of a block; yields how many more of them are done, as they are."""
+        """Run the clients of a block; yields the number of newly finished clients."""
         phase, ids = self._phase_of(block), block.phase.client_ids
         idle = self._idle(block.data, ids, block.phase.work)
         if idle.any():
@@ -148,13 +148,13 @@ class FederatedRounds:
             yield from (done for done in self._train(phase, part) if not part.is_ghost)
 
     def _idle(self, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
-        """Which clients [C] take no step of some local work that asks for steps, [C] bool."""
+        """Mask of the clients that take no step of this local work, [C] bool."""
         sizes = train.sizes[train.positions(client_ids)].numpy()
         smallest = self.terms.task.smallest_batch
         return torch.from_numpy(without_steps(sizes, work, self.terms.batch_size, smallest))
 
     def idle_clients(self, train: Split) -> str:
-        """What there is to say of clients that never take a local step; "" if there are none.
+        """A notice about clients that never take a local step; "" if there are none.
 
         Raises:
             ConfigError: if all batches are too small for BatchNorm.
@@ -178,7 +178,7 @@ class FederatedRounds:
         return f"{said}training loss" if number else ""
 
     def check_unseen(self, unseen: Population | None) -> None:
-        """Refuse unseen clients without training samples where the algorithm adapts to these.
+        """Refuse unseen clients without training samples if the algorithm adapts to these.
 
         Raises:
             ConfigError: naming the first of them.
@@ -194,7 +194,7 @@ class FederatedRounds:
             )
 
     def _train(self, phase: PhaseUnderWay, block: ClientBlock) -> Iterator[int]:
-        """Run clients whose states are gathered at once."""
+        """Run some clients of a block, gathering their states together."""
         ids, ghost, kept = block.phase.client_ids, block.is_ghost, self.store.gather(block.phase.client_ids)
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
@@ -209,7 +209,7 @@ class FederatedRounds:
             yield len(some)
 
     def _phase_of(self, block: ClientBlock) -> PhaseUnderWay:
-        """The phase of a block; its first block begins it, and perhaps a round."""
+        """The phase of a block; its first block begins the phase, and maybe the round."""
         self._round = self._round or RoundUnderWay()
         if self._round.phase is None:
             named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
@@ -223,9 +223,9 @@ class FederatedRounds:
         return self._round.phase
 
     def end_phase(self) -> None:
-        """Reduce the messages over ranks, give every rank the new client states, and take the server's step.
+        """Reduce messages over ranks, exchange new client states, and take the server step.
 
-        The reduction is the only communication that the algorithm knows of; exchanging states is bookkeeping.
+        The reduction is the communication of the algorithm; exchanging states is bookkeeping.
         """
         this = self._round
         assert this is not None
@@ -245,18 +245,18 @@ class FederatedRounds:
         weight = float(reduced.weight.sum())
         steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, arrivals.heard.client_ids
         shared = self.shared
-        if isinstance(self.algorithm, Around) and len(asked):
+        if isinstance(self.algorithm, AlgorithmWrapper) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
         new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
         this.ended.append(arrivals)
 
     def commit(self) -> RoundRecord:
-        """Write the staged shared and client states; from here on the round has happened."""
+        """Commit the staged shared and client states."""
         this, ctx = self._round, self.context("plan")
         assert this is not None
         assert this.phase is None, "the server takes a step in every phase"
-        self.store.commit()  # first: what clients keep may be views of the models that the server writes over
+        self.store.commit()  # first: client states may be views of the models that the server overwrites
         self.server.commit(this.shared)
         self._round = None
         up, down = (sum(getattr(one, name) for one in this.traffic) for name in ("bits_up", "bits_down"))
@@ -266,7 +266,7 @@ class FederatedRounds:
         )  # fmt: skip
 
     def discard(self) -> None:
-        """Forget what an interrupted round left."""
+        """Drop the staged state of an interrupted round."""
         self._round = None
         self.store.discard()
 
@@ -280,14 +280,14 @@ def start(
     client_trainer: str = "auto",
     **terms: Any,
 ) -> FederatedRounds:
-    """A federation before its first round, in memory, where the samples of its clients lie.
+    """A federation before its first round, in memory, on the device of its samples.
 
     Args:
         algorithm: the algorithm.
         task: network and loss.
         train: training samples of all clients.
-        solver: how clients train.
-        client_trainer: how clients are run: `sequential`, `vectorized`, `debug` or `auto`.
+        solver: the local solver.
+        client_trainer: how clients run: `sequential`, `vectorized`, `debug` or `auto`.
         terms: other fields of `Context`, such as `batch_size`, `num_rounds`, `seed`.
     """
     device, solver = train.x.device, solver or LocalSolver()
@@ -331,15 +331,15 @@ def check_cohort(algorithm: Any, name: str, client_ids: np.ndarray, num_clients:
 
 
 class Server(Protocol):
-    """Keeps the shared state, in memory or as parameters of a module, and counts the rounds."""
+    """Holds the shared state, in memory or as parameters of a module, and counts rounds."""
 
     @property
     def task(self) -> Task:
-        """The task, with what is frozen."""
+        """The task, with its frozen parameters."""
 
     @property
     def initial_shared(self) -> Tree:
-        """The shared state before the first round, from which states of clients begin."""
+        """The shared state before the first round."""
 
     @property
     def shared(self) -> Tree:
@@ -351,10 +351,10 @@ class Server(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where all of it lies."""
+        """Device of the shared state."""
 
     def commit(self, shared: Tree) -> None:
-        """Write the shared state of one round more."""
+        """Set the shared state after another round."""
 
 
 class InMemoryServer:
@@ -363,7 +363,7 @@ class InMemoryServer:
     Args:
         task: the task.
         shared: the initial shared state.
-        device: where both lie.
+        device: device of both.
     """
 
     def __init__(self, task: Task, shared: Tree, device: torch.device) -> None:
@@ -371,42 +371,28 @@ class InMemoryServer:
         self.rounds_done = 0
 
     def commit(self, shared: Tree) -> None:
-        """Keep the shared state of one round more."""
+        """Set the shared state after another round."""
         self.shared, self.rounds_done = shared, self.rounds_done + 1
 
 
 class _Untold:
-    """A client of whom nothing is known."""
+    """Stands for a client without any data."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
 
 
 def start_alike(algorithm: Algorithm, ctx: Context, shared: Tree) -> bool:
-    """Whether all clients start alike: nothing of a client is asked for its state.
-
-    Args:
-        algorithm: the algorithm.
-        ctx: what every client knows.
-        shared: the initial shared state.
-    """
+    """Whether all clients have the same initial state: `state_init` reads nothing of the client."""
     try:
         algorithm.state_init(ctx, shared, _Untold())  # type: ignore[arg-type]
-    except Exception:  # whatever asking brings: the clients are asked one by one
+    except Exception:  # it reads the client's data
         return False
     return True
 
 
 def fresh_optimizer(algorithm: Algorithm, ctx: Context, shared: Tree, state: Tree, data: ClientData) -> Tree:
-    """The state of an optimizer that has taken no step, in the shape that is the algorithm's affair; None without one.
-
-    Args:
-        algorithm: the algorithm.
-        ctx: what every client knows.
-        shared: the initial shared state.
-        state: the first state of some client.
-        data: its samples.
-    """
+    """The initial optimizer state in the algorithm's own structure, from some client's initial state; None if none."""
     losses = SequentialTrainer().losses(ctx, shared, algorithm, data)
     there = tree.map_leaves(lambda leaf: leaf.to(data.mask.device), state)
     return getattr(algorithm.client_init(ctx, shared, there, data, losses), "optimizer", None)

@@ -49,19 +49,18 @@ class FederatedTrainer(Trainer):
     """Lightning's trainer with federated loops: `max_epochs` counts rounds, `global_step` is the rounds done.
 
     The arguments are those of `lightning.pytorch.Trainer`; those that cut batches or touch gradients are refused. The
-    callbacks of a federated run (server, evaluation, report, progress, `last.ckpt`) are added to those that are given,
-    and without a logger of one's own the run is kept in `runs/<algorithm>/version_<n>/`.
+    callbacks of a federated run (server, evaluation, report, progress, `last.ckpt`) are added to the given ones.
+    Without a logger the run is stored in `runs/<algorithm>/version_<n>/`.
 
     Args:
-        timeout: seconds that a rank may keep the others waiting in one exchange without finishing a client; then the
-            run ends on every rank.
+        timeout: seconds that ranks wait for a rank that finishes no client; then the run ends on every rank.
     """
 
     def __init__(self, *args: Any, timeout: float = 300, **kwargs: Any) -> None:
         check_timeout(timeout)
         refuse_arguments(kwargs)
         kwargs["max_epochs"] = rounds_of(kwargs)
-        # Every rank takes its slice of the same cohort itself; the cohort of each round needs a data loader of its own.
+        # every rank takes its slice of the cohort itself, and each round has its own data loader
         kwargs["use_distributed_sampler"] = False
         kwargs["reload_dataloaders_every_n_epochs"] = 1
         kwargs["inference_mode"] = False  # adaptation trains inside validation
@@ -106,18 +105,18 @@ class FederatedTrainer(Trainer):
             train_dataloaders: the data module, where it is not given by name.
             val_dataloaders: nothing.
             datamodule: the data module.
-            ckpt_path: checkpoint of the run to go on with, or `last` on the command line; null begins a new one.
+            ckpt_path: checkpoint of the run to resume, or `last` on the command line; null starts a new run.
             weights_only: refuse checkpoints with anything but tensors and plain types.
-            resume_with_changes: go on with another learning rate, schedule or `clip_norm` than the checkpoint's;
-                config.yaml and summary.json say what was changed and when.
-            init_from: checkpoint of another run, whose shared models a new run starts from, with settings of its own;
-                null: fresh models.
+            resume_with_changes: resume with another learning rate, schedule or `clip_norm` than the checkpoint's;
+                config.yaml and summary.json list the changes.
+            init_from: checkpoint of another run; a new run with its own settings starts from its shared models. Null:
+                fresh models.
 
         Raises:
-            ConfigError: if an argument will not do; nothing has been computed then.
-            KeyboardInterrupt: after Ctrl-C, which is passed on, not turned into an exit.
-            Terminated: after a SIGTERM to any rank, behind the round that was under way.
-            LostRanksError: if another rank died, or kept this one waiting for longer than the timeout.
+            ConfigError: if an argument is invalid, before anything is computed.
+            KeyboardInterrupt: after Ctrl-C.
+            Terminated: after a SIGTERM to any rank, at the end of the round.
+            LostRanksError: if another rank died, or exceeded the timeout.
         """
         module = federated(model)
         note = module.history.begin(
@@ -142,7 +141,7 @@ class FederatedTrainer(Trainer):
 
     @contextmanager
     def _interrupts_passed_on(self) -> Iterator[None]:
-        """Undo what Lightning makes of Ctrl-C, an exit with status 1; end as a rank did that was asked to."""
+        """Raise KeyboardInterrupt where Lightning exits with status 1, and the exception of a rank that was ended."""
         try:
             yield
         except Terminated:
@@ -167,7 +166,7 @@ class FederatedTrainer(Trainer):
         split: Literal["train", "val", "test"] = "test",
         output: str | None = None,
     ) -> DataFrame | None:
-        """Serve the clients of a run, as in its test, and say what is predicted for each of their samples.
+        """Serve the clients of a run, as in its test, and predict each of their samples.
 
         Args:
             model: a `FederatedModule`.
@@ -176,12 +175,11 @@ class FederatedTrainer(Trainer):
             return_predictions: return the table.
             ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
             weights_only: refuse checkpoints with anything but tensors and plain types.
-            population: clients that were in training (`seen`) or those kept out of it (`unseen`); of both, those that
-                the test measures.
-            split: which of their samples are predicted.
-            output: table to be written, a `.csv` or `.parquet` file: a row for each sample, by client and in the order
-                of the client's split, with the probability of every class, or for regression the predicted value.
-                Null writes none in Python, and on the command line `predictions.csv` in the run's folder.
+            population: clients in training (`seen`) or held out of it (`unseen`), if the test measures them.
+            split: predicted samples.
+            output: `.csv` or `.parquet` file for the table: a row for each sample, by client and in the order of the
+                client's split, with the probability of every class, or for regression the predicted value. Null writes
+                none in Python, and on the command line `predictions.csv` in the run's folder.
 
         Returns:
             The table, see `prediction_table`, on rank zero; None elsewhere.
@@ -217,28 +215,28 @@ class FederatedTrainer(Trainer):
         format: Literal["csv", "parquet"] = "csv",
         unknown_categories: Unknown = None,
     ) -> DataFrame | None:
-        """Serve new clients from a checkpoint alone: their adapted states, accuracies and predictions.
+        """Serve new clients from a checkpoint: write their adapted states, accuracies and predictions.
 
         Args:
-            model: a `FederatedModule` with the settings of the checkpoint's, not yet trained or tested.
+            model: a `FederatedModule` with the checkpoint's settings, not yet trained or tested.
             ckpt_path: checkpoint of a run, or `last` on the command line.
             clients: folder with a file `<client>.npz` for each new client: x_train and y_train to adapt on, x_test to
-                be predicted, y_test to be measured on; the last two are optional. Inputs are as in a folder of
-                clients; where the training normalised its inputs, these are uint8 pixels or numbers in 0..1. After a
-                training on a `Table` also a .csv, .csv.gz or .parquet file with its columns: rows without a label are
-                predicted, as are those that a column `split` calls `test`; if every row has a label and no column says
-                the split, a fifth of each client's rows is held out and measured. After one on pictures with named
-                classes also a folder of pictures for each client.
-            output: folder to be written, new or empty: clients.csv, predictions and `states/<client>.pt`.
-            format: kind of the file of predictions.
-            unknown_categories: of a text in a table that no training row holds: an `error`, or `zeros` in all inputs of
+                predict, y_test to measure; the last two are optional. Inputs are as in a folder of clients: uint8
+                pixels or numbers in 0..1 if the training normalised its inputs. After training on a `Table` also a
+                .csv, .csv.gz or .parquet file with its columns: rows without a label, or with `test` in a column
+                `split`, are predicted; if every row has a label and there is no column `split`, a fifth of each
+                client's rows is held out and measured. After training on pictures with named classes also a folder of
+                pictures for each client.
+            output: new or empty folder for clients.csv, predictions and `states/<client>.pt`.
+            format: file format of the predictions.
+            unknown_categories: a text that no training row of a table holds is an `error`, or `zeros` in all inputs of
                 its column; null: as in the training.
 
         Returns:
             The table of clients on rank zero; None elsewhere.
 
         Raises:
-            ConfigError: if the checkpoint, a client's file or the folder will not do; nothing has been computed then.
+            ConfigError: if the checkpoint, a client's file or the folder is invalid, before anything is computed.
         """
         if not output:
             raise ConfigError("--output is not set; give a new folder for the results")
@@ -272,13 +270,13 @@ class FederatedTrainer(Trainer):
         weights_only: bool | None = None,
         unknown_categories: Unknown = None,
     ) -> PersonalModel | None:
-        """Serve one client, as in the test of the run, and return what serves it as a plain module.
+        """Serve one client, as in the test of the run, and return its personal model as a plain module.
 
         Args:
             model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
             datamodule: the data module; not needed with `clients`.
             ckpt_path: checkpoint of the run; None takes the model as it is.
-            client: name of the client, seen or unseen; what is no client's name is taken for its number.
+            client: name of the client, seen or unseen, or else its number.
             clients: unseen clients as for `personalize`, of which `client` is one; they need a checkpoint.
             weights_only: refuse checkpoints with anything but tensors and plain types.
             unknown_categories: as for `personalize`.
@@ -323,22 +321,21 @@ class FederatedTrainer(Trainer):
         output: str = "",
         unknown_categories: Unknown = None,
     ) -> PersonalModel | None:
-        """Write a client's personalised model as a program that runs without lit_fed.
+        """Write a client's personal model as a program that runs without lit_fed.
 
-        The program takes a batch of inputs, where the training normalised its inputs numbers in 0..1, and gives the
-        probability of every class, or for regression the predicted value.
+        The program takes a batch of inputs, in 0..1 if the training normalised its inputs, and returns the probability
+        of every class, or for regression the predicted value.
 
         Args:
             model: a `FederatedModule`; with `clients`, one that has not been trained or tested.
             datamodule: the data module; not needed with `clients`.
             ckpt_path: checkpoint of the run, or `last` on the command line; null takes the model as it is.
             weights_only: refuse checkpoints with anything but tensors and plain types.
-            client: the client, by its name in `clients.csv`, seen or unseen; what is no client's name is taken for its
-                number, the column `client_id` of `predict`.
-            clients: unseen clients as for `personalize`, a folder or a table, of which `client` is one, without the
-                ending .npz.
+            client: name of the client in `clients.csv`, seen or unseen, or else its number `client_id` in the table of
+                `predict`.
+            clients: unseen clients as for `personalize`, a folder or a table; `client` is one of them, without .npz.
             format: `pt` for `torch.export.load`, or `onnx`.
-            output: the file to be written, `.pt2` or `.onnx`.
+            output: `.pt2` or `.onnx` file.
             unknown_categories: as for `personalize`.
 
         Returns:
@@ -362,7 +359,7 @@ class FederatedTrainer(Trainer):
     def _unseen_clients(
         self, module: FederatedModule, ckpt_path: str, clients: str, only: str | None = None, unknown: Unknown = None
     ) -> UnseenFolder:
-        """Clients to be served from a checkpoint alone; says which of them have states of the training, unused here."""
+        """Restore a checkpoint to serve new clients; notes which of them took part in the training."""
         checkpoint = load_checkpoint(Path(ckpt_path))
         facts = module.restore_shared(checkpoint, unknown)
         data = UnseenFolder(clients, facts, only)
@@ -376,7 +373,7 @@ class FederatedTrainer(Trainer):
 
     @contextmanager
     def _also(self, callback: Callback) -> Iterator[None]:
-        """Run what is inside with this callback added to the trainer's."""
+        """Add a callback for the duration of a block."""
         callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
         callbacks.append(callback)
         try:
@@ -385,13 +382,13 @@ class FederatedTrainer(Trainer):
             callbacks.remove(callback)
 
     def save_checkpoint(self, filepath: _PATH, *args: Any, **kwargs: Any) -> None:
-        """Write a checkpoint; client files that only its predecessor needed are deleted."""
+        """Write a checkpoint, and delete client files that only its predecessor needed."""
         store: Any = getattr(self.lightning_module, "store", None)  # without a module, Lightning says what is missing
         with nullcontext() if store is None else store.saving(Path(filepath), self.is_global_zero):
             super().save_checkpoint(filepath, *args, **kwargs)
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder, for rank zero to write in; None where nothing is logged."""
+        """The run's folder; None if nothing is logged."""
         own = [logger.log_dir for logger in self.loggers if isinstance(logger, RoundLogger)]
         return own[0] if own else super().log_dir if self.loggers else None

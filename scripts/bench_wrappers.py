@@ -20,7 +20,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Message, Split
 from lit_fed.models import LeafCNN
 from lit_fed.rounds import FederatedRounds
-from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.compression.codecs import QSGD, FloatCast, TopK
 from lit_fed.wrappers.compression.wrapper import Compressed
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
@@ -46,7 +46,7 @@ __all__ = ["WRAPPER_ROWS"]
 CLIENTS, CLASSES = 2, 10
 
 AROUND: dict[str, Any] = {  # little noise, since much would stop the training, and costs the same
-    "Around": Around,
+    "Around": AlgorithmWrapper,
     "ClientPrivacy": ClientPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
     "LocalPrivacy": LocalPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
     "SecureSum": SecureSum().around,

@@ -1,23 +1,20 @@
-"""Gets small runs into trouble at random, continues them, and compares them with the run that had none.
+"""Disturb small runs at random, continue them, and compare them with an undisturbed run.
 
     python scripts/soak.py --hours 1              # and writes docs/results/soak.json and soak.md
     python scripts/soak.py --cases 20 --seed 3
-    python scripts/soak.py --seed 3 --only 7      # one case again, and what became of it
+    python scripts/soak.py --seed 3 --only 7      # repeat one case and print its events
     python scripts/soak.py --flat 10000           # memory and open files of one long run
 
-A case is a run that gets into up to three troubles, one after the other, drawn from its seed and number: signals, a
-kill in the write of a checkpoint, a full disk, a clock that jumps, files that are gone, a second writer. It is exact if
-in the end `summary.json`, `metrics.csv` (both without times) and `clients.csv` equal those of the whole run. What was
-done in a case is drawn from the seed; in which line of the program it met the run is the machine's affair. The exit
-status is 1 if something was lost.
+A case is a run with up to three disturbances in sequence, sampled from its seed and number: signals, a kill during the
+write of a checkpoint, a full disk, clock jumps, deleted files, a second writer. It is exact if in the end
+`summary.json`, `metrics.csv` (both without times) and `clients.csv` equal those of the undisturbed run. The seed fixes
+the disturbances, but not the program line at which they happen. The exit status is 1 if a case is not exact.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import shutil
 import tempfile
@@ -30,52 +27,49 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import torch
+from reproduction.tables import grid, wrap
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from soaking.flat import flat_run, grown
 from soaking.lives import RUNS, Life, Whole, whole_run
-from soaking.report import page
-from soaking.troubles import KINDS
+from soaking.troubles import KINDS, described
+from trials import facts, keep
 
-from lit_fed.system.files import write_atomically
-
-__all__ = ["Case", "draw", "main", "soak"]
+__all__ = ["Case", "Sample", "draw", "grown", "main", "page", "soak"]
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/soak.json"
 MOST_TROUBLES = 3
 
 
 class Case(NamedTuple):
-    """A run and what it got into."""
+    """A run and its disturbances."""
 
     number: int
     run: str
     kinds: list[str]
-    endings: list[list[str]]  # of the processes of each trouble
+    endings: list[list[str]]  # of the processes of each disturbance
     events: list[str]
     lost: list[str]
     wrong: list[str]
 
     @property
     def exact(self) -> bool:
-        """Whether nothing was lost, and nobody met a traceback or hung."""
+        """Whether nothing was lost and no process hung or printed a traceback."""
         return not self.lost and not self.wrong
 
 
 def draw(seed: int, number: int, kinds: Sequence[str]) -> tuple[random.Random, str, list[str]]:
-    """What becomes of a case: the generator of its instants, its run, its troubles. All kinds come first in turn."""
+    """Sample a case: generator of its instants, run, disturbances; first disturbances cycle through the kinds."""
     rng = random.Random(f"{seed}:{number}")
     more = rng.choices(kinds, k=rng.randrange(MOST_TROUBLES))
     return rng, rng.choice(list(RUNS)), [kinds[number % len(kinds)], *more]
 
 
 class Soak:
-    """Cases, one after another, in a folder that is deleted at the end.
+    """Runs cases in a folder.
 
     Args:
-        seed: of all that is drawn.
-        kinds: of troubles.
-        rounds: of each run.
+        seed: seed of all cases.
+        kinds: kinds of disturbances.
+        rounds: rounds of each run.
         root: the folder.
     """
 
@@ -96,7 +90,7 @@ class Soak:
                 KINDS[kind](life)
                 endings.append([one.rpartition(": status ")[2].partition(",")[0] for one in life.events[before:]])
             lost = life.finish(whole.outcome)
-        except Exception as error:  # of this program: the case is no success
+        except Exception as error:  # an error of this program
             life.wrong.append(f"{type(error).__name__}: {error}")
         finally:
             shutil.rmtree(out, ignore_errors=True)
@@ -105,7 +99,7 @@ class Soak:
 
 @contextmanager
 def bar(total: float, unit: str) -> Iterator[Any]:
-    """Progress and the time that is left; the function takes what is done, and a line to be printed."""
+    """A progress bar; the yielded function takes the completed amount and a line to print."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"))
     with Progress(*columns, TextColumn(unit), TimeElapsedColumn(), TimeRemainingColumn(), transient=True) as progress:
         task = progress.add_task("soak", total=total)
@@ -118,13 +112,13 @@ def bar(total: float, unit: str) -> Iterator[Any]:
 
 
 def line(case: Case) -> str:
-    """What is said of a case."""
+    """The progress line of a case."""
     what = "exact" if case.exact else f"NOT EXACT: {'; '.join([*case.lost, *case.wrong])}"
     return f"case {case.number:4d}, {case.run}, {' + '.join(case.kinds)}: {what}"
 
 
 def soak(given: argparse.Namespace, kinds: Sequence[str]) -> list[Case]:
-    """All cases that are asked for; the record is kept up to date."""
+    """Run the requested cases and update the record after each."""
     root, cases, begin = Path(tempfile.mkdtemp(prefix="soak-")), [], time.monotonic()
     numbers = range(10**9) if given.hours else range(given.cases) if given.only is None else [given.only]
     total, unit = (3600 * given.hours, "s") if given.hours else (len(numbers), "cases")
@@ -134,7 +128,7 @@ def soak(given: argparse.Namespace, kinds: Sequence[str]) -> list[Case]:
             for number in numbers:
                 cases.append(runs.case(number))
                 if given.only is None:
-                    keep(given.out, **record_of(given, cases, kinds))  # now: this program may be killed too
+                    keep(given.out, page, **record_of(given, cases, kinds))  # this program may be killed too
                 seconds = time.monotonic() - begin
                 done(min(seconds, total) if given.hours else len(cases), line(cases[-1]))
                 if given.hours and seconds > total:
@@ -145,7 +139,7 @@ def soak(given: argparse.Namespace, kinds: Sequence[str]) -> list[Case]:
 
 
 def record_of(given: argparse.Namespace, cases: Sequence[Case], kinds: Sequence[str]) -> dict[str, Any]:
-    """What is kept of the cases."""
+    """The record of the cases."""
     rows: dict[str, dict[str, Any]] = {}
     for kind in kinds:
         endings = [one for case in cases for name, one in zip(case.kinds, case.endings, strict=False) if name == kind]
@@ -163,23 +157,71 @@ def record_of(given: argparse.Namespace, cases: Sequence[Case], kinds: Sequence[
             {"case": one.number, "kinds": one.kinds, "events": one.events, "lost": one.lost, "wrong": one.wrong}
             for one in failures
         ],
-        "facts": {
-            "seed": given.seed, "torch": torch.__version__, "python": platform.python_version(),
-            "date": time.strftime("%Y-%m-%d"),
-        },
+        "facts": {"seed": given.seed, **facts()},
     }  # fmt: skip
 
 
-def keep(path: Path, **news: Any) -> None:
-    """Add to the record, and write its page."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record = (json.loads(path.read_text()) if path.is_file() else {}) | news
-    write_atomically(path, json.dumps(record, indent=1) + "\n")
-    write_atomically(path.with_suffix(".md"), page(json.loads(path.read_text())))
+# ---------------------------------------------------------------------- a long run
+SHORT = [
+    "--trainer.check_val_every_n_epoch", "1000", "--data.num_clients", "100", "--data.client_fraction", "0.02",
+    "--data.unseen_fraction", "0", "--data.batch_size", "0",
+]  # fmt: skip
+"""A round is two clients with one batch each, with checkpoint and metrics.csv as usual."""
+
+SAMPLES = 20
+
+SETTLED = 0.1
+"""Share of the rounds after which memory is stationary."""
+
+MOST_MB = 6.0
+"""Allowed growth from then on: 2,400 rounds took 2 MB; a leak of one model per round takes far more."""
+
+MOST_FILES = 2
+
+
+class Sample(NamedTuple):
+    """Memory and open files of a process."""
+
+    rounds: int
+    megabytes: float
+    files: int
+
+
+def sample(pid: int, rounds: int) -> Sample:
+    """Measure a process."""
+    rows = Path(f"/proc/{pid}/status").read_text().splitlines()
+    kilobytes = next(int(row.split()[1]) for row in rows if row.startswith("VmRSS:"))
+    return Sample(rounds, kilobytes / 1024, len(list(Path(f"/proc/{pid}/fd").iterdir())))
+
+
+def flat_run(rounds: int, life: Life, said: Any = print) -> list[Sample]:
+    """Run the rounds of a fresh `life` and sample the process at regular intervals."""
+    process, samples, begin = life.start(*SHORT), [], time.monotonic()
+    step = max(rounds // SAMPLES, 1)
+    try:
+        while process.poll() is None:
+            done = life.rounds_logged()
+            if done >= step * (len(samples) + 1):
+                samples.append(sample(process.pid, done))
+                left = (time.monotonic() - begin) / done * (rounds - done)
+                said(f"{done:6d} rounds: {samples[-1].megabytes:.1f} MB, {samples[-1].files} files, {left:.0f} s left")
+            time.sleep(0.02)
+    except FileNotFoundError:  # the process ended
+        pass
+    life.end(process, "the long run", (0,))
+    return samples
+
+
+def grown(samples: list[Sample]) -> list[str]:
+    """Describe what grew too much."""
+    settled = next((one for one in samples if one.rounds >= SETTLED * samples[-1].rounds), samples[0])
+    megabytes, files = samples[-1].megabytes - settled.megabytes, samples[-1].files - settled.files
+    found = [f"memory grew by {megabytes:.1f} MB, more than {MOST_MB}"] if megabytes > MOST_MB else []
+    return found + ([f"{files} more files are open"] if files > MOST_FILES else [])
 
 
 def flat(rounds: int, out: Path) -> list[str]:
-    """One long run; what grew too much."""
+    """One long run; describes what grew too much."""
     root = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         life = Life(RUNS["FedEM"], root, rounds, 0.0, random.Random(0))
@@ -187,21 +229,71 @@ def flat(rounds: int, out: Path) -> list[str]:
     finally:
         shutil.rmtree(root, ignore_errors=True)
     if life.wrong or not samples:
-        return life.wrong or ["the run ended before it was looked at"]
-    keep(out, flat={"rounds": rounds, "samples": samples})
+        return life.wrong or ["the run ended before it was sampled"]
+    keep(out, page, flat={"rounds": rounds, "samples": samples})
     return grown(samples)
 
 
+# ---------------------------------------------------------------------- docs/results/soak.md
+def page(record: dict[str, Any]) -> str:
+    """Write the page of a record."""
+    lines = ["# Runs that got into trouble", ""]
+    if "cases" in record:
+        lines += _soak(record)
+    if "flat" in record:
+        lines += _flat(record["flat"])
+    made = "Generated by `python scripts/soak.py` from `docs/results/soak.json`; do not edit."
+    return "\n".join([*lines, "## How this page was made", "", *wrap(made), ""])
+
+
+def _soak(record: dict[str, Any]) -> list[str]:
+    cases, exact = record["cases"], record["exact"]
+    finding = f"**{exact:,} of {cases:,} runs that were killed, stopped, starved or robbed of files ended exact.**"
+    text = (
+        f"{finding} Exact means that `summary.json`, `metrics.csv` (both without times) and `clients.csv` equal those "
+        f"of the run that had no trouble. A run has {record['rounds']} rounds and up to {record['most']} troubles, one "
+        "after the other; after each it goes on with `--ckpt_path last`, or begins anew where there is nothing left to "
+        "go on from. A `metrics.csv` that was deleted begins with the round after that, and says so."
+    )
+    rows = [
+        [kind, described(kind), f"{one['tried']:,}", _endings(one["ended"]), str(one["lost"])]
+        for kind, one in record["kinds"].items()
+    ]
+    head = ["kind", "what", "tried", "how the process ended", "runs not exact"]
+    end = [*wrap(text), "", *grid(head, rows), ""]
+    facts = ", ".join(f"{key} {value}" for key, value in record["facts"].items())
+    end += [*wrap(f"Status −9 is SIGKILL, 143 SIGTERM, 130 Ctrl-C, 1 and 2 a message. {facts}."), ""]
+    for one in record["failures"]:
+        again = f"python scripts/soak.py --seed {record['seed']} --only {one['case']}"
+        end += [*wrap(f"- Case {one['case']} ({again}): {'; '.join([*one['lost'], *one['wrong']])[:400]}"), ""]
+    return end
+
+
+def _endings(ended: dict[str, int]) -> str:
+    return ", ".join(f"{status.replace('-', '−')}: {count}" for status, count in sorted(ended.items()))
+
+
+def _flat(flat: dict[str, Any]) -> list[str]:
+    rows = [[f"{rounds:,}", f"{megabytes:.1f}", str(files)] for rounds, megabytes, files in flat["samples"]]
+    first, last = flat["samples"][0], flat["samples"][-1]
+    text = (
+        f"Over {last[0]:,} rounds of a small run memory went from {first[1]:.1f} to {last[1]:.1f} MB, and open files "
+        f"from {first[2]} to {last[2]}."
+    )
+    return ["## A long run", "", *wrap(text), "", *grid(["rounds", "MB", "open files"], rows), ""]
+
+
+# ---------------------------------------------------------------------- command line
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=20, help="how many, unless --hours is given")
-    parser.add_argument("--hours", type=float, help="go on for so long")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn")
-    parser.add_argument("--only", type=int, metavar="K", help="case K alone, with what happened in it; keeps no record")
+    parser.add_argument("--cases", type=int, default=20, help="number of cases, unless --hours is given")
+    parser.add_argument("--hours", type=float, help="run for this time")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all cases")
+    parser.add_argument("--only", type=int, metavar="K", help="run case K only and print its events; keeps no record")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--rounds", type=int, default=8, help="rounds of each run")
-    parser.add_argument("--flat", type=int, metavar="ROUNDS", help="memory and open files over so many rounds instead")
+    parser.add_argument("--flat", type=int, metavar="ROUNDS", help="instead sample memory and files over these rounds")
     parser.add_argument("--out", type=Path, default=RESULTS, help="the record; its page is written beside it")
     given = parser.parse_args(arguments)
     if given.flat:

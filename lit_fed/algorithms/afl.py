@@ -87,7 +87,6 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "lambda_lr": (self.lambda_lr >= 0, "a number >= 0"),
             "server_lr": ((self.server_lr or 0) >= 0, "a number >= 0, or null"),

@@ -80,7 +80,6 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
     participation = Participation(weighting="uniform")
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         updates = ("fixed", "first_step", "every_step")
         checks = {
             "alpha": (0 <= self.alpha <= 1, "a number in [0, 1]"),

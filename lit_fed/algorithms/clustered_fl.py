@@ -109,7 +109,6 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         low, high, share = self.mean_norm_below, self.max_norm_above, self.relative
         checks = {
             "max_clusters": (self.max_clusters >= 2, "a whole number >= 2"),

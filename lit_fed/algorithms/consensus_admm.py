@@ -73,7 +73,6 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
             "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),

@@ -106,7 +106,6 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
             "topology": (not isinstance(self.topology, TimeVarying), "a graph that does not change"),

@@ -90,7 +90,6 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"unseen_steps": (self.unseen_steps >= 1, "a whole number >= 1")})
 
     @property

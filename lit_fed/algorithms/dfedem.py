@@ -93,7 +93,6 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         whole = "a whole number >= 1"
         checks = {"num_components": (self.num_components >= 1, whole), "em_steps": (self.em_steps >= 1, whole)}
         checks["position_loss"] = (self.position_loss in get_args(PositionLoss), "mean or sum")

@@ -64,7 +64,6 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
             "personal_lr": (self.personal_lr is None or self.personal_lr >= 0, "a number >= 0, or null"),

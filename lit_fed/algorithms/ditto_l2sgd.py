@@ -51,7 +51,6 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
             "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),

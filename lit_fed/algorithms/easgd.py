@@ -87,7 +87,6 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         return reasons
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "moving_rate": (0 <= self.moving_rate <= 1, "a number in [0, 1]"),
             "mode": (self.mode in ("synchronous", "asynchronous"), "synchronous or asynchronous"),

@@ -41,7 +41,6 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
     fine_tune_lr: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "fine_tune_epochs": (self.fine_tune_epochs >= 0, "a number >= 0"),
             "fine_tune_lr": (self.fine_tune_lr is None or self.fine_tune_lr >= 0, "a number >= 0, or null"),

@@ -56,7 +56,6 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
     server_only = ("momentum",)
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "server_lr": (self.server_lr > 0, "a number > 0"),
             "server_momentum": (0 <= self.server_momentum < 1, "a number in [0, 1)"),

@@ -129,7 +129,6 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         size, number = self.buffer_size, self.concurrency
         checks = {
             "buffer_size": (size is None or size >= 1, "a whole number >= 1, or null"),

@@ -95,7 +95,6 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         M, most = self.num_components, self.most_components
         checks = {
             "num_components": (M >= 1, "a whole number >= 1"),

@@ -61,7 +61,6 @@ class FedEMAPFL(Algorithm[GlobalModels, LocalModel, EnsembleRun]):
     local_share: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"local_share": (0 <= self.local_share <= 1, "a number in [0, 1]")})
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> LocalModel:

@@ -120,7 +120,6 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         least, most = 1 - self.include_self, self.most_models
         checks = {
             "num_neighbours": (self.num_neighbours >= least, f"a whole number >= {least}"),

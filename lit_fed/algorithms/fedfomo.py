@@ -92,7 +92,6 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "num_neighbours": (self.num_neighbours >= 0, "a whole number >= 0"),
             "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),

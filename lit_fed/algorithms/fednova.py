@@ -91,7 +91,6 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         steps = self.effective_steps
         checks = {
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),

@@ -60,7 +60,6 @@ class FedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
     server_only = ("first", "second")
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "server_lr": (self.server_lr > 0, "a number > 0"),
             "tau": (self.tau > 0, "a number > 0"),

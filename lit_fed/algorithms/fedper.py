@@ -66,7 +66,6 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the private head"}
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "private_layers": (self.private_layers >= 0, "a whole number >= 0"),
             "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),

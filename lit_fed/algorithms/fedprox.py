@@ -68,7 +68,6 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
     local_solve: Literal["sgd", "exact"] = "sgd"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         exact = self.local_solve == "exact"
         checks = {
             "local_solve": (exact or self.local_solve == "sgd", "sgd or exact"),

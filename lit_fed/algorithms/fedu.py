@@ -83,7 +83,6 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "laplacian_weight": (self.laplacian_weight >= 0, "a number >= 0"),
             "exchange": (self.exchange in ("server", "decentralized"), "server or decentralized"),

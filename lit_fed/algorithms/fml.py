@@ -70,7 +70,6 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "alpha": (0 <= self.alpha <= 1, "a number in [0, 1]"),
             "beta": (0 <= self.beta <= 1, "a number in [0, 1]"),

@@ -91,7 +91,6 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
             "redraw_every": (self.redraw_every >= 0, "a whole number >= 0"),

@@ -71,7 +71,6 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "num_clusters": (self.num_clusters >= 1, "a whole number >= 1"),
             "averaging": (self.averaging in ("model", "gradient"), "model or gradient"),

@@ -73,7 +73,6 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         return {"privacy": reason} if self.flips_per_round > 1 else {}
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "communication_probability": (0 <= self.communication_probability <= 1, "a number in [0, 1]"),
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),

@@ -69,7 +69,6 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "mean_weight": (self.mean_weight >= 0, "a number >= 0"),
             "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),

@@ -101,7 +101,6 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         forms = ("alternating_prox", "jacobi", "copies", "gauss_seidel")
         checks = {
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),

@@ -121,7 +121,6 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "regularisation": (self.regularisation > 0, "a number > 0"),
             "rounds_per_relation": (self.rounds_per_relation >= 0, "a whole number >= 0"),

@@ -64,7 +64,6 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "variant": (self.variant in ("exact", "first_order", "hessian_free"), "exact, first_order or hessian_free"),
             "inner_lr": (self.inner_lr >= 0, "a number >= 0"),

@@ -81,7 +81,6 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
             "inner_steps": (self.inner_steps >= 1, "a whole number >= 1"),

@@ -65,7 +65,6 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         least = "> 0" if self.local_solve == "exact" else ">= 0"
         checks = {
             "prox_weight": (self.prox_weight > 0 or (self.prox_weight == 0 and least == ">= 0"), f"a number {least}"),

@@ -72,7 +72,6 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
     incompatible: ClassVar[dict[str, str]] = {"loss": "takes a power of the log-loss whose gradient the clients follow"}
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "fairness_power": (self.fairness_power >= 0, "a number >= 0"),
             "lipschitz": (self.lipschitz is None or self.lipschitz > 0, "a number > 0, or null"),

@@ -93,7 +93,6 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "option": (self.option in ("I", "II"), "I or II"),
             "server_lr": (self.server_lr > 0, "a number > 0"),

@@ -107,7 +107,6 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "regularisation": (self.regularisation > 0, "a number > 0"),
             "regulariser": (self.regulariser in ("ridge", "lasso"), "ridge or lasso"),

@@ -104,7 +104,6 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
     }
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         number = self.num_streams
         known = number >= 1 if isinstance(number, int) else number in ("personal", "silhouette")
         checks = {

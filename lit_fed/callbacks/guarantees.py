@@ -1,4 +1,4 @@
-"""What a private run may promise."""
+"""The privacy guarantee of a run, and the secret of its noise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import whole_file
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.privacy.settings import Private, private_part, with_private_part
+from lit_fed.wrappers.base import part_of
+from lit_fed.wrappers.privacy.settings import Private, with_private_part
 
 __all__ = ["Guarantees", "guarantee_in_words", "guarantee_of"]
 
@@ -24,13 +25,11 @@ SECRET_FILE = "noise.secret"
 
 
 def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
-    """What holds after the releases so far, under `privacy/…`; {} without `--model.privacy`.
-
-    It follows from what the server remembers, so a run that was resumed goes on where it was.
+    """The guarantee after the releases so far, from the shared state, under `privacy/…`; {} without `--model.privacy`.
 
     Args:
         module: the module of the run.
-        exact: False where many rounds ask, and ε may be larger by a thousandth or two.
+        exact: False is faster, and ε may be larger by a thousandth or two.
     """
     found, learned = module.history.guarantee(module.federation, exact), " and ".join(module.facts.learned)
     if found and learned:
@@ -39,27 +38,27 @@ def guarantee_of(module: FederatedModule, exact: bool = True) -> dict[str, Any]:
 
 
 class Guarantees(FederatedCallback):
-    """Logs what differential privacy promises and costs; does nothing without `--model.privacy`.
+    """Logs guarantee and cost of differential privacy; needs `--model.privacy`.
 
-    Keys: after each evaluation `privacy/epsilon`, left out where it is infinite, and `privacy/delta`; after each round
+    Keys: after each evaluation `privacy/epsilon`, unless infinite, and `privacy/delta`; after each round
     `privacy/clip_norm`, `privacy/noise_share`, the expected norm of the noise over that of the released change (near 1
-    there is nothing but noise), and `privacy/clipped_share`, the share of the clients whose change was scaled down.
-    At the end `summary.json` says also who computed ε, for whom it holds, and what it does not cover. Of these keys
-    `privacy/clipped_share` is not covered itself.
+    the change is all noise), and `privacy/clipped_share`, the share of the clients whose change was scaled down.
+    `summary.json` adds the accountant, whom ε holds for, and what it does not cover. ε does not cover
+    `privacy/clipped_share`.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a fit that cannot keep what was asked for, and say what ε will be."""
+        """Refuse a fit that cannot hold the guarantee, and print the planned ε."""
         module = federated(pl_module)
         federation, start, privacy = module.federation, module.history.warm_start, module.settings.privacy
-        found = private_part(federation.algorithm, federation.shared)
+        found = part_of(federation.algorithm, federation.shared, Private)  # type: ignore[type-abstract]
         if found is None or privacy is None:
             return
         private, own = found
         lines = [] if start is None else privacy.check_start(start.path, start.spent)
         said, pending = take_secret(trainer, module, private, own)
         lines += said
-        own = private_part(federation.algorithm, federation.shared)[1]  # type: ignore[index] # there is one
+        own = part_of(federation.algorithm, federation.shared, Private)[1]  # type: ignore[index, type-abstract]
         lines += private.plan(federation.context("plan"), own)
         if learned := " and ".join(module.facts.learned):
             table = module.facts.columns is not None
@@ -71,8 +70,8 @@ class Guarantees(FederatedCallback):
             notice(line)
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log what the round's release was worth."""
-        found = private_part(module.federation.algorithm, module.federation.shared)
+        """Log noise and clipping of the round's release."""
+        found = part_of(module.federation.algorithm, module.federation.shared, Private)  # type: ignore[type-abstract]
         if found is not None:
             worth = found[0].worth(found[1])
             log_round(trainer, module, {f"privacy/{name}": value for name, value in worth.items()})
@@ -91,26 +90,26 @@ class Guarantees(FederatedCallback):
 
 
 def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own: Any) -> tuple[list[str], int]:
-    """Give all ranks the secret that noise follows from, of the run that goes on where it is kept.
+    """Give all ranks the secret of the noise; a resumed run reads its own.
 
-    The same noise under other messages could be subtracted, so a run that goes on with changes, or without its secret,
-    gets a fresh one. The round that was interrupted may then be released twice, and is charged twice; with each further
-    attempt that ends before it has written a checkpoint, once more.
+    The same noise under other messages could be subtracted, so a run that resumes with changes, or without its secret,
+    gets a fresh one. The interrupted round may then be released twice and is charged twice, and once more for each
+    further attempt that ends before its first checkpoint.
 
     Returns:
-        What to say of it, and how many rounds were charged that no checkpoint knows of yet.
+        Notices, and how many charged rounds no checkpoint has yet.
 
     Raises:
         ConfigError: if the secret cannot be read, or more rounds than one may be released twice.
     """
     privacy, federation, history = private.privacy, module.federation, module.history
     if privacy.noise_seed is not None:
-        federation.terms = federation.terms._replace(secret=privacy.secret())  # a module that was pickled has another
+        federation.terms = federation.terms._replace(secret=privacy.secret())  # pickled modules have another
         said = "--model.privacy.noise_seed makes the noise repeatable, so it gives no protection; it is for simulations"
         return [said], 0
     on_nodes = data_of(trainer).dataset.is_remote and (privacy.noises_messages or privacy.noises_steps)
     goes_on, kept, told, pending = None if trainer.ckpt_path is None else Path(trainer.ckpt_path), None, [], 0
-    if goes_on is not None and on_nodes:  # each node has a secret of its own, and other noise for other questions
+    if goes_on is not None and on_nodes:  # each node has its own secret, and new noise for other questions
         if history.asks_otherwise:
             told = [_charged_again(module, private, own, goes_on, "nodes draw other noise for other settings")]
     elif goes_on is not None:
@@ -134,7 +133,7 @@ def take_secret(trainer: Trainer, module: FederatedModule, private: Private, own
 
 
 def _charged_again(module: FederatedModule, private: Private, own: Any, path: Path, reason: str, times: int = 1) -> str:
-    """Charge a round that may have been released so many times with other noise; what to say of it.
+    """Charge a round that may have been released `times` more often with other noise; returns a notice.
 
     Raises:
         ConfigError: if there may be several.
@@ -154,7 +153,7 @@ def _charged_again(module: FederatedModule, private: Private, own: Any, path: Pa
 
 
 def keep_secret(trainer: Trainer, secret: Secret | None, pending: int) -> None:
-    """Write the secret beside the checkpoints of a run, for its owner alone, with what `take_secret` returned."""
+    """Write the secret and the count of `take_secret` beside the run's checkpoints, readable by its owner only."""
     folder = checkpoint_folder(trainer)
     if folder is None or secret is None or not trainer.is_global_zero:
         return
@@ -164,7 +163,7 @@ def keep_secret(trainer: Trainer, secret: Secret | None, pending: int) -> None:
 
 
 def read_secret(folder: Path) -> tuple[bytes, int] | None:
-    """The key of the secret beside a checkpoint, and the rounds charged under it before one; None where there is none.
+    """The secret's key beside a checkpoint, and the rounds charged without a checkpoint; None without the file.
 
     Raises:
         ConfigError: if the file holds something else.
@@ -183,7 +182,7 @@ def read_secret(folder: Path) -> tuple[bytes, int] | None:
 
 
 def guarantee_in_words(found: dict[str, Any]) -> str:
-    """Two lines for the person at the keyboard, of what `guarantee_of` returns; "" without privacy."""
+    """Two lines for the terminal from the result of `guarantee_of`; "" without privacy."""
     if not found:
         return ""
     name = next(one for one in found if one.startswith("privacy/epsilon"))

@@ -15,10 +15,10 @@ from lit_fed.training.module import FederatedModule
 __all__ = ["FederatedProgressBar", "time_left"]
 
 SECONDS_BETWEEN_LINES = 30.0
-"""How often a log file gets a line."""
+"""Interval of lines in a log file."""
 
 SECONDS_BETWEEN_BARS = 0.2
-"""How often the bar of a notebook is drawn anew."""
+"""Interval of updates of a notebook's bar."""
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
@@ -39,8 +39,8 @@ class _LogLines:
 
     Args:
         total: units of work.
-        begin: how many of them an earlier process did, which took none of the time of this one.
-        keep: whether the first and the last state are lines too, however quickly they follow.
+        begin: units done before this process started.
+        keep: whether the first and the last state are always printed.
     """
 
     def __init__(self, total: int, begin: int, keep: bool) -> None:
@@ -48,7 +48,7 @@ class _LogLines:
         self.started = self._last = time.monotonic()
 
     def left(self, done: float) -> list[str]:
-        """The time left, as the last part of a line; nothing at the end."""
+        """The time left, as the last part of a line; empty at the end."""
         if done >= self.total:
             return []
         return [f"{time_left(done - self.begin, self.total - self.begin, time.monotonic() - self.started)} left"]
@@ -59,12 +59,7 @@ class _LogLines:
             self._write(self.begin, parts)
 
     def show(self, done: float, parts: list[str]) -> None:
-        """Show how far the work is.
-
-        Args:
-            done: units done.
-            parts: what is done, in words.
-        """
+        """Show `done` units, described by `parts`."""
         if time.monotonic() - self._last > SECONDS_BETWEEN_LINES:
             self._write(done, parts)
 
@@ -74,7 +69,7 @@ class _LogLines:
             self._write(done, parts)
 
     def stop(self) -> None:
-        """Leave the last state as it is."""
+        """Stop without a last state."""
 
     def _write(self, done: float, parts: list[str]) -> None:
         self._last = time.monotonic()
@@ -83,7 +78,7 @@ class _LogLines:
 
 
 class _TerminalLine(_LogLines):
-    """One line that is drawn anew; it stays behind if it is kept, and vanishes otherwise."""
+    """One moving line; it stays at the end if `keep`, and vanishes otherwise."""
 
     def __init__(self, total: int, begin: int, keep: bool) -> None:
         super().__init__(total, begin, keep)
@@ -97,17 +92,14 @@ class _TerminalLine(_LogLines):
         self._task = self._progress.add_task("", total=total, completed=begin, first="", rest="")
 
     def open(self, parts: list[str]) -> None:
-        """Draw the line."""
         self.show(self.begin, parts)
         self._progress.start()
 
     def show(self, done: float, parts: list[str]) -> None:
-        """Draw it anew."""
         rest = "  ".join([*parts[1:], *self.left(done)])
         self._progress.update(self._task, completed=done, first=parts[0], rest=rest)
 
     def close(self, done: float, parts: list[str]) -> None:
-        """Draw it a last time, and leave the terminal as it was."""
         self.show(done, parts)
         self.stop()
 
@@ -117,22 +109,19 @@ class _TerminalLine(_LogLines):
 
 
 class _NotebookLine(_LogLines):
-    """A bar below the cell of a notebook that is drawn anew; it stays if it is kept, and is emptied otherwise."""
+    """A moving bar below the cell of a notebook; it stays at the end if `keep`, and is emptied otherwise."""
 
     def open(self, parts: list[str]) -> None:
-        """Draw the bar."""
         from IPython import display
 
         draw: Any = display.display
         self._shown = draw(self._drawn(self.begin, parts), raw=True, display_id=True)
 
     def show(self, done: float, parts: list[str]) -> None:
-        """Draw it anew, some times a second."""
         if time.monotonic() - self._last > SECONDS_BETWEEN_BARS:
             self._update(done, parts)
 
     def close(self, done: float, parts: list[str]) -> None:
-        """Draw it a last time."""
         if self.keep:
             self._update(done, parts)
         else:
@@ -149,7 +138,7 @@ class _NotebookLine(_LogLines):
 
 
 def _in_notebook() -> bool:
-    """Whether the output goes below a cell, which is what IPython's kernels are for."""
+    """Whether an IPython kernel shows the output."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")

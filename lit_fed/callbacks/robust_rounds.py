@@ -11,7 +11,8 @@ from lit_fed.core.types import RoundRecord
 from lit_fed.errors import notice
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, judging_part
+from lit_fed.wrappers.base import part_of
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, Judged, RobustAverage
 
 __all__ = ["RobustRounds", "judgement_in_words", "judgement_of", "verdicts_of"]
 
@@ -114,7 +115,7 @@ def _judged(module: FederatedModule) -> Judged | None:
     """The rule's state at the server; None without a rule."""
     if module.settings.robust_aggregation is None:
         return None
-    found = judging_part(module.federation.algorithm, module.shared)
+    found = part_of(module.federation.algorithm, module.shared, RobustAverage)
     return None if found is None else found[1]
 
 

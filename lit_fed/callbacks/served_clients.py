@@ -1,4 +1,4 @@
-"""What a prediction run yields: gathered on rank zero, as tables and, if wanted, files of states."""
+"""Predictions gathered on rank zero, as tables, and optionally files of states."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["ServedClients", "served_in_words", "unseen_tables"]
 
 
 class ServedClients(Callback):
-    """Keeps the predictions of a run, each rank those of its own clients, and hands all to rank zero.
+    """Collects the predictions of a run from all ranks on rank zero.
 
     Args:
-        states: folder for a file `<client>.pt` with the state that each client was served with; None: none are kept.
+        states: folder for a file `<client>.pt` with the state of each served client; None: none are written.
 
     Attributes:
         client_ids: on rank zero, all served clients, ascending [C].
@@ -50,7 +50,7 @@ class ServedClients(Callback):
         self._blocks: list[tuple[Tensor, ...]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make the folder of states, before any rank writes."""
+        """Create the folder of states before any rank writes."""
         if self.states is not None:
             if trainer.is_global_zero:
                 self.states.mkdir(parents=True)
@@ -65,7 +65,7 @@ class ServedClients(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep a block's predictions, write its states and let them go."""
+        """Collect a block's predictions and write its states."""
         if not outputs:
             return
         self._blocks.append((outputs.client_ids, outputs.rows, outputs.sizes, outputs.labels, outputs.log_prob))
@@ -77,7 +77,7 @@ class ServedClients(Callback):
                     torch.save(_plain(tree.index(outputs.states, row)), file)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring all clients to rank zero, in their order, which no number of ranks or blocks changes."""
+        """Gather all clients on rank zero, ordered by client."""
         blocks = self._gathered()
         self._blocks = []
         if not blocks:
@@ -89,7 +89,7 @@ class ServedClients(Callback):
         self.labels, self.log_prob = labels[samples], log_prob[samples]
 
     def _gathered(self) -> list[tuple[Tensor, ...]]:
-        """The blocks of all ranks on rank zero, nothing on the others."""
+        """The blocks of all ranks on rank zero, none on the others."""
         if not (dist.is_available() and dist.is_initialized()):
             return self._blocks
         ranks: Any = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
@@ -101,7 +101,7 @@ class ServedClients(Callback):
 def _plain(state: Tree) -> Any:
     """A state as nested dicts of tensors on the CPU, named by the fields and keys of the tree."""
     if isinstance(state, Tensor):
-        return state.detach().cpu().clone()  # a view would be saved with all that it is a view of
+        return state.detach().cpu().clone()  # without the tensor that it is a view of
     if state is None:
         return {}
     if isinstance(state, dict):
@@ -111,7 +111,7 @@ def _plain(state: Tree) -> Any:
 
 
 def served_in_words(served: ServedClients, data: UnseenFolder) -> str:
-    """What was done for unseen clients, in a line or two.
+    """A summary of the served unseen clients, in a line or two.
 
     Args:
         served: the gathered predictions of all of them.
@@ -136,7 +136,7 @@ def served_in_words(served: ServedClients, data: UnseenFolder) -> str:
 def unseen_tables(
     served: ServedClients, data: UnseenFolder, module: FederatedModule
 ) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, float]]:
-    """The tables of unseen clients: labels that a client did not bring are empty, and so are its results.
+    """The tables of unseen clients; missing labels and the results that need them are empty.
 
     Args:
         served: the gathered predictions of all of them.

@@ -1,4 +1,4 @@
-"""What has come in from the clients of a phase, and who of them was lost on the way."""
+"""Aggregation of a phase: messages received, clients that failed, messages lost."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from lit_fed.errors import ClientError, NotFiniteError
 __all__ = ["Arrivals", "PhaseUnderWay", "Places", "RoundUnderWay", "faults_in", "heard_in"]
 
 NOT_FINITE, FAILED = 1, 2
-"""How ranks tell each other of a client that failed."""
+"""Codes by which ranks exchange failures of clients."""
 
 
 class Places(NamedTuple):
-    """Some clients of a phase, and where their rows stand on the ranks."""
+    """Some clients of a phase and the positions of their rows on the ranks."""
 
-    positions: Tensor  # [C] for each row, rank after rank in the order in which clients run, its place among them
+    positions: Tensor  # [C] position of each row, rank after rank in the order in which clients run
     counts: list[int]  # rows of each rank
     client_ids: Tensor  # [C] of all ranks, ascending, each once
 
 
 class Arrivals:
-    """Messages of one rank in a phase. Nothing is taken in from clients that are lost, and from those that fail.
+    """Messages of one rank in a phase; those of failed clients and lost messages are left out.
 
     Args:
-        reduce: how messages are added up.
+        reduce: how messages are reduced.
         slices: ids of each rank's clients, in the order in which they run.
-        absences: whose messages get lost; None: nobody's.
+        absences: clients whose messages get lost; None: none.
         num_clients: T.
         device: where the messages are.
-        before: phases of the round that have ended; who failed there takes no part any more.
+        before: earlier phases of the round; clients that failed there are left out.
     """
 
     def __init__(
@@ -65,17 +65,17 @@ class Arrivals:
         self._idle = self._failed
 
     def without_steps(self, client_ids: Tensor) -> None:
-        """Note clients [c] that take no local step, though the phase asks for some: what they measure is of nothing."""
+        """Leave clients [c] that take no local step out of training metrics."""
         self._idle = torch.cat([self._idle, client_ids.to(self.device)])
 
     def take(self, client_ids: Tensor, multiplicity: Tensor, done: Trained | Failed, ghost: bool) -> slice | Tensor:
-        """Take in what some clients [c] returned; their places [c] whose new states are to be kept.
+        """Add the results of some clients [c]; returns the positions [c] whose new states are kept.
 
         Args:
             client_ids: the clients, [c].
             multiplicity: how often each counts, [c] float64.
-            done: what they returned, or how one failed.
-            ghost: whether the form of the message alone counts.
+            done: their results, or the failure of one.
+            ghost: whether only the structure of the message counts.
         """
         if isinstance(done, Failed):
             self._last_error = done.error
@@ -96,13 +96,13 @@ class Arrivals:
         return (~(gone if self._keeps_states else lost)).nonzero()[:, 0]
 
     def ghosts(self, block: ClientBlock) -> Iterator[ClientBlock]:
-        """Where all clients of this rank failed, ghosts to be run until the form of the messages is known.
+        """Ghosts to run if all clients of this rank failed, until the structure of messages is known.
 
         Args:
-            block: one of the phase.
+            block: a block of the phase.
 
         Raises:
-            ClientError: if no client at all can even begin: then it is not one client that is wrong.
+            ClientError: if every client fails: then the cause is not one client.
         """
         for client_id in range(self.num_clients):
             if not self.messages.is_empty:
@@ -113,7 +113,7 @@ class Arrivals:
             raise self.errors[0] if self.errors else self._last_error
 
     def agree(self) -> None:
-        """Tell all ranks which clients failed on any of them, where clients may."""
+        """Exchange failed clients between ranks, if failures are forgiven."""
         if not self.forgives:
             return
         found = torch.zeros(self.num_clients, dtype=torch.int64, device=self.device)
@@ -124,21 +124,21 @@ class Arrivals:
         self.non_finite, self.broken = ((found == code).nonzero()[:, 0] for code in (NOT_FINITE, FAILED))
 
     def reduce(self) -> tuple[Reduced, list[float], dict[str, tuple[float, float]]]:
-        """What the server sees, bits up and down, and means of metrics with their weights; the messages are let go."""
+        """Reduced messages, bits up and down, and means of metrics with their weights; frees the messages."""
         positions, counts, _ = self.heard
         reduced, bits, means = self.messages.reduce(positions, counts)
         self.messages = Accumulator(self.messages.kind)
         return reduced, bits.tolist(), means
 
-    # ------------------------------------------------------------------ who is where
+    # ------------------------------------------------------------------ sets of clients
     @property
     def asked(self) -> Tensor:
-        """Clients that were asked to work, on all ranks, [C] ascending."""
+        """Clients of the phase on all ranks, [C] ascending."""
         return torch.cat(self._slices).sort().values
 
     @property
     def wait(self) -> float | None:
-        """How long the server waited for their work; None: until the slowest was done."""
+        """Time the server waited for their work; None: until the slowest finished."""
         return None if self.absences is None else self.absences.wait
 
     @property
@@ -148,7 +148,7 @@ class Arrivals:
 
     @property
     def present(self) -> Tensor:
-        """Of all clients those whose messages count, [T] bool."""
+        """Mask of the clients whose messages count, [T] bool."""
         present = torch.zeros(self.num_clients, dtype=torch.bool, device=self.device)
         present[self.heard.client_ids] = True
         return present
@@ -170,16 +170,16 @@ class Arrivals:
 
 
 class PhaseUnderWay(NamedTuple):
-    """A phase under way."""
+    """A phase that has begun."""
 
     ctx: Context
     block: ClientBlock  # its first
-    arrivals: Arrivals  # what has come in so far
+    arrivals: Arrivals  # so far
 
 
 @dataclass
 class RoundUnderWay:
-    """What has happened of a round so far: none of it is committed, so a round that is cut off leaves no trace."""
+    """State of an unfinished round; nothing is committed, so an interrupted round leaves no trace."""
 
     started: float = field(default_factory=time.perf_counter)
     shared: Tree = None  # after the last phase that ended
@@ -190,13 +190,13 @@ class RoundUnderWay:
 
 
 def heard_in(phases: Sequence[Arrivals]) -> Tensor:
-    """Clients whose messages counted in a round that has ended, [C] ascending, each once."""
+    """Clients whose messages counted in a finished round, [C] ascending, each once."""
     found: Tensor = torch.cat([one.heard.client_ids for one in phases]).unique()
     return found
 
 
 def faults_in(phases: Sequence[Arrivals]) -> RoundFaults | None:
-    """Who was missed in the phases of a round that has ended; None if no client could be."""
+    """Dropouts, late clients and failures of a finished round; None if faults are off."""
     missed = [one.absences for one in phases if one.absences is not None]
     if not missed:
         return None

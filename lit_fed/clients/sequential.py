@@ -1,4 +1,4 @@
-"""One client after another: the reference, and the fastest for big networks on a CPU."""
+"""Sequential client trainer: the reference, and the fastest for large networks on a CPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SequentialTrainer:
         self.rows_per_pass, self.channels_last = rows_per_pass, channels_last
 
     def check(self, network: nn.Module) -> None:
-        """Every network will do."""
+        """Accepts every network."""
 
     def _with_layout(self, ctx: Context) -> Context:
         return ctx._replace(task=ctx.task.laid_out(self.channels_last))
@@ -60,7 +60,7 @@ class SequentialTrainer:
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase, yielding after each client."""
         keep_freed_memory(job.block.data.x.device)
-        # a device that is asked whether a client counts answers when all its work is done
+        # on a device, reading the multiplicity would wait for all its work
         block = job.block._replace(multiplicity=job.block.multiplicity.cpu())
         job = job._replace(ctx=self._with_layout(job.ctx), block=block)
         yield from self._run(job)
@@ -77,14 +77,14 @@ class SequentialTrainer:
             yield done
 
     def _checked(self, job: TrainJob, row: int, client_id: int) -> Trained:
-        """What one client returned, which is finite."""
+        """The result of one client, checked to be finite."""
         done = self._trained(job, row, client_id)
         if not job.block.is_ghost:
             check_finite(done.result, job.block.phase.client_ids[row : row + 1], job.ctx)
         return done
 
     def _trained(self, job: TrainJob, row: int, client_id: int) -> Trained:
-        """What one client returned, with an axis of clients."""
+        """The result of one client, with a client axis."""
         result, optimizer = self._one(job, row, client_id)
         result, optimizer = tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (complete(job, result), optimizer))
         return Trained(slice(row, row + 1), result, optimizer)
@@ -95,7 +95,7 @@ class SequentialTrainer:
         batches = self._batches(job, row, client_id, data)
         first = next(batches, None)
         shares_pass = self.shares_passes and ctx.task.one_by_one and ctx.task.same_in_training
-        # gradients of single samples take their own passes
+        # per-sample gradients need their own passes
         shares_pass = shares_pass and ctx.augmentation is None and not job.block.phase.work.sample_rate
         if first is not None and first.index.ndim == 1 and shares_pass:
             ctx = ctx._replace(task=replace(ctx.task, memory=ForwardMemory(first.x)))
@@ -104,7 +104,7 @@ class SequentialTrainer:
             return self._call(client_id, ctx.round_idx, function, ctx, shared, *arguments)
 
         with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
-            # torch.manual_seed seeds GPUs as well, and takes a millisecond to find that there are none
+            # torch.manual_seed also looks for GPUs, which takes a millisecond
             seed = torch.default_generator.manual_seed if data.mask.device.type == "cpu" else torch.manual_seed
             drawn = ctx.seed_of_batches(job.block.phase.work)
             seed(int(seed_of(drawn, ctx.round_idx, client_id, ctx.phase).generate_state(1)[0]))
@@ -132,11 +132,11 @@ class SequentialTrainer:
         """The algorithm's `shared_losses` of one client's samples, [N, M], or None.
 
         Args:
-            ctx: what every client knows.
-            shared: what the server sent.
+            ctx: the context.
+            shared: the shared state.
             algorithm: the algorithm.
             data: the client's samples.
-            first: its first batch, if the pass over these samples is worth remembering.
+            first: its first batch, if the pass over these samples is kept for the first step.
         """
         total = len(data.all_y)
         rest = torch.arange(total, device=data.mask.device)
@@ -169,7 +169,7 @@ class SequentialTrainer:
         )  # fmt: skip
         ctx, work = job.ctx, job.block.phase.work
         for step, (positions, count) in enumerate(zip(plan.index[0], np.asarray(plan.counts[0]), strict=True)):
-            width = max(count, 1)  # a batch into which nothing was drawn is one sample that does not count
+            width = max(count, 1)  # an empty Poisson batch is one masked sample
             index = positions[:, :width] if len(positions) > 1 else positions[0, :width]
             index = sent_to(index, data.all_y.device)
             mask = torch.full(index.shape, float(count > 0), device=index.device)

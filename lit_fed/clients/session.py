@@ -19,8 +19,7 @@ from lit_fed.clients.choose import MemoryFormat, choose_trainer
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.layers import HEAD, choose_trained
-from lit_fed.core.networks.start import NetworkCopies, start_of
+from lit_fed.core.networks.start import HEAD, NetworkCopies, choose_trained, start_of
 from lit_fed.core.targets import Criterion, Loss
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree

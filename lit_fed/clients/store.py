@@ -1,4 +1,4 @@
-"""Per-client states, stacked on a leading axis of clients; the larger leaves in files where memory is short."""
+"""Client states, stacked on a client axis; the larger leaves are in files if memory is short."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from lit_fed.wrappers.base import buffer_names
 __all__ = ["ClientStore"]
 
 STATES_AT_ONCE, BYTES_AT_ONCE = 1024, 2**24
-"""Initial states copied into the table together: for small ones a copy of each costs more than the state."""
+"""Initial states written to the table at once: one copy per small state is slow."""
 
 BYTES_PER_BLOCK = 16 * 2**20
-"""What states read from files for one block of clients may take in memory; a single client may take more."""
+"""Memory limit of the states of one block read from files; a single client may exceed it."""
 
 TRAINED = "trained"
-"""What a checkpoint calls the ids of the clients whose rows it holds, [n] int64."""
+"""Key in a checkpoint of the ids of the clients whose rows it holds, [n] int64."""
 
 BUFFER_NAMES = {"mixture": "mixture_weights"}
-"""Fields of a client's state whose stacked form has a name of its own in the field."""
+"""Buffer names of state fields with an established name."""
 
 
 class ClientStore(nn.Module):
-    """What every client keeps between rounds; one buffer [T, ...] for each leaf of a client's state.
+    """States of all clients between rounds; one buffer [T, ...] for each leaf of a client's state.
 
     New states are staged and become visible to the table, and so to checkpoints, only by `commit`: a round that is cut
     off leaves no trace.
@@ -91,11 +91,11 @@ class ClientStore(nn.Module):
         self._collects = False  # only one rank deletes
 
     def __getstate__(self) -> dict[str, Any]:
-        """All but what makes initial states, which holds the clients' samples: a file of a module is none of them."""
+        """Leave out the function of initial states, which holds the clients' samples."""
         return {name: value for name, value in self.__dict__.items() if name != "_initial"}
 
     def start_from(self, initial: Callable[[int], Tree]) -> None:
-        """Give a store that was unpickled what makes initial states; others keep their own."""
+        """Set the function of initial states after unpickling."""
         self.__dict__.setdefault("_initial", initial)
 
     def _fill(self, num_clients: int) -> None:
@@ -117,7 +117,7 @@ class ClientStore(nn.Module):
 
     @property
     def table(self) -> Tree:
-        """Committed states of all clients, leaves [T, ...]; read from files, they are all held at once."""
+        """Committed states of all clients, leaves [T, ...], in memory all at once."""
         leaves = {name: getattr(self, name) for name in self._names}
         if self.files is not None:
             leaves |= self._read(torch.arange(len(self.versions), device=self.versions.device), self.versions)
@@ -125,7 +125,7 @@ class ClientStore(nn.Module):
 
     @property
     def clients_per_block(self) -> int | None:
-        """Most clients whose states may be gathered at once; None for any number, where all states are in memory."""
+        """Most clients whose states may be gathered at once; None: no limit, all states are in memory."""
         if self.files is None:
             return None
         return max(1, BYTES_PER_BLOCK // sum(int(self._leaves[name].nbytes) for name in self.files.names))
@@ -136,7 +136,7 @@ class ClientStore(nn.Module):
         return BUFFER_NAMES["mixture"] in self._names
 
     def portions(self, num_clients: int) -> list[slice]:
-        """Parts of a block of clients whose states are to be gathered at once: all of them, but for large states."""
+        """Slices of a block whose states are gathered together: one slice unless states are large."""
         each = sum(leaf.nbytes for leaf in self._leaves.values())
         on_cpu = all(leaf.device.type == "cpu" for leaf in self.buffers())  # elsewhere clients may run all at once
         at_once = max(1, BYTES_AT_ONCE // max(each, 1)) if on_cpu else max(num_clients, 1)
@@ -144,7 +144,7 @@ class ClientStore(nn.Module):
 
     # ------------------------------------------------------------------ one round
     def gather(self, client_ids: Tensor) -> Tree:
-        """States [C, ...] of some clients, to be read: staged in this round if they are, else committed."""
+        """States [C, ...] of some clients: staged in this round if there are any, else committed; read only."""
         rows = [_read_rows(getattr(self, name), client_ids) for name in self._names]
         for staged_ids, staged in self._staged:
             position = {client_id: row for row, client_id in enumerate(staged_ids.tolist())}
@@ -175,7 +175,7 @@ class ClientStore(nn.Module):
         return dict(zip(self.files.names, (leaf.to(client_ids.device) for leaf in rows), strict=True))
 
     def stage(self, client_ids: Tensor, states: Tree) -> None:
-        """Keep new states [C, ...] aside until `commit`; what belongs into files is written now, not held."""
+        """Stage new states [C, ...] until `commit`; leaves in files are written now."""
         leaves = self._by_name(states)
         if self.files is not None:
             for row, client_id in enumerate(client_ids.tolist()):
@@ -185,7 +185,7 @@ class ClientStore(nn.Module):
             self._staged.append((client_ids, [leaves[name] for name in self._names]))
 
     def _stage_version(self, client_ids: Tensor) -> None:
-        """These clients' states are now those of the current phase's version."""
+        """Set the staged version of these clients to that of the current phase."""
         assert self.files is not None
         if self._staged_versions is None:
             self._staged_versions = self.versions.clone()
@@ -195,11 +195,10 @@ class ClientStore(nn.Module):
         self._staged_versions[client_ids] = self._version
 
     def exchange(self, positions: Tensor, counts: list[int], client_ids: Tensor) -> None:
-        """Give every rank the states that any rank staged since the last exchange, in the order of `client_ids`.
+        """Exchange the states staged since the last exchange, in the order of `client_ids`.
 
-        Of states in files only the version is needed, and every rank knows it: one version for each phase. The files
-        are there, since a rank gets here after the reduction of the messages, which ends when all ranks have sent
-        theirs, and each has written before it sent.
+        For states in files only the version is needed, one per phase, which every rank knows. The files exist: a rank
+        arrives here after the reduction of messages, before which every rank has written its files.
 
         Args:
             positions: position in `client_ids` of each rank's staged rows, rank after rank, [C].
@@ -224,7 +223,7 @@ class ClientStore(nn.Module):
         self._exchanged = len(self._staged)
 
     def commit(self) -> None:
-        """Write what is staged into the table; of states in files only the index changes."""
+        """Write staged states to the table; for states in files only the index changes."""
         for client_ids, states in self._staged:
             for name, leaf in zip(self._names, states, strict=True):
                 _write(getattr(self, name), client_ids, leaf)
@@ -238,14 +237,14 @@ class ClientStore(nn.Module):
             self.collect()
 
     def discard(self) -> None:
-        """Forget what is staged."""
+        """Drop staged states."""
         self._staged.clear()
         self._exchanged, self._staged_versions = 0, None
 
     # ------------------------------------------------------------------ checkpoints
     @property
     def _rows(self) -> list[str]:
-        """Names of the leaves whose rows a checkpoint may leave out; an index of files is looked up on the disk."""
+        """Names of the leaves whose rows a checkpoint may omit; the index of files is always whole."""
         return [name for name in self._names if name != INDEX_KEY.removeprefix("store.")]
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -257,7 +256,7 @@ class ClientStore(nn.Module):
                 destination[prefix + name] = whole[ids.to(whole.device)]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Load the rows that there are; all others are what clients start from, which a warm start may have changed."""
+        """Load the stored rows; the others are initial states, which a warm start may have changed."""
         given = dict(state_dict)
         ids = given.pop(prefix + TRAINED, None)
         if ids is None:  # all of them, as in checkpoints from before rows were left out
@@ -280,11 +279,11 @@ class ClientStore(nn.Module):
 
     @property
     def location(self) -> str | None:
-        """The folder of the files, for a checkpoint to name."""
+        """Folder of the files, stored in checkpoints."""
         return None if self.files is None or self.files.folder is None else str(self.files.folder)
 
     def find(self, state: dict[str, Tensor], checkpoint: str | Path | None, recorded: str | None) -> None:
-        """Find the files that a checkpoint refers to, before its index is loaded.
+        """Find the files of a checkpoint, before its index is loaded.
 
         Args:
             state: the checkpoint's `state_dict`.
@@ -307,7 +306,7 @@ class ClientStore(nn.Module):
         is_global_zero: bool = True,
         broadcast: Callable[[Any], Any] = lambda value: value,
     ) -> None:
-        """Make the run's folder of client files ready, on all ranks: before this, none of them may write.
+        """Prepare the folder of client files, on all ranks, before any of them writes.
 
         Rank zero alone deletes and takes files along; the broadcast lets the others go on when it is done.
 
@@ -328,7 +327,7 @@ class ClientStore(nn.Module):
 
     @contextmanager
     def saving(self, path: Path, is_global_zero: bool) -> Iterator[None]:
-        """Around the writing of a checkpoint: the files that it refers to stay as long as it exists."""
+        """Context of writing a checkpoint: its files are kept as long as it exists."""
         if self.files is None or self.files.checkpoints is None or not is_global_zero:
             yield
             return
@@ -353,7 +352,7 @@ def _names(template: Tree) -> list[str]:
 
 
 def _read_rows(table: Tensor, client_ids: Tensor) -> Tensor:
-    """Rows [C, ...] of a table [T, ...]; on a CPU that of a single client is not copied, which large models notice."""
+    """Rows [C, ...] of a table [T, ...]; on a CPU a single row is a view, which saves copying a large model."""
     if len(client_ids) == 1 and table.device.type == "cpu":
         only = int(client_ids[0])
         return from_boundary(table[only : only + 1])

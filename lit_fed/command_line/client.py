@@ -15,8 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from lit_fed.command_line.start_page import COMMANDS, PlainParser
-from lit_fed.deployment.https_link import AwayError, Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_node import AwayError, Link, run_node
 from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped
 from lit_fed.system.folder_lock import FolderLock
 from lit_fed.system.given_paths import given_path

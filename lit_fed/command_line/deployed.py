@@ -20,8 +20,7 @@ from typing import Any
 from lit_fed.command_line.client import client_parser, run_client
 from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.certificates import DAYS, make_certificates
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
+from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.errors import ClientError, ConfigError, WriteError, logged, notice
 from lit_fed.system.given_paths import given_path
 

@@ -14,7 +14,7 @@ import yaml
 from lit_fed.command_line.arguments import CONFIG
 from lit_fed.command_line.parser import FederatedParser
 from lit_fed.command_line.start_page import COMMANDS
-from lit_fed.deployment.flower_server import FlowerFederation
+from lit_fed.deployment.flower_apps import FlowerFederation
 from lit_fed.deployment.settings import classes_in, settings_from_json
 from lit_fed.errors import ConfigError
 from lit_fed.training.output import check_new_folder, new_folder
@@ -44,8 +44,8 @@ dependencies = []
 publisher = "lit-fed"
 
 [tool.flwr.app.components]
-serverapp = "lit_fed.deployment.flower_server:server_app"
-clientapp = "lit_fed.deployment.flower_client:client_app"
+serverapp = "lit_fed.deployment.flower_apps:server_app"
+clientapp = "lit_fed.deployment.flower_apps:client_app"
 
 [tool.flwr.app.config]
 ckpt-path = ""

@@ -17,7 +17,7 @@ COMMANDS = {
     "fit": "Train: federated rounds, then a test; all is kept in a folder.",
     "validate": "Measure the clients of a checkpoint on their validation samples.",
     "test": "Measure the clients of a checkpoint on their test samples.",
-    "predict": "Write a trained model's predictions for each sample of each client.",
+    "predict": "Write predictions for each sample of each client.",
     "personalize": "Serve unseen clients from a checkpoint alone.",
     "export": "Write one client's model as a file that loads without lit_fed.",
     "partition": "Show how samples are divided over clients, before any training.",

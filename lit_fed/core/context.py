@@ -1,4 +1,4 @@
-"""What every client of a phase knows."""
+"""Settings and facts of a phase, the same for all its clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RandomTransform(Protocol):
 
 
 class Context(NamedTuple):
-    """What every client of a phase knows."""
+    """Settings and facts of a phase, the same for all its clients."""
 
     task: Task
     solver: LocalSolver
@@ -42,45 +42,45 @@ class Context(NamedTuple):
     num_rounds: int = 1
     most_samples: int = 0  # training samples of the largest of the T clients
     present: Tensor | None = None  # [T] True for the clients of this phase; None: all, or not known yet
-    draws: Tensor | None = None  # [T] how often each was drawn for this phase, where messages count that themselves
+    draws: Tensor | None = None  # [T] draws of each client in this phase, if messages count them themselves
     attackers: Tensor | None = None  # [T] True for clients that are known to attack; None: nothing is known of any
-    private: frozenset[str] = frozenset()  # names of the leaves of models that stay with the client, and cost no bits
-    sampling_probability: float = 1.0  # q, with which each client takes part in a round; 1: all take part in each
-    capped_samples: int = 0  # of all T clients, each with no more than it may weigh; 0: weights have no cap
+    private: frozenset[str] = frozenset()  # names of personal leaves, which are not sent
+    sampling_probability: float = 1.0  # q, participation probability of each client
+    capped_samples: int = 0  # Σ of all T clients' weights after a cap of each; 0: no cap
     batch_size: int = 0  # samples of a local batch where the local work names none; 0: the whole local set
-    augmentation: RandomTransform | None = None  # of the inputs of local steps; None: they are taken as they are
-    mixture_noise: float | None = None  # deviation of noise on Σ_s q_s in the M-step; None: π is for the client alone
-    drawn_weight: float | None = None  # of those that were drawn for this phase, whoever came; None: nobody asks
+    augmentation: RandomTransform | None = None  # of the inputs of local steps; None: none
+    mixture_noise: float | None = None  # standard deviation on Σ_s q_s in the M-step; None: π stays at the client
+    drawn_weight: float | None = None  # total weight of the sampled clients, dropouts included; None: unused
     sizes: Tensor | None = None  # [T] training samples of each client, at a server whose ε depends on all of them
-    secret: Secret | None = None  # that noise which protects follows from; None: there is no privacy
-    unprotected: Context | None = None  # the same without protection of samples; None: there is none
+    secret: Secret | None = None  # source of protecting noise; None: no privacy
+    unprotected: Context | None = None  # the context without protection of samples; None: this one
 
     def seed_of_batches(self, work: LocalWork) -> int:
-        """Seed of the batches of local work and of what is drawn for their samples (augmentation, dropout).
+        """Seed of batches, augmentation and dropout of local work.
 
-        Where privacy relies on drawn batches, nobody else knows it: of known draws, those of all samples that come
-        after one more sample would be others, and ε covers the change of one gradient alone.
+        It is secret if privacy relies on Poisson batches: with known draws, one more sample would change the draws of
+        all samples after it, and ε covers the change of one gradient only.
         """
         return self.secret.seed("batches") if work.sample_rate and self.secret is not None else self.seed
 
     @property
     def own(self) -> Context:
-        """The same for what never leaves the client and steers nothing that does: no privacy takes part there."""
+        """The context without privacy, for results that never leave the client nor affect what does."""
         return self if self.unprotected is None else self.unprotected
 
     @property
     def total_weight(self) -> int:
-        """Weight of all T clients together: their number of samples, up to a cap of each, or T."""
+        """Total weight of all T clients: their samples, capped per client, or T."""
         return (self.capped_samples or self.total_samples) if self.weighting == "samples" else self.num_clients
 
     def client_weight(self, data: ClientData) -> Tensor:
-        """Weight of a client's message, [] float64: its number of samples, or 1."""
+        """Weight of a client's message, [] float64: its samples, or 1."""
         return data.num_samples if self.weighting == "samples" else torch.ones_like(data.num_samples)
 
     def client_share(self, data: ClientData) -> Tensor:
         """Weight of a client's mean loss in a sum over all clients, [] float64: T·n_t/n, or 1; 1 on average.
 
-        A client without samples has no loss to weigh, and gets the share of one sample so that shares can divide.
+        A client without samples gets the share of one sample, so that shares can be divisors.
         """
         if self.weighting == "uniform":
             return torch.ones_like(data.num_samples)

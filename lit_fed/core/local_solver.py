@@ -18,14 +18,14 @@ from lit_fed.errors import check_settings
 __all__ = ["LocalSolver", "OptimizerState", "Penalty", "StepInputs"]
 
 PIECE = 2**17
-"""Elements of a leaf that are updated at once on a CPU: few enough for its caches to hold all that an update reads."""
+"""Elements of a leaf updated at once on a CPU, so that all operands fit into its caches."""
 
 MOST_STEPS = 10**6
-"""Local epochs or steps of one round; a plan of more would not fit into memory."""
+"""Upper limit of local epochs or steps of a round; a larger plan would not fit into memory."""
 
 
 class OptimizerState(NamedTuple):
-    """State of the local optimizer; empty dicts where the method keeps none."""
+    """State of the local optimizer; dicts are empty if the method has no moments."""
 
     step: Tensor  # [] number of updates so far
     first: dict[str, Tensor]  # momentum or first moment, leaves as the parameters
@@ -45,7 +45,7 @@ class StepInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalSolver:
-    """How a client trains, the same for every algorithm.
+    """Local optimizer and local work, for every algorithm.
 
     Args:
         optimizer: `sgd`, `adam` or `adamw`, with PyTorch's update rules: weight decay is added to the gradient of the
@@ -54,21 +54,21 @@ class LocalSolver:
         schedule: factor on `lr` by round t of R: `constant`; `multi_step`, ×0.1 at R//2 and again at 3·(R//4);
             `cosine`, (1 + cos(πt/R))/2; `sqrt`, 1/√(t+1); `linear`, 1/(t+1).
         schedule_rounds: R, after which `multi_step` and `cosine` stay at their last rate; null takes the rounds of the
-            run, and when it is continued with more of them those that it began with.
-        adapt_lr: learning rate of clients that train before they are served; null takes `lr`: at the decayed rate of
-            the last rounds they would hardly move.
+            run; a run continued with more rounds keeps its first number.
+        adapt_lr: learning rate of adaptation before serving; null takes `lr`, since the decayed rate of the last rounds
+            is too small.
         momentum: momentum of `sgd`, in [0, 1).
         nesterov: Nesterov's form of momentum.
-        weight_decay: λ of the L2 penalty λ/2·‖θ‖²; of `adamw`, the share η·λ of the parameters that a step takes away.
+        weight_decay: λ of the L2 penalty λ/2·‖θ‖²; `adamw` shrinks parameters by η·λ in each step.
         betas: decay of the two moments of `adam` and `adamw`.
         eps: added to the root of the second moment of `adam` and `adamw`.
-        local_epochs: passes over the local samples per round; 0: no steps, only what an algorithm does without them.
+        local_epochs: passes over the local samples per round; 0: no local steps.
         local_steps: optimizer steps per round instead of epochs.
-        straggler_fraction: share of the clients, drawn anew in every round, that take only a part of their local
-            steps: a number from one to all of them, each as likely (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
-        clip_norm: largest Euclidean norm of a client's gradient, for each of its models.
-        persist_optimizer: keep each client's optimizer state from round to round, as the official FedEM code does;
-            by default every round starts with a fresh one.
+        straggler_fraction: share of the clients, drawn in every round, that take fewer local steps: uniformly from one
+            to all of them (FedProx, https://arxiv.org/abs/1812.06127, 5.2).
+        clip_norm: maximum Euclidean norm of the gradient of each model.
+        persist_optimizer: keep each client's optimizer state between rounds, as the official FedEM code does;
+            otherwise every round starts with a fresh one.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -88,7 +88,7 @@ class LocalSolver:
     persist_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
+        """Validate ranges."""
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
             "optimizer": (self.optimizer in ("sgd", "adam", "adamw"), "sgd, adam or adamw"),
@@ -129,7 +129,7 @@ class LocalSolver:
             [1.0, 0.1, 0.01, 0.01]
         """
         horizon = self.schedule_rounds or num_rounds
-        # a milestone at 0, of a run of fewer than four rounds, would decay the rate before the first round
+        # a milestone at 0 (fewer than four rounds) would decay the rate before the first round
         passed = sum(0 < milestone <= round_idx for milestone in (horizon // 2, 3 * (horizon // 4)))
         factor = {
             "constant": 1.0,
@@ -141,7 +141,7 @@ class LocalSolver:
         return torch.tensor(self.lr * factor, dtype=torch.float64)
 
     def lr_in(self, phase: str, round_idx: int, num_rounds: int) -> Tensor:
-        """Learning rate of a phase, [] float64: where clients `adapt` one of its own, else that of the round."""
+        """Learning rate of a phase, [] float64: `adapt_lr` in the phase `adapt`, else that of the round."""
         if phase != "adapt":
             return self.lr_at(round_idx, num_rounds)
         return torch.tensor(self.lr if self.adapt_lr is None else self.adapt_lr, dtype=torch.float64)
@@ -187,7 +187,7 @@ class LocalSolver:
         weight: Tensor | None = None,
         penalty: Penalty | None = None,
     ) -> tuple[ModelState, OptimizerState]:
-        """The models and the optimizer state of `step`, without the loss where that is work of its own."""
+        """`step` without the loss, which saves computing it where possible."""
         given = StepInputs(models, optimizer, batch, lr, weight, penalty)
         return self._advance(task, given, with_loss=False)[:2]
 
@@ -271,20 +271,20 @@ class LocalSolver:
     def _updated(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState, lr: Tensor
     ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """What `update` returns; the solver's own steps come straight here."""
+        """`update` for the solver's own steps, which subclasses do not override."""
         direction, optimizer = self._direction(parameters, gradient, optimizer)
         return {name: p - lr * direction[name] for name, p in parameters.items()}, optimizer
 
     def _direction(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """The direction of a step, which the learning rate multiplies, and the new optimizer state."""
+        """Direction of a step before the learning rate, and the new optimizer state."""
         return self._unclipped(parameters, gradient if self.clip_norm is None else self._clip(gradient), optimizer)
 
     def _unclipped(
         self, parameters: dict[str, Tensor], gradient: dict[str, Tensor], optimizer: OptimizerState
     ) -> tuple[dict[str, Tensor], OptimizerState]:
-        """`_direction` from the gradient as it is."""
+        """`_direction` without clipping."""
         if self.optimizer == "adamw":
             direction, optimizer = self._adam(gradient, optimizer)
             return self._decayed(direction, parameters), optimizer
@@ -292,7 +292,7 @@ class LocalSolver:
         return self._adam(gradient, optimizer) if self.optimizer == "adam" else self._sgd(gradient, optimizer)
 
     def _decayed(self, direction: dict[str, Tensor], parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-        """A direction with that of weight decay."""
+        """Add weight decay to a direction."""
         if not self.weight_decay:
             return direction
         return {name: leaf.add(parameters[name], alpha=self.weight_decay) for name, leaf in direction.items()}
@@ -324,17 +324,17 @@ class LocalSolver:
 
 
 def _zeros(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Zeros like leaves, one number for all elements of each: most are never read, or only once."""
+    """Zeros like leaves, expanded from one number: most are read at most once."""
     return {name: leaf.new_zeros(()).expand_as(leaf) for name, leaf in leaves.items()}
 
 
 def _room_for(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Memory for new values of leaves, consecutive."""
+    """Contiguous memory for new values of leaves."""
     return {name: torch.empty_like(leaf, memory_format=torch.contiguous_format) for name, leaf in leaves.items()}
 
 
 def _pieces(leaves: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Corresponding pieces of leaves of one shape; the leaves themselves where they are small or not laid out alike."""
+    """Corresponding pieces of leaves of one shape; whole leaves if they are small or laid out differently."""
     total = leaves[0].numel()
     if leaves[0].device.type != "cpu" or total <= PIECE or not all(map(_is_flat, leaves)):
         yield leaves
@@ -345,7 +345,7 @@ def _pieces(leaves: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _is_flat(leaf: Tensor) -> bool:
-    """Whether a leaf is consecutive in memory, or one number for all elements."""
+    """Whether a leaf is contiguous, or expanded from one number."""
     return leaf.is_contiguous() or not any(leaf.stride())
 
 

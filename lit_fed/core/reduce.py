@@ -1,7 +1,7 @@
-"""From messages to what the server sees: a weighted mean or the stack of all messages, over blocks and over ranks.
+"""Reduction of messages over blocks and ranks: a weighted mean, or the stack of all messages.
 
-Sums run in float64 with whole-number weights and are divided last, so that neither the size of blocks nor the number of
-ranks changes a float32 result.
+Sums run in float64 with whole-number weights and are divided last, so neither the block size nor the number of ranks
+changes a float32 result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
 
 
 PIECE = 2**18
-"""Elements of a model that are added up at once: few enough for the caches of a CPU."""
+"""Elements of a model added at once: few enough for the caches of a CPU."""
 
 
 _guard: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -47,7 +47,7 @@ def guard_collectives(guard: Callable[[], AbstractContextManager[None]]) -> None
 
 
 def num_ranks() -> int:
-    """How many ranks there are; 1 in a single process."""
+    """Number of ranks; 1 in a single process."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -60,12 +60,12 @@ def all_reduce(value: Tensor) -> Tensor:
 
 
 def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
-    """Rows of all ranks, in the order of `client_ids`, from each rank's own rows (one collective for all leaves).
+    """Gather the rows of all ranks by one collective for all leaves.
 
     Args:
-        rows: this rank's rows, leaves [C_r, ...], in the order in which its ids stand in `client_ids` below.
-        client_ids: positions of the gathered rows in the result, rank after rank, [C].
-        counts: rows of each rank; every rank computes them for itself, so ids need not be sent.
+        rows: this rank's rows, leaves [C_r, ...].
+        client_ids: position of each gathered row in the result, rank after rank, [C].
+        counts: rows of each rank; every rank computes them, so ids need not be sent.
     """
     if num_ranks() == 1 or not len(client_ids):
         return tree.map_leaves(lambda leaf: _place(leaf, client_ids), rows)
@@ -79,7 +79,7 @@ def gather_rows(rows: Tree, client_ids: Tensor, counts: list[int]) -> Tree:
     whole = torch.cat([part[:count] for part, count in zip(gathered, counts, strict=True)])
     parts = torch.split(whole, widths, dim=1)
     values = [
-        # a copy also of a single row, whose place among the others need not be one of its type
+        # clone: a view at this offset may be misaligned for its type, also if there is one row
         part.clone(memory_format=torch.contiguous_format).view(leaf.dtype).view(len(whole), *leaf.shape[1:])
         for part, leaf in zip(parts, tree.leaves(rows), strict=True)
     ]
@@ -97,14 +97,14 @@ def _place(leaf: Tensor, positions: Tensor) -> Tensor:
 
 
 class Accumulator:
-    """What one rank has gathered in a phase.
+    """Running reduction of one rank in a phase.
 
     Args:
-        kind: `sum` keeps one running sum, constant in memory; `stack` keeps every message.
+        kind: `sum` keeps one running sum; `stack` keeps every message.
 
     Attributes:
-        metric_names: of the metrics that came with the messages, in the order of their means. A name with a slash
-            is a wrapper's, of messages; all others are of local training.
+        metric_names: names of the metrics in the order of their means. A name with a slash is a wrapper's metric of
+            messages; all others describe local training.
     """
 
     def __init__(self, kind: Literal["sum", "stack"]) -> None:
@@ -116,7 +116,7 @@ class Accumulator:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was added, so that even the form of the messages is unknown."""
+        """Whether nothing was added, so that the structure of the messages is unknown."""
         return self._totals is None
 
     def add(
@@ -127,14 +127,14 @@ class Accumulator:
         heard: Tensor | None = None,
         stepped: Tensor | None = None,
     ) -> None:
-        """Take in the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds only the shape.
+        """Add the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds the structure alone.
 
         Args:
-            message: what they sent.
+            message: their messages.
             multiplicity: how often each counts, [C] float64.
-            metrics: theirs.
-            heard: who received something, [C] bool; None: those that count.
-            stepped: who took local steps, [C] bool; None: all. Others take no part in means of local training.
+            metrics: their metrics.
+            heard: clients that received the broadcast, [C] bool; None: those that count.
+            stepped: clients that took local steps, [C] bool; None: all. Means of local training leave out the others.
         """
         self.metric_names = list(metrics)
         weight = message.weight.double() * multiplicity
@@ -156,15 +156,15 @@ class Accumulator:
         tree.map_leaves(lambda total, leaf: _add(total, weight, leaf), self._sum, message.value)
 
     def reduce(self, positions: Tensor, counts: list[int]) -> tuple[Reduced, Tensor, dict[str, tuple[float, float]]]:
-        """The reduction over all ranks.
+        """Reduce over all ranks.
 
         Args:
-            positions: for each row, rank after rank and in the order it was added, its place in the phase, [C].
+            positions: position in the phase of each row, rank after rank in the order of addition, [C].
             counts: clients of each rank.
 
         Returns:
-            What the server sees; the bits sent up and down in this phase, [2] float64; the mean of each metric and its
-            weight. Means of what weighs nothing are 0.
+            The reduced messages; the bits sent up and down in this phase, [2] float64; the mean of each metric and its
+            weight. The mean is 0 if the weight is.
         """
         assert self._totals is not None
         if self.kind == "stack":
@@ -182,7 +182,7 @@ class Accumulator:
         return Reduced(tree.rebuild(self._sum, values), totals[0]), totals[1:3], self._means(totals)
 
     def _means(self, totals: Tensor) -> dict[str, tuple[float, float]]:
-        """The mean of each metric, and the weight of the clients that it is over."""
+        """Mean of each metric, and the total weight of its clients."""
         weight, _, _, trained, *sums = totals.tolist()
         weights = {name: weight if "/" in name else trained for name in self.metric_names}
         return {
@@ -191,7 +191,7 @@ class Accumulator:
 
 
 class RunningMeans:
-    """Means over what comes in parts, by name.
+    """Weighted means by name, over parts added one after another.
 
     Example:
         >>> means = RunningMeans()
@@ -207,7 +207,7 @@ class RunningMeans:
         self._totals: dict[str, tuple[float, float]] = {}
 
     def add(self, name: str, mean: float, weight: float) -> None:
-        """Take in the mean of a part and its weight; one that weighs nothing has no mean."""
+        """Add the mean of a part; ignored if its weight is 0."""
         if not weight:
             return
         total, before = self._totals.get(name, (0.0, 0.0))
@@ -216,21 +216,21 @@ class RunningMeans:
 
 
 def _divisor(weight: Tensor) -> Tensor:
-    """What a weighted sum is divided by; a sum of nothing stays 0."""
+    """Divisor of a weighted sum; an empty sum stays 0."""
     return torch.where(weight == 0, torch.ones_like(weight), weight)
 
 
 def _zeros(leaf: Tensor) -> Tensor:
-    """A sum of no rows; consecutive in memory, whatever the layout of convolution weights."""
+    """Zeros for a sum over rows; contiguous in memory, whatever the layout of convolution weights."""
     return torch.zeros(leaf.shape[1:], dtype=torch.float64, device=leaf.device)
 
 
 def _add(total: Tensor, weight: Tensor, leaf: Tensor) -> None:
-    """Add Σ_c w_c leaf_c in place, piece by piece: a float64 copy of large models would cost more than the sum."""
+    """Add Σ_c w_c leaf_c in place, in pieces: a float64 copy of a large model would cost more than the sum."""
     flat, rows = total.view(-1), leaf.reshape(len(leaf), -1)
     on_cpu = flat.device.type == "cpu"
-    at_once = PIECE if on_cpu else max(len(flat), 1)  # elsewhere a piece costs launches
-    alone = float(weight[0]) if on_cpu and len(rows) == 1 else None  # a number, which elsewhere would be waited for
+    at_once = PIECE if on_cpu else max(len(flat), 1)  # on a GPU each piece costs kernel launches
+    alone = float(weight[0]) if on_cpu and len(rows) == 1 else None  # on a GPU this would wait for the device
     for lo in range(0, len(flat), at_once):
         total_piece, piece = flat[lo : lo + at_once], rows[:, lo : lo + at_once].double()
         if alone is None:
@@ -245,11 +245,11 @@ def server_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelS
 
 
 def exact_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelState:
-    """The average of the clients' models in float64, for a server that takes small differences to its own.
+    """The average of the clients' models in float64, for servers that need small differences to their own.
 
-    `renormalised` averages over the clients that took part; `stale_fill` lets the others count with the model that they
-    were last sent, which is the server's (the official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ. It is refused with
-    draws by size, whose mean is Σ p_i θ_i on average already, and whose Σ_S p_i may exceed 1.
+    `renormalised` averages over the participating clients; `stale_fill` counts the others with the model that they were
+    last sent, the server's (official FedEM code): Σ_S p_i θ_i + (1 − Σ_S p_i) θ. It is refused with sampling by size,
+    whose mean is unbiased already and whose Σ_S p_i may exceed 1.
     """
     if ctx.aggregation == "renormalised":
         return reduced.value  # type: ignore[no-any-return]
@@ -262,7 +262,7 @@ def exact_average(ctx: Context, models: ModelState, reduced: Reduced) -> ModelSt
 
 
 def cast_like(values: Tree, like: Tree) -> Tree:
-    """Leaves in the types of the tree that they replace; whole numbers are rounded."""
+    """Cast leaves to the types of another tree; values of integer leaves are rounded."""
 
     def cast(value: Tensor, old: Tensor) -> Tensor:
         if value.dtype == old.dtype or old.is_floating_point():
@@ -273,10 +273,10 @@ def cast_like(values: Tree, like: Tree) -> Tree:
 
 
 def as_shared(new: Tree, old: Tree, algorithm: str) -> Tree:
-    """What a server step returned, in the types of the shared state, which never change.
+    """Cast the result of a server step to the types of the shared state, which never change.
 
     Args:
-        new: what it returned; sums and averages may be float64.
+        new: the result; sums and averages may be float64.
         old: the shared state before the step.
         algorithm: its name, for error messages.
 

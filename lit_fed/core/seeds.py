@@ -1,4 +1,4 @@
-"""Stateless randomness: every stream is named by what it is for, so nothing has to be saved to resume exactly."""
+"""Stateless randomness: each stream is named by its purpose, so an exact resume needs no saved state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 __all__ = ["SECRET_BYTES", "Secret", "generator", "generators", "seed_of", "torch_generator", "uniforms"]
 
 MANY = 16
-"""Generators from which making them together is faster."""
+"""Number of generators from which seeding them together is faster."""
 
 WORD = 2**32 - 1
 HALF_WORD, SHIFT = 2**16 - 1, np.uint32(16)
@@ -145,7 +145,7 @@ def _scramble(word: Tensor) -> Tensor:
 class Secret:
     """128 bits from which protecting noise, cohorts and batches follow; no part of the training settings.
 
-    It is never printed, and a copy that is pickled is a fresh one: a file must not hold it by accident.
+    It is never printed and never pickled: unpickling gives a fresh one.
 
     Args:
         key: 16 bytes.
@@ -158,29 +158,29 @@ class Secret:
 
     @classmethod
     def fresh(cls) -> Secret:
-        """A random one."""
+        """A random secret."""
         return cls(secrets.token_bytes(SECRET_BYTES))
 
     @classmethod
     def of_seed(cls, seed: int) -> Secret:
-        """A repeatable one, for simulations."""
+        """A repeatable secret, for simulations."""
         return cls(hashlib.blake2b(b"noise seed %d" % seed, digest_size=SECRET_BYTES).digest())
 
     def derived(self, *purpose: int | str) -> bytes:
-        """32 bytes for a purpose; those for other purposes tell nothing of them."""
+        """32 bytes for a purpose, independent of those for other purposes."""
         return hashlib.blake2b(json.dumps(purpose).encode(), key=self.key).digest()[: 2 * SECRET_BYTES]
 
     def for_(self, *purpose: int | str) -> Secret:
-        """A secret of its own for a purpose."""
+        """A separate secret for a purpose."""
         return Secret(self.derived("secret", *purpose)[:SECRET_BYTES])
 
     def seed(self, purpose: str) -> int:
-        """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for what is drawn and never published."""
+        """A seed of 128 bits for the generators of `lit_fed.core.seeds`, for draws that are never published."""
         return int.from_bytes(self.derived("seed", purpose)[:SECRET_BYTES], "big")
 
     @property
     def name(self) -> str:
-        """What tells it from others, and may be published."""
+        """Public identifier."""
         return self.derived("name")[:8].hex()
 
     def __repr__(self) -> str:

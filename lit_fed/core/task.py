@@ -44,7 +44,7 @@ class Task(StackedNetwork):
 
     Args:
         target: what is predicted.
-        criterion: what gradients are taken of in place of the log-loss; None: the log-loss.
+        criterion: loss of local steps in place of the log-loss; None: the log-loss.
     """
 
     target: Target = field(kw_only=True)
@@ -52,9 +52,9 @@ class Task(StackedNetwork):
 
     @classmethod
     def create(cls, build: Callable[[], nn.Module], target: Target, seed: int = 0, **fields: object) -> Task:
-        """A task with a template network of its own; the global generator is left as it was.
+        """Make a task with a new template network; the global generator is unchanged.
 
-        What is frozen is that of the first initial model, so that it is the same wherever this model is.
+        Frozen parameters are those of the first initial model.
 
         Args:
             build: see the class.
@@ -63,7 +63,7 @@ class Task(StackedNetwork):
             fields: other fields of the class.
 
         Raises:
-            ConfigError: if the network has no parameter that is trained, or memory has no room for it.
+            ConfigError: if the network has no trained parameter, or does not fit into memory.
         """
         given: tuple[int, ...] | None = fields.get("init_seeds")  # type: ignore[assignment]
         dtype: torch.dtype = fields.get("dtype", torch.float32)  # type: ignore[assignment]
@@ -78,21 +78,21 @@ class Task(StackedNetwork):
 
     @cached_property
     def closed_form(self) -> AffineMap | None:
-        """None for labels with positions: the map then reads the last axis of its inputs alone."""
+        """None for labels with positions, where the map acts on the last axis only."""
         return None if self.target.positions else super().closed_form
 
     # ------------------------------------------------------------------ losses and predictions
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Log-loss of each sample and model, [B, M], in nats (regression: ½(ŷ − y)², a constant left out).
+        """Log-loss of each sample and model, [B, M], in nats (regression: ½(ŷ − y)², up to a constant).
 
         Args:
             outputs: [B, M, K] or [B, M, L, K].
-            y: labels [B] or [B, L], the same for every model; classes may be the probabilities of `soft_labels`.
+            y: labels [B] or [B, L]; classes may be the probabilities of `soft_labels`.
         """
         return self.target.losses(outputs, self.target.for_models(y.unsqueeze(1), outputs))
 
     def sample_losses(self, models: ModelState, data: ClientData, rows_per_pass: int = 1024) -> Tensor:
-        """Losses [N, M] of all samples of a client, in evaluation mode and some rows at a time."""
+        """Losses [N, M] of all samples of a client, in evaluation mode, in passes of some rows."""
         x, y = data.x, data.y
         parts = [slice(lo, lo + rows_per_pass) for lo in range(0, max(len(x), 1), rows_per_pass)]
         return torch.cat([self.losses(self.outputs(models, x[rows]), y[rows]) for rows in parts])
@@ -100,8 +100,8 @@ class Task(StackedNetwork):
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
         """Labels for distillation: share·y + (1 − share)·the prediction of another model.
 
-        The gradient of the cross-entropy to these is that of share·CE(y) + (1 − share)·KL(prediction ‖ model), as the
-        entropy of the prediction is a constant; for regression the same holds of the squared errors.
+        The gradient of the cross-entropy to these equals that of share·CE(y) + (1 − share)·KL(prediction ‖ model): the
+        entropy of the prediction is constant. Likewise for squared errors.
 
         Args:
             outputs: of the other model, [B, K] or [B, L, K]; never differentiated.
@@ -117,12 +117,12 @@ class Task(StackedNetwork):
         """Prediction of a mixture of models: log of the mixed probabilities, or the mixed mean (regression).
 
         Args:
-            weights: [M], non-negative, summing to 1; a component of weight 0 takes no part.
+            weights: [M], non-negative, summing to 1.
             outputs: [B, M, K] or [B, M, L, K].
 
         Returns:
-            Log-probabilities [B, C] or [B, L, C] (binary: C = 2, probabilities of a mixture below the smallest normal
-            number counting as that), or the mean [B, 1].
+            Log-probabilities [B, C] or [B, L, C] (binary: C = 2, at least the smallest normal number), or means
+            [B, 1].
         """
         return self.target.mix(weights, outputs)
 
@@ -141,7 +141,7 @@ class Task(StackedNetwork):
     # ------------------------------------------------------------------ gradient
     @property
     def trained_on(self) -> Criterion | Target:
-        """Whose losses are minimised."""
+        """The loss of local steps."""
         return self.target if self.criterion is None else self.criterion
 
     def value_and_grad(
@@ -149,14 +149,14 @@ class Task(StackedNetwork):
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
         """Gradient of (1/B) Σ_b w_bm ℓ(θ_m; b) with respect to each θ_m, ℓ being the loss of `trained_on`.
 
-        The sum is divided by the number of samples, not of weights: it is the gradient of FedEM's surrogate.
+        The sum is divided by the number of samples, not by the sum of weights (FedEM's surrogate).
 
         Args:
             models: M models.
-            batch: B samples for all models, or M batches on a leading axis, one for each.
-            weight: [B, M]; None: one for every sample.
-            training: in training mode; else without dropout and with the running statistics of BatchNorm, so that each
-                sample has a gradient of its own.
+            batch: B samples for all models, or M batches on a leading axis.
+            weight: [B, M]; None: 1.
+            training: training mode; else without dropout and with running statistics of BatchNorm, so that the
+                gradient is a sum over samples.
 
         Returns:
             The mean loss [M], the gradient and the buffers after the step, leaves [M, ...].
@@ -174,7 +174,7 @@ class Task(StackedNetwork):
     def grad(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Gradient and buffers of `value_and_grad`, without the loss where that is work of its own."""
+        """`value_and_grad` without the loss, which saves computing it where possible."""
         if self.closed_form is not None:
             share = self._share(models, batch, weight)
             return self._closed_form(self.closed_form, models, batch, share)[2], models.buffers
@@ -182,15 +182,15 @@ class Task(StackedNetwork):
 
     @property
     def one_by_one(self) -> bool:
-        """The models take separate passes, so that `each_gradient` costs no more than `value_and_grad`."""
+        """Whether models take separate passes, so that `each_gradient` costs no more than `value_and_grad`."""
         return self.model_axis == "loop" and self.closed_form is None
 
     def each_gradient(
         self, models: ModelState, batch: Batch, weight: Tensor | None = None, *, training: bool = True
     ) -> Iterator[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]]:
-        """The results of `value_and_grad` for one model after another, without their leading axis.
+        """The results of `value_and_grad` model by model, without their leading axis.
 
-        A parameter that the loss does not reach has the gradient 0.
+        Unused parameters have gradient 0.
         """
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
@@ -203,7 +203,7 @@ class Task(StackedNetwork):
             if one.is_joint:
                 yield from self._each_of_joint(one, batch.y, share)
                 continue
-            y = batch.y[m] if per_model else batch.y  # soft labels come along as they are
+            y = batch.y[m] if per_model else batch.y  # soft labels need no view
             with torch.enable_grad():
                 loss = (self.trained_on.losses(one.outputs, y) * share[:, m]).sum()
             yield loss.detach(), _gradient(loss, one.parameters), one.buffers
@@ -222,10 +222,7 @@ class Task(StackedNetwork):
     def full_gradient(
         self, models: ModelState, data: ClientData, rows_per_pass: int = 1024, *, training: bool = True
     ) -> tuple[Tensor, Tree]:
-        """Mean loss [M] and gradient, leaves [M, ...], over all samples of a client, some rows at a time.
-
-        The mode is that of `value_and_grad`.
-        """
+        """Mean loss [M] and gradient, leaves [M, ...], over all samples of a client, in passes of some rows."""
         batch, num_rows = data.batch, len(data.mask)
         total = data.num_samples.clamp(min=1)
         parts = []
@@ -238,7 +235,7 @@ class Task(StackedNetwork):
     def hessian_vector(self, models: ModelState, batch: Batch, vector: dict[str, Tensor]) -> dict[str, Tensor]:
         """Product of the Hessian of each model's mean loss on a batch with a vector, leaves [M, ...].
 
-        Needs a network that is twice differentiable.
+        The network must be twice differentiable.
         """
         share, axis = self._share(models, batch, None), 0 if batch.index.ndim == 2 else None
         self.set_mode(True)
@@ -271,7 +268,7 @@ class Task(StackedNetwork):
 
     @staticmethod
     def _share(models: ModelState, batch: Batch, weight: Tensor | None) -> Tensor:
-        """Factor of each sample's loss in each model's objective, [B, M]."""
+        """Factor of each sample's loss in the objective of each model, [B, M]."""
         dtype = next(iter(models.parameters.values())).dtype
         mask = (batch.mask.T if batch.index.ndim == 2 else batch.mask.unsqueeze(1)).to(dtype)
         share = (mask if weight is None else weight * mask) / mask.sum(0).clamp(min=1)
@@ -280,7 +277,7 @@ class Task(StackedNetwork):
     def _closed_form(
         self, affine: AffineMap, models: ModelState, batch: Batch, share: Tensor
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Outputs [B, M, K], their labels, and the gradient, which needs the residual alone."""
+        """Outputs [B, M, K], their labels, and the gradient, from the residual alone."""
         per_model = batch.index.ndim == 2
         outputs = self._wide(affine.outputs(self._stacked(models), batch.x, per_model))
         y = self.target.for_models(batch.y.transpose(0, 1) if per_model else batch.y.unsqueeze(1), outputs)
@@ -297,9 +294,9 @@ class Task(StackedNetwork):
         share: Tensor,
         call: Forward | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and its buffers afterwards.
+        """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and the new buffers.
 
-        `call` is what is left to compute, where x [B, ...] are not the inputs of the whole network.
+        `call` computes outputs from x if x are not the inputs of the whole network.
         """
         buffers = {name: leaf.clone() for name, leaf in buffers.items()}  # layers update them in place
         outputs = self._wide((call or self._call)(parameters, buffers, x))
@@ -317,12 +314,12 @@ class Task(StackedNetwork):
 
 
 def _scaled(loss: Tensor, gradient: Tree, some: Batch, total: Tensor) -> Tree:
-    """Loss and gradient of a part of the samples as that part of the mean over all."""
+    """Contribution of a part of the samples to the mean over all."""
     return tree.scale((loss, gradient), some.mask.sum(dtype=torch.float64) / total)
 
 
 def _gradient(loss: Tensor, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradient of a loss [], 0 for parameters that it does not depend on."""
+    """Gradient of a loss [], 0 for unused parameters."""
     if not loss.requires_grad:  # it depends on none
         return tree.zeros_like(parameters)  # type: ignore[no-any-return]
     leaves = list(parameters.values())

@@ -1,4 +1,4 @@
-"""The blocks that pass between data, clients, algorithms and server.
+"""Data structures passed between data, clients, algorithms and server.
 
 Shapes use C clients of a block, N samples of one client (padded where `mask` is 0), B samples of a batch, M models
 trained together, T clients in all. Leaves of a `ModelState` always carry the leading axis M; a single model is M = 1.
@@ -43,14 +43,14 @@ Tree = Any
 class ModelState(NamedTuple):
     """M models stacked leaf by leaf."""
 
-    parameters: dict[str, Tensor]  # trainable, leaves [M, ...]; what is frozen stands in the task
+    parameters: dict[str, Tensor]  # trained, leaves [M, ...]; frozen ones are in the task
     buffers: dict[str, Tensor]  # running statistics, leaves [M, ...]; {} without
 
 
 class ClientData(NamedTuple):
     """The local samples of one client: rows `index` of the arrays, or all of them.
 
-    Rows are looked up only when `x` or `y` is read, so an algorithm that needs losses alone costs no copy.
+    Rows are gathered when `x` or `y` is read, so an algorithm that needs losses only makes no copy.
     """
 
     all_x: Tensor  # [n, ...]
@@ -91,14 +91,14 @@ class Batch(NamedTuple):
 
 
 class LocalWork(NamedTuple):
-    """What the client trainer repeats `client_step` over; with neither epochs nor steps it is not called."""
+    """Local work: how often `client_step` is called; never with neither epochs nor steps."""
 
     epochs: int | None = None
     steps: int | None = None
     batch_size: int | None = None  # None: that of the data module; 0: the whole local set
     batches_per_step: int = 1  # K > 1: each step gets K batches, each from its own shuffle
     straggler_fraction: float = 0.0  # share of the clients that take only a random part of their steps
-    sample_rate: float = 0.0  # b > 0: each sample enters each step by itself with this probability; 0: shuffled passes
+    sample_rate: float = 0.0  # b > 0: Poisson batches of rate b; 0: shuffled passes
 
     @property
     def trains(self) -> bool:
@@ -107,15 +107,15 @@ class LocalWork(NamedTuple):
 
 
 class Absences(NamedTuple):
-    """Who is missed in a phase, known before it begins."""
+    """Dropouts and lost messages of a phase, known before it begins."""
 
-    drawn: Tensor  # [D] int64 clients that were to take part, those drawn twice as often
-    lost: Tensor  # [L] int64 those of the phase's clients whose message gets lost after their work
-    keeps_states: bool  # whether these keep what they learnt, or go back to the state from before the phase
-    num_dropped: int  # clients that drop out in this phase, before or after their work
-    num_late: int  # clients whose work comes too late
+    drawn: Tensor  # [D] int64 sampled clients, repeated if drawn twice
+    lost: Tensor  # [L] int64 clients whose message is lost after their work
+    keeps_states: bool  # whether these keep their new state
+    num_dropped: int  # clients that drop out, before or after their work
+    num_late: int  # clients that are too late
     wait: float | None = None  # how long the server waits for work; None: until the slowest is done
-    factors: Tensor | None = None  # [T] float64 whole numbers by which weights are multiplied; None: by 1
+    factors: Tensor | None = None  # [T] float64 integer factors of weights; None: 1
     shares: Tensor | None = None  # [T] float64 shares of their weight for which `drawn` count; None: unused
     forgives: bool = False  # whether a client that fails is left out, and the others go on
     deadline: float | None = None  # how long a node may take for its answer; None: no limit of the phase
@@ -134,40 +134,40 @@ class Absences(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """One exchange with a set of clients; nobody sees its results before it ends."""
+    """One exchange with a set of clients; its results are visible after its end."""
 
     name: str
     client_ids: Tensor  # [C] int64; an id drawn twice trains once and counts twice
     work: LocalWork
-    draws: Tensor | None = None  # [T] how often each was drawn, where messages count that themselves and ids stand once
-    absences: Absences | None = None  # None: nobody is missed
-    waits_for_all: bool = False  # whether the server needs the message of every one of these clients
+    draws: Tensor | None = None  # [T] draws of each client, if messages count them and ids are unique
+    absences: Absences | None = None  # None: none
+    waits_for_all: bool = False  # whether the server needs all of these messages
 
 
 class PhaseTraffic(NamedTuple):
-    """What one phase of a round asked of clients and links."""
+    """Traffic and clients of one phase."""
 
     num_clients: int  # m, that took part
     trains: bool  # whether they did local work
-    num_payloads: int  # different things that the server sent; 0 where there is no server
+    num_payloads: int  # different messages of the server; 0 without a server
     bits_up: float  # sent by all of these clients together
     bits_down: float  # received by all of them together
     wait: float | None = None  # how long the server waited for work; None: until the slowest was done
 
 
 class RoundFaults(NamedTuple):
-    """Who was missed in a round."""
+    """Dropouts and failures of a round."""
 
     num_dropped: int  # dropped out
     num_late: int  # were too late
-    non_finite: tuple[int, ...]  # clients that were left out since their message or state held NaN or infinity
-    errors: tuple[int, ...]  # clients that were left out since their computation failed
-    is_empty: bool  # whether nothing that weighs anything came in
-    reasons: tuple[str, ...]  # of those who failed on this rank
+    non_finite: tuple[int, ...]  # clients left out for NaN or infinity
+    errors: tuple[int, ...]  # clients left out for an error
+    is_empty: bool  # whether the total weight is 0
+    reasons: tuple[str, ...]  # of failures on this rank
 
 
 class RoundRecord(NamedTuple):
-    """What a round produced; made anew for each round."""
+    """Result of a round."""
 
     round_idx: int  # from 0
     lr: float  # local learning rate
@@ -177,11 +177,11 @@ class RoundRecord(NamedTuple):
     bits_down: float  # received by all of them together
     phases: tuple[PhaseTraffic, ...]
     seconds: float
-    faults: RoundFaults | None = None  # None: clients were not meant to fail
+    faults: RoundFaults | None = None  # None: faults are off
 
 
 class Message(NamedTuple):
-    """What leaves the client."""
+    """Message of a client."""
 
     value: Tree
     weight: Tensor  # [] float64, a whole number wherever possible
@@ -197,14 +197,14 @@ class Chosen(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """What reaches the server: for "sum" Σ w·m / Σ w and Σ w, for "stack" all messages [C, ...] and weights [C]."""
+    """Reduced messages: for "sum" Σ w·m / Σ w and Σ w, for "stack" all messages [C, ...] and weights [C]."""
 
     value: Tree
     weight: Tensor
 
 
 class ClientResult(NamedTuple):
-    """What a client hands over at the end of a phase; the client trainer returns it with a leading axis C."""
+    """Result of a client in a phase; client trainers return it with a leading axis C."""
 
     message: Message
     state: Tree
@@ -212,13 +212,13 @@ class ClientResult(NamedTuple):
 
 
 class Split:
-    """All samples of one split, client by client and contiguous; moved to a device once and kept there.
+    """All samples of one split, client by client and contiguous; copied to a device once.
 
     Args:
         x: inputs [n, ...].
         y: labels [n] or [n, L].
         offsets: [T + 1] int64 on the CPU; client t owns rows offsets[t] to offsets[t + 1].
-        first_id: identity of the first client; those that take no part in training are numbered after the others.
+        first_id: identity of the first client; unseen clients are numbered after the others.
         ids: identities of the clients, ascending [T] int64 on the CPU; None: first_id, first_id + 1, ….
     """
 
@@ -244,19 +244,19 @@ class Split:
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Samples per client, [T] int64; not to be written into, since it is kept: every round asks for it."""
+        """Samples per client, [T] int64; cached, so not to be modified."""
         return self.offsets.diff()
 
     @property
     def samples_per_block(self) -> int | None:
-        """Most samples of a block of clients, where a block has to be brought into memory; None: all are there."""
+        """Most samples of a block, if blocks are loaded into memory; None: all samples are in memory."""
         return None
 
     def positions(self, client_ids: Tensor) -> Tensor:
-        """Places of clients [C] in this split, [C] int64 on the CPU.
+        """Positions of clients [C] in this split, [C] int64 on the CPU.
 
         Raises:
-            KeyError: if the split was told its clients' identities and one is not among them.
+            KeyError: if the split has ids and one is not among them.
         """
         client_ids = client_ids.cpu()
         if self.ids is None:
@@ -267,12 +267,12 @@ class Split:
         return found
 
     def client(self, client_id: int) -> ClientData:
-        """Views of one client's rows; inputs that begin anywhere are copied."""
+        """Views of one client's rows; unaligned inputs are copied."""
         position = int(self.positions(torch.tensor([client_id])))
         lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
         mask = torch.ones(hi - lo, device=self.x.device)
         x = from_boundary(self.x[lo:hi])
-        own_id = torch.full((), client_id, device=self.x.device)  # a copy to a device would wait for all its work
+        own_id = torch.full((), client_id, device=self.x.device)  # a copy to a device would synchronise
         return ClientData(x, self.y[lo:hi], None, mask, own_id)
 
     def select(self, client_ids: Tensor) -> Split:

@@ -1,5 +1,5 @@
-"""Clients on machines of their own: what passes between them and the server, and what each of them does.
+"""Clients on other machines: packets between server and nodes, transports, and the work of a node.
 
-    data set of sizes -> rounds -> remote client trainer -> packets -> transport -> node -> client trainer
+    federation (data set of sizes) -> rounds -> remote (client trainer) -> messages, wire -> transport -> node
 The rounds are those of `lit_fed.rounds`; a node runs the same functions of the algorithm on its own samples.
 """

@@ -1,11 +1,11 @@
-"""Certificates of a federation: a CA of its own, a pair for the server, a pair for each node.
+"""Certificates of a federation: its own CA, a pair for the server, a pair for each node.
 
     OUTPUT/ca.key                                    signs; must never leave the operator's machine
     OUTPUT/ca.pem, server.pem, server.key            what the server needs
     OUTPUT/<client>/ca.pem, node.pem, node.key       what a node needs, under the client's name
 
-A certificate of a node says its name (the common name), and that it is a client's; the server's says its hosts, and
-that it is a server's. So neither can be taken for the other. Private keys are for the owner alone (mode 600).
+A node's certificate holds its name (common name) and is valid for TLS clients only; the server's holds its hosts and is
+valid for TLS servers only. So neither can be used as the other. Keys are on the curve P-256 and have mode 600.
 """
 
 from __future__ import annotations
@@ -13,46 +13,58 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from lit_fed.deployment.transport import check_node_name
 from lit_fed.errors import ConfigError
-from lit_fed.system.files import write_atomically
-from lit_fed.system.packages import optional_package
+from lit_fed.system.files import whole_file, write_atomically
+from lit_fed.system.packages import imported_later, optional_package
 
 __all__ = ["DAYS", "make_certificates"]
 
 DAYS = 825
-"""The longest that common systems accept."""
+"""The longest validity that common systems accept."""
 
-MOST_DAYS = 10 * 365
+MOST_DAYS = DAYS_OF_AUTHORITY = 10 * 365
+CLOCKS_DIFFER = timedelta(hours=1)
+"""Certificates are valid from so long ago, since a machine's clock may be slow."""
+
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*")
 OWN_NAMES = {"ca.key", "ca.pem", "server.key", "server.pem"}
+OTHER_USES = (
+    "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only",
+)  # fmt: skip
+
+# of the extra `federation`: the command's parser works without it
+x509 = imported_later("cryptography.x509")
+ec = imported_later("cryptography.hazmat.primitives.asymmetric.ec")
+hashes = imported_later("cryptography.hazmat.primitives.hashes")
+serialization = imported_later("cryptography.hazmat.primitives.serialization")
 
 
 def make_certificates(server: Sequence[str], clients: Sequence[str], output: Path, days: int = DAYS) -> list[Path]:
-    """Write certificates and keys; those that there are, and the CA, stay as they are.
+    """Write certificates and keys; existing ones, the CA among them, are kept.
 
     Args:
-        server: hosts by which nodes reach the server, names or addresses; none: there is a server's pair already.
+        server: hosts by which nodes reach the server, names or addresses; none: the server's pair exists already.
         clients: names of nodes.
-        output: the folder, which is made if need be.
-        days: how long the certificates are good.
+        output: the folder, created if needed.
+        days: validity of the certificates.
 
     Returns:
         The folders and certificates that were written.
 
     Raises:
-        ConfigError: if a name will not do or is taken, or days are no positive number; nothing was written then.
+        ConfigError: if a name is invalid or taken, or days are not positive; nothing was written then.
     """
     _check_names(server, clients, days)
     _check_folder(server, clients, output)
     optional_package("cryptography", "cryptography>=42", "federation", "certificates")
-    from lit_fed.deployment.authority import Authority
-
     try:
         output.mkdir(parents=True, exist_ok=True)
-        authority = Authority(output, days)
+        authority = _Authority(output, days)
         if server:
             authority.issue(output / "server", "server", server)
         for name in clients:
@@ -70,7 +82,7 @@ def _check_names(server: Sequence[str], clients: Sequence[str], days: int) -> No
     if not server and not clients:
         raise ConfigError("neither --server nor --clients is given; give what certificates are to be made for")
     for host in server:
-        if not is_address(host) and not HOST.fullmatch(host):
+        if _address(host) is None and not HOST.fullmatch(host):
             raise ConfigError(
                 f"--server {host[:80]!r}: no host; give names or addresses by which nodes reach the server"
             )
@@ -81,7 +93,7 @@ def _check_names(server: Sequence[str], clients: Sequence[str], days: int) -> No
 
 
 def _check_folder(server: Sequence[str], clients: Sequence[str], output: Path) -> None:
-    """Refuse to write over anything, and to add to half a CA."""
+    """Refuse to overwrite files, and to extend an incomplete CA."""
     for name in clients:
         if (output / name).exists():
             raise ConfigError(f"{output / name} is there already; leave {name} out, or move it away for a new one")
@@ -97,10 +109,75 @@ def _check_folder(server: Sequence[str], clients: Sequence[str], output: Path) -
         raise ConfigError(f"--server is not given, and {output} has no server.pem; give the server's hosts")
 
 
-def is_address(host: str) -> bool:
-    """Whether a host is an IP address, not a name."""
+def _address(host: str) -> Any:
+    """The IP address that a host is; None: it is a name."""
     try:
-        ipaddress.ip_address(host)
+        return ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
+
+
+class _Authority:
+    """The CA in a folder, `ca.pem` and `ca.key`; created if there is none, refused if damaged."""
+
+    def __init__(self, folder: Path, days: int) -> None:
+        self.days, certificate = days, folder / "ca.pem"
+        if not certificate.exists():
+            self.name, self.key = _named("lit_fed federation"), ec.generate_private_key(ec.SECP256R1())
+            own = [x509.BasicConstraints(ca=True, path_length=0), _uses(signs_others=True)]
+            made = self._signed(self.name, self.key, own, DAYS_OF_AUTHORITY)
+            _write_key(folder / "ca.key", self.key)
+            write_atomically(certificate, made.public_bytes(serialization.Encoding.PEM))
+            return
+        try:
+            known = x509.load_pem_x509_certificate(certificate.read_bytes())
+            self.name = known.subject
+            self.key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
+            if self.key.public_key() != known.public_key():
+                raise ValueError
+        except (ValueError, TypeError) as error:
+            fix = "bring those that were made together, or give a new --output"
+            raise ConfigError(f"{folder}: ca.pem and ca.key are damaged, or of two CAs; {fix}") from error
+
+    def issue(self, path: Path, name: str, hosts: Sequence[str] = ()) -> None:
+        """Write a pair, `path`.pem and `path`.key, for the hosts of a server, or without hosts for a client."""
+        purpose = x509.ExtendedKeyUsageOID.SERVER_AUTH if hosts else x509.ExtendedKeyUsageOID.CLIENT_AUTH
+        key = ec.generate_private_key(ec.SECP256R1())
+        own = [x509.BasicConstraints(ca=False, path_length=None), _uses(signs_others=False)]
+        own.append(x509.ExtendedKeyUsage([purpose]))
+        alternatives = [x509.IPAddress(one) if (one := _address(host)) else x509.DNSName(host) for host in hosts]
+        certificate = self._signed(_named(name), key, own, self.days, alternatives)
+        _write_key(path.with_name(f"{path.name}.key"), key)
+        write_atomically(path.with_name(f"{path.name}.pem"), certificate.public_bytes(serialization.Encoding.PEM))
+
+    def _signed(self, name: Any, key: Any, critical: Sequence[Any], days: int, hosts: Sequence[Any] = ()) -> Any:
+        now = datetime.now(UTC)
+        builder = x509.CertificateBuilder(self.name, name, key.public_key(), x509.random_serial_number())
+        builder = builder.not_valid_before(now - CLOCKS_DIFFER).not_valid_after(now + timedelta(days=days))
+        others = [
+            x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()),
+            *([x509.SubjectAlternativeName(hosts)] if hosts else []),
+        ]
+        for one in (*critical, *others):
+            builder = builder.add_extension(one, critical=one in critical)
+        return builder.sign(self.key, hashes.SHA256())
+
+
+def _named(name: str) -> Any:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+
+
+def _uses(*, signs_others: bool) -> Any:
+    others = dict.fromkeys(OTHER_USES, False)
+    return x509.KeyUsage(
+        digital_signature=not signs_others, key_cert_sign=signs_others, crl_sign=signs_others, **others
+    )
+
+
+def _write_key(path: Path, key: Any) -> None:
+    plain = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    with whole_file(path, private=True) as file:
+        file.write(plain)

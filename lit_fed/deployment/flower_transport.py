@@ -1,65 +1,96 @@
 """Packets over Flower's Grid, sent again where Flower loses them.
 
-Flower hands a message to a node once. If the node dies with it, an error comes when its heartbeats are overdue, or
-nothing at all, if it is back before anybody asks. So this transport looks often, sends again after an error and to
-nodes that came anew since, and never waits without an end. Work that is done twice has the same result.
+Flower hands a message to a node once. If the node dies with it, Flower reports an error when the node's heartbeats are
+overdue, or nothing at all if the node is back before that. So this transport polls often, resends after an error and to
+nodes that reconnected, and always has a timeout. Work that is done twice has the same result.
+
+A message holds bytes as one array in one record, which Flower splits into pieces itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lit_fed.deployment.flower_records import bytes_of, message_of
 from lit_fed.deployment.transport import is_node_name
 from lit_fed.errors import ConfigError, logged
+from lit_fed.system.packages import optional_package
 
-__all__ = ["FlowerTransport"]
+__all__ = ["FLOWER", "FlowerTransport", "bytes_of", "flower", "message_of", "reply_of"]
+
+FLOWER = "flwr>=1.41,<1.43"
+"""Of the extra `flower`; newer versions often change these interfaces."""
+
+MESSAGE_TYPE = "query"
+"""One type for all packets: a client app treats them alike."""
+
+RECORD, STYPE = "packet", "lit_fed.packet"
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds between two attempts at a node that answers with errors; they double."""
+"""Seconds between attempts at a node that answers with errors; the pause doubles each time."""
+
+
+def flower(module: str) -> Any:
+    """A module of the package flwr; `ConfigError` if it is missing, naming what to install."""
+    return optional_package(f"flwr.{module}", FLOWER, "flower", "a federation over Flower")
+
+
+def message_of(data: bytes, node_id: int, seconds: float) -> Any:
+    """A message for a node, by Flower's number, that expires after so many seconds."""
+    return flower("app").Message(_content(data), node_id, MESSAGE_TYPE, ttl=seconds)
+
+
+def reply_of(data: bytes, message: Any) -> Any:
+    """The reply to a message."""
+    return flower("app").Message(_content(data), reply_to=message)
+
+
+def bytes_of(message: Any) -> bytes | None:
+    """The bytes in a message of `message_of` or `reply_of`; None for any other message."""
+    try:
+        data = message.content[RECORD][RECORD].data
+    except Exception:  # the content is foreign
+        return None
+    return data if isinstance(data, bytes) else None
+
+
+def _content(data: bytes) -> Any:
+    app = flower("app")
+    array = app.Array(dtype="uint8", shape=(len(data),), stype=STYPE, data=data)
+    return app.RecordDict({RECORD: app.ArrayRecord({RECORD: array})})
 
 
 @dataclass
 class _Asked:
-    """What a node is to answer."""
+    """A packet that a node is to answer."""
 
     data: bytes
     messages: set[str]  # sent, and not answered
-    came: str | None = None  # when the node had last come, as the last of them was sent
+    came: str | None = None  # when the node had last connected, at the time of the latest message
     not_before: float = 0.0
     pause: float = 0.0
 
 
 class FlowerTransport:
-    """A transport over the Grid of a ServerApp.
+    """A `Transport` over the Grid of a ServerApp.
 
-    Nodes go by the names under which they were registered, and by their numbers where they have none, or where another
-    node had that name first.
+    A node goes by its registered name, or by its number if it has none or another node had that name first.
 
     Args:
         grid: the Grid.
         pause: seconds between two looks for replies.
-        make: makes a message of bytes, the number of a node, and the seconds after which it is of no use.
-        read: what a reply holds, or None.
     """
 
-    def __init__(
-        self,
-        grid: Any,
-        pause: float = 0.5,
-        make: Callable[[bytes, int, float], Any] = message_of,
-        read: Callable[[Any], bytes | None] = bytes_of,
-    ) -> None:
-        self.grid, self.pause, self._make, self._read = grid, pause, make, read
+    def __init__(self, grid: Any, pause: float = 0.5) -> None:
+        self.grid, self.pause = grid, pause
         self._ids: dict[str, int] = {}
         self._asked: dict[str, _Asked] = {}
         self._complaints: set[tuple[str, str]] = set()
 
     def wait_for(self, num_nodes: int, seconds: float) -> list[str]:
-        """See `Transport`."""
+        """See `Transport.wait_for`."""
         end = time.monotonic() + seconds
         while len(here := self._look()) < num_nodes:
             if time.monotonic() >= end:
@@ -71,7 +102,7 @@ class FlowerTransport:
         return sorted(here)
 
     def call(self, packets: Mapping[str, bytes], *, most_bytes: Mapping[str, int], seconds: float) -> dict[str, bytes]:
-        """See `Transport`; Flower has received an answer that is too long before it is refused."""
+        """See `Transport.call`; an answer that is too long is refused only after Flower has received it."""
         end = time.monotonic() + seconds
         self._asked = {node: self._question(node, data) for node, data in packets.items()}
         answers: dict[str, bytes] = {}
@@ -86,10 +117,10 @@ class FlowerTransport:
             time.sleep(min(self.pause, left))
 
     def close(self, *, over: bool = False) -> None:
-        """Nothing: Flower ends the Grid with the app."""
+        """Do nothing: Flower ends the Grid with the app."""
 
     def _look(self) -> dict[str, Any]:
-        """The nodes that are there, by name."""
+        """The connected nodes by name."""
         here = {}
         for info in self.grid.get_nodes():
             node_id, name = info.node_id, getattr(info, "name", "")
@@ -100,12 +131,12 @@ class FlowerTransport:
         return here
 
     def _question(self, node: str, data: bytes) -> _Asked:
-        """What a node is asked; a reply to an earlier message with the same packet will do."""
+        """A packet for a node; a reply to an earlier message with the same packet is accepted."""
         before = self._asked.get(node)
         return _Asked(data, before.messages if before is not None and before.data == data else set())
 
     def _send(self, seconds: float) -> None:
-        """Send what has not been sent, was lost, or could not be answered."""
+        """Send packets that were not sent yet, were lost, or were answered with an error."""
         here, now = self._look(), time.monotonic()
         for node, asked in self._asked.items():
             if node not in here or now < asked.not_before:
@@ -113,8 +144,8 @@ class FlowerTransport:
             came = getattr(here[node], "last_activated_at", "")
             if asked.messages and asked.came == came:
                 continue
-            # A reply that is late may still be taken by the next call with the same packet.
-            message = self._make(asked.data, self._ids[node], 2 * seconds + 60)
+            # a late reply may still be used by the next call with the same packet
+            message = message_of(asked.data, self._ids[node], 2 * seconds + 60)
             taken = [one for one in self.grid.push_messages([message]) if one is not None]
             asked.messages.update(taken)
             asked.came = came
@@ -122,13 +153,13 @@ class FlowerTransport:
                 self._complain(node, asked, "the SuperLink does not take a message for it")
 
     def _receive(self, most_bytes: Mapping[str, int]) -> dict[str, bytes]:
-        """Answers that have come and can be used."""
+        """Usable answers that have arrived."""
         found: dict[str, bytes] = {}
         for node, asked in self._asked.items():
             for number in list(asked.messages):  # one by one: a node may write any number into its reply
                 for reply in self.grid.pull_messages([number]):
                     asked.messages.discard(number)
-                    data = None if reply.has_error() else self._read(reply)
+                    data = None if reply.has_error() else bytes_of(reply)
                     if reply.has_error():
                         self._complain(node, asked, f"Flower's error {reply.error.code}, sent again")
                     elif data is None:
@@ -142,7 +173,7 @@ class FlowerTransport:
         return found
 
     def _complain(self, node: str, asked: _Asked, what: str) -> None:
-        """Say once for each node what went wrong, and leave it alone for a while."""
+        """Report a problem once for each node, and delay the next attempt."""
         asked.pause = min(2 * asked.pause or FIRST_PAUSE, LONGEST_PAUSE)
         asked.not_before = time.monotonic() + asked.pause
         if (node, what) not in self._complaints:

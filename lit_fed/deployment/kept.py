@@ -1,7 +1,7 @@
-"""What a node keeps of a finished training, and how its clients are served from that alone.
+"""Serving a node's clients after a training, without the server.
 
-Beside the clients' states, one file holds the settings, the facts of the training, and the shared state as it
-was sent to the clients. Nothing in it is executed when it is read.
+When a training ends, one file beside the clients' states keeps the settings, the facts of the training, and the
+shared state as the clients received it. Nothing in it is executed when it is read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from lit_fed import serving
 from lit_fed.clients.session import ModelSettings
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.deployment.node_data import NodeData
-from lit_fed.deployment.node_training import NodeTraining
-from lit_fed.deployment.session_facts import facts_from_json, session_name
+from lit_fed.deployment.messages import facts_from_json, session_name
+from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError
 from lit_fed.errors import ConfigError
@@ -35,17 +34,10 @@ KEPT_FILE = "serving.pt"
 
 
 def keep_training(training: NodeTraining, packet: Packet) -> Packet:
-    """Keep what serving this node's clients takes once the training is over.
-
-    Args:
-        training: the training.
-        packet: the shared state as the clients are sent it, and the versions of their states.
-
-    Returns:
-        The answer, which says that it is kept.
+    """Write what serving this node's clients needs after the training; returns the answer that confirms it.
 
     Raises:
-        WireError: if it does not have the form of this training, or not all of the node's clients are in it.
+        WireError: if it does not have the form of this training, or lacks a client of this node.
         ClientError: naming a client whose state is missing or damaged.
     """
     training.check(packet.facts)
@@ -64,14 +56,10 @@ def keep_training(training: NodeTraining, packet: Packet) -> Packet:
 
 
 def kept_versions(folder: Path) -> dict[int, int]:
-    """The version of each client's state by which it is served after the training; {} where nothing is kept.
-
-    Args:
-        folder: of a run's states.
-    """
+    """The version of each client's state that serves it after the training; {} if the run's folder keeps nothing."""
     try:
         facts = _read(folder / KEPT_FILE)[1].facts
-    except (DamagedFileError, OSError):  # serving says so; a training goes on without it
+    except (DamagedFileError, OSError):  # serving reports it; a training goes on without it
         return {}
     return dict(zip(facts["clients"], facts["versions"], strict=True))
 
@@ -92,23 +80,20 @@ def _read(path: Path) -> tuple[dict[str, Any], Packet]:
 
 
 class KeptTraining:
-    """A finished training as a node keeps it; serves the node's clients without a server.
+    """A finished training, from which a node serves its clients without the server.
 
     Args:
-        root: folder with `seen/*.npz` and `unseen/*.npz`.
-        states: folder of states that the node had in the training.
-        run: name of the run's folder there; "": of the training that was finished last.
-        trusted: modules whose classes the settings may name beside those of lit_fed.
-        settings: of the training, where server and node were given them by programs; None: those that are kept.
+        root, states, trusted, settings: those of the `Node` in the training; None: the settings in the file.
+        run: name of the run's folder of states; "": the training that finished last.
 
     Attributes:
         run: name of the run's folder.
         training: the training, whose `rounds` serve the clients.
-        facts: what it was built from.
+        facts: sizes of the training.
         left_out: names of clients in `root` that took no part in the training.
 
     Raises:
-        ConfigError: naming what is missing, damaged, or does not fit the training.
+        ConfigError: naming what is missing, damaged, or does not match the training.
     """
 
     def __init__(
@@ -139,7 +124,7 @@ class KeptTraining:
         _, self._sent = self.training.prepare(packet)
 
     def _check(self, data: NodeData, ids: dict[str, int]) -> None:
-        """Refuse samples that are not of the training's type, and clients that have changed their folder."""
+        """Refuse samples of another type than the training's, and clients that were moved to the other folder."""
         data.check_types(self.facts)
         for kind, population in data.populations.items():
             for name in population.names:
@@ -151,14 +136,11 @@ class KeptTraining:
 
     @property
     def names(self) -> dict[int, str]:
-        """The clients that can be served, seen and unseen, by their numbers."""
+        """Names of the seen and unseen clients that can be served, by number."""
         return dict(sorted(self.training.names.items()))
 
     def find(self, names: Sequence[str]) -> list[int]:
-        """The numbers of clients, ascending.
-
-        Args:
-            names: of the clients; none: all of them.
+        """The numbers of clients with these names, ascending; without names: of all clients.
 
         Raises:
             ConfigError: naming a client that is not here, or took no part in the training.
@@ -175,17 +157,17 @@ class KeptTraining:
         return sorted({numbers[name] for name in names or numbers})
 
     def measure(self, clients: Sequence[int], split: str) -> Tensor:
-        """Rows [C, 3 + M + K] of clients, in their order, see `serving.measure`.
+        """Rows [C, 3 + M + K] of clients, see `serving.measure`.
 
         Args:
             clients: their numbers, ascending.
-            split: what they are measured on: `train`, `val` or `test`.
+            split: `train`, `val` or `test`.
         """
         parts = [self.training.measured(some, self._sent, kind, split) for kind, some in self._blocks(clients)]
         return torch.cat(parts)
 
     def predict(self, clients: Sequence[int], split: str) -> Iterator[serving.BlockPredictions]:
-        """Serve clients and predict their samples; arguments as of `measure`."""
+        """Serve clients and predict their samples; arguments as for `measure`."""
         for kind, some in self._blocks(clients):
             for block in self.training.blocks(some, self._sent, kind, split):
                 yield serving.predict_block(self.training.rounds, block, seen=kind == "seen")
@@ -202,7 +184,7 @@ class KeptTraining:
         return tree.index(states, 0), block.train.client(client).x[:1]
 
     def _blocks(self, clients: Sequence[int]) -> Iterator[tuple[str, list[int]]]:
-        """Clients that are served together, as in the test of the run, with their population."""
+        """Group clients as the test of the run does, with the population of each group."""
         found: dict[tuple[bool, int], list[int]] = {}
         for one in clients:
             unseen, first = one >= self.facts.num_clients, self.facts.num_clients
@@ -213,11 +195,7 @@ class KeptTraining:
 
 
 def _kept_file(states: Path, run: str) -> Path:
-    """The file of a run, or of the training that was finished last.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """The file of a run, or of the training that finished last; `ConfigError` if there is none."""
     found = sorted(states.glob(f"*/{KEPT_FILE}"), key=lambda path: path.stat().st_mtime_ns)
     if run:
         found = [path for path in found if path.parent.name == run]

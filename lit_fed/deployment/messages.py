@@ -1,19 +1,27 @@
-"""The questions of a server and the answers of a node, as both sides read them: everything that either may say."""
+"""Everything that server and node may say to each other: questions, answers, refusals, and facts of data and training.
+
+Each kind of packet has one reader here, which both sides use; every limit of a field is stated once.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from lit_fed.core import tree
+from lit_fed.core.context import Context
 from lit_fed.core.types import Tree
-from lit_fed.deployment.facts import MOST_CLIENTS, POPULATIONS, SPLITS, NodeFacts, read_facts
-from lit_fed.deployment.forms import in_form
-from lit_fed.deployment.refusal import REFUSALS
-from lit_fed.deployment.session_facts import MOST_NUMBERS, read_session
-from lit_fed.deployment.typed import (
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.deployment.wire import (
+    TYPES,
+    Packet,
+    WireError,
+    checked_tree,
     keyed,
     list_of,
     number,
@@ -22,84 +30,205 @@ from lit_fed.deployment.typed import (
     optional,
     record,
     text,
+    tuple_of,
     whole,
 )
-from lit_fed.deployment.wire import Packet, WireError
+from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Failure",
-    "Worked",
-    "facts_of_answer",
-    "kept_of_answer",
-    "read_question",
-    "refusal_of",
-    "rows_of_answer",
-    "worked_of_answer",
+    "POPULATIONS", "REFUSALS", "SPLITS", "ClientFacts", "Failure", "NodeFacts", "Worked", "facts_from_json",
+    "facts_of_answer", "facts_to_json", "kept_of_answer", "marks_of_start", "read_question", "read_session",
+    "refusal_of", "rows_of_answer", "session_name", "worked_of_answer",
 ]  # fmt: skip
 
+SPLITS = ("train", "val", "test")
+POPULATIONS = ("seen", "unseen")
+
+MOST_CLIENTS, MOST_NUMBERS = 2**17, 10_000_000
+"""Clients of one node, and of a training: nodes keep an entry for each of them."""
+
+MOST_CLASSES = 2**17
+"""Classes of a training: the last layer of the network has a row for each."""
+
+MOST_VALUES = 2**28
+"""Numbers in one sample."""
+
+NOTHING = one_of(None)
+LARGE = whole(0, 2**31)
+POSITIVE = whole(1, 2**31)
+SEED = whole(0, 2**63)
+SAMPLES = whole(0, 2**52)
+SHARE = number(0, 1)
+CLASSES = whole(1, MOST_CLASSES)
+NAME = text(200, ".+")  # of a client
+RELEASE = text(64)  # of lit_fed
+SHAPE = list_of(whole(1, 2**31 - 1), 8)  # of a sample
+POPULATION = one_of(*POPULATIONS)
 CLIENT = whole(0, MOST_NUMBERS)
 CLIENTS = list_of(CLIENT, MOST_CLIENTS, 1)
-VERSION = whole(0)
+VERSION = whole(0)  # of a client's state
 
+REFUSALS = {
+    "packet": "the question cannot be read",
+    "folders": "it was started without a folder that it needs, or with one that it cannot use",
+    "no settings": "no settings were sent: the server is a program; give `Node` those of its module",
+    "settings": "the classes that the settings name cannot be made there",
+    "start": (
+        "the models that clients start from are others here, or data and settings do not go together; install the same "
+        "version of torch, have the same files of a pretrained network on both, and leave out --init_from"
+    ),
+    "noise seed": "the settings hold the seed of this node's noise, which the server could then subtract",
+    "clients": "its clients are others than at the start; start the server's command again",
+    "states missing": "the file of a client's state is missing; give it the folder --states that it had before",
+    "states damaged": "the file of a client's state cannot be read; put it back from a copy",
+    "disk": "its disk cannot be written to",
+    "error": "an error",
+}
+"""Codes that a node sends if it cannot answer, with phrases for the server's operator; details stay in the node's log.
+
+An answer with any other code is garbage.
+"""
+
+
+# ---------------------------------------------------------------------- facts of a node
+class ClientFacts(NamedTuple):
+    """What the server learns of a client's samples."""
+
+    population: str
+    sizes: tuple[int, int, int]  # samples of each split
+    largest_label: int | None  # of the training samples, where labels are classes
+
+
+class NodeFacts(NamedTuple):
+    """What the server learns of a node."""
+
+    clients: dict[str, ClientFacts]  # by name
+    types: dict[str, tuple[str, list[int]]]  # type and shape of a sample of `x` and `y`
+    stored: str  # the type in which inputs are stored: uint8 is scaled
+    digest: str  # changes with the samples, and reveals nothing else: an HMAC with a key that stays on the node
+
+    def empty(self, which: str) -> Tensor:
+        """`x` or `y` of no sample, [0, ...]."""
+        kind, shape = self.types[which]
+        return torch.zeros(0, *shape, dtype=TYPES[kind])
+
+
+def _sample(value: Any, place: str) -> tuple[str, list[int]]:
+    kind, shape = tuple_of(one_of(*TYPES), SHAPE)(value, place)
+    if torch.Size(shape).numel() > MOST_VALUES:
+        raise WireError(f"{place} is not of at most {MOST_VALUES} numbers")
+    return kind, shape
+
+
+CLIENT_FACTS = tuple_of(POPULATION, tuple_of(LARGE, LARGE, LARGE), optional(whole(0, MOST_CLASSES - 1)))
+NODE_FACTS = record(
+    {
+        "clients": keyed(NAME, lambda one, place: ClientFacts(*CLIENT_FACTS(one, place)), MOST_CLIENTS),
+        "types": record({"x": _sample, "y": _sample}), "stored": text(16, "[a-z0-9]*"),
+        "digest": text(128, "[0-9a-f]+"),
+    }
+)  # fmt: skip
+
+
+# ---------------------------------------------------------------------- facts of a training
+FACTS = record(
+    {
+        "input_shape": SHAPE, "input_type": one_of(*TYPES), "label_shape": SHAPE,
+        "target": tuple_of(text(32), CLASSES, one_of(True, False)), "num_clients": whole(1, MOST_NUMBERS),
+        "total_samples": SAMPLES, "most_samples": SAMPLES, "groups": NOTHING, "batch_size": LARGE,
+        "clients_per_block": POSITIVE, "weighting": one_of("samples", "uniform"), "seed": SEED, "num_rounds": POSITIVE,
+        "normalisation": optional(tuple_of(*[list_of(number(), 2**16)] * 2)), "class_names": NOTHING,
+        "columns": NOTHING, "augment": optional(text(4096)), "sampling_probability": SHARE, "capped_samples": SAMPLES,
+        "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "stored_type": text(16),
+    }
+)  # fmt: skip
+"""Facts of a training, see `TrainingFacts`."""
+
+SESSION = record(
+    {
+        "model": optional(lambda model, _: model), "facts": lambda facts, _: facts, "val_fraction": SHARE,
+        "data_seed": SEED, "ids": keyed(NAME, CLIENT, MOST_CLIENTS), "start": list_of(number(0), 2**18),
+    }
+)  # fmt: skip
+
+
+def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
+    """Facts for JSON, without those for the server alone: groups, attackers, names and sizes of single clients."""
+    facts = facts._replace(groups=None, attackers=None, columns=None, class_names=None, named=None, sizes=None)
+    return facts._replace(learned=()).plain()
+
+
+def facts_from_json(plain: Any) -> TrainingFacts:
+    """The inverse of `facts_to_json`; a `WireError` names the wrong fact."""
+    read = FACTS(plain, "facts")
+    read = {name: tuple(one) if isinstance(one, list) else one for name, one in read.items()}
+    if read["normalisation"] is not None:
+        read["normalisation"] = tuple(map(tuple, read["normalisation"]))
+    try:
+        return TrainingFacts.from_plain(read)
+    except ConfigError as error:
+        raise WireError(f"facts.target: {error}") from error
+
+
+def read_session(value: Any, place: str) -> dict[str, Any]:
+    """The settings of a training, which a server sends once; the model's section is checked when it is built.
+
+    Raises:
+        WireError: naming the wrong part.
+    """
+    sent = SESSION(value, place)
+    if len(set(sent["ids"].values())) != len(sent["ids"]):
+        raise WireError(f"{place}.ids is not one number for each client")
+    if not (sent["model"] is None or isinstance(sent["model"], dict)):
+        raise WireError(f"{place}.model is not an object")
+    facts_from_json(sent["facts"])
+    return value  # type: ignore[no-any-return] # digests are of these very values
+
+
+def session_name(sent: dict[str, Any]) -> str:
+    """Digest by which the packets of a training refer to its settings."""
+    return hashlib.blake2b(json.dumps(sent, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def marks_of_start(algorithm: Any, terms: Context, shared: Tree) -> list[float]:
+    """Mean absolute value of each part of what clients start from, frozen layers included, for JSON."""
+    start = [*tree.leaves(algorithm.sent(terms, shared, terms.num_clients)), *terms.task.frozen.values()]
+    return [float(leaf.double().abs().mean()) for leaf in start if leaf.numel()]
+
+
+# ---------------------------------------------------------------------- questions
 WORK = record(
     {
-        **dict.fromkeys(("epochs", "steps", "batch_size"), optional(whole(0, 2**31))),
-        "batches_per_step": whole(1, 2**16), "straggler_fraction": number(0, 1), "sample_rate": number(0, 1),
+        **dict.fromkeys(("epochs", "steps", "batch_size"), optional(LARGE)),
+        "batches_per_step": whole(1, 2**16), "straggler_fraction": SHARE, "sample_rate": SHARE,
     }
 )  # fmt: skip
 
 ROUND = {
-    "session": text(64, "[0-9a-f]+"), "settings": read_session, "run": VERSION, "round": whole(0, 2**31),
-    "horizon": optional(whole(0, 2**31)), "num_rounds": whole(1, 2**31), "clients": CLIENTS,
+    "session": text(64, "[0-9a-f]+"), "settings": read_session, "run": VERSION, "round": LARGE,
+    "horizon": optional(LARGE), "num_rounds": POSITIVE, "clients": CLIENTS,
     "versions": list_of(whole(-1), MOST_CLIENTS), "phase": text(64, "[a-z_0-9/]+"),
     "needed": optional(keyed(number_of_text(), list_of(VERSION, 2**16), MOST_CLIENTS)),
 }  # fmt: skip
 
-QUESTIONS = {
-    "facts": record({"kind": one_of("facts"), "version": text(64)}),
-    "train": record(
-        ROUND | {
-            "kind": one_of("train"), "version": VERSION, "work": WORK, "present": list_of(CLIENT, MOST_NUMBERS),
-            "draws": optional(list_of(whole(0, 2**31), MOST_NUMBERS)), "drawn_weight": optional(number(0)),
-            "multiplicity": list_of(number(0, 2**53), MOST_CLIENTS),
-        },
-        may_miss=("settings",),
-    ),
-    "measure": record(
-        ROUND | {
-            "kind": one_of("measure"), "population": one_of(*POPULATIONS), "split": one_of(*SPLITS),
-        },
-        may_miss=("settings",),
-    ),
-    "keep": record(ROUND | {"kind": one_of("keep")}, may_miss=("settings",)),
+OF_ROUND = {
+    "train": {
+        "version": VERSION, "work": WORK, "present": list_of(CLIENT, MOST_NUMBERS),
+        "draws": optional(list_of(LARGE, MOST_NUMBERS)), "drawn_weight": optional(number(0)),
+        "multiplicity": list_of(number(0, 2**53), MOST_CLIENTS),
+    },
+    "measure": {"population": POPULATION, "split": one_of(*SPLITS)},
+    "keep": {},
 }  # fmt: skip
+
+QUESTIONS = {"facts": record({"kind": one_of("facts"), "version": RELEASE})} | {
+    kind: record(ROUND | more | {"kind": one_of(kind)}, may_miss=("settings",)) for kind, more in OF_ROUND.items()
+}
 """What a node may be asked, by kind."""
-
-FAILURE = list_of(text(64, "[A-Za-z0-9_ ]+"), 3, 3)
-ANSWER = {"clients": CLIENTS}
-
-
-class Failure(NamedTuple):
-    """One client whose work failed on its node."""
-
-    is_not_finite: bool  # it computed NaN or infinity
-    stage: str  # the algorithm's function that failed
-    kind: str  # name of the error
-
-
-class Worked(NamedTuple):
-    """What the clients of one node made of a phase."""
-
-    failed: dict[int, Failure]
-    sent: dict[int, Tree]  # message and metrics of each client
 
 
 def read_question(packet: Packet) -> dict[str, Any]:
-    """What a node is asked.
-
-    Raises:
-        WireError: naming the fact that is missing or wrong.
-    """
+    """The facts of a question to a node; a `WireError` names the fact that is missing or wrong."""
     kind = packet.facts.get("kind")
     if not isinstance(kind, str) or kind not in QUESTIONS:
         raise WireError("the kind of the question is not one of this version")
@@ -121,11 +250,31 @@ def read_question(packet: Packet) -> dict[str, Any]:
     return facts
 
 
+# ---------------------------------------------------------------------- answers
+class Failure(NamedTuple):
+    """A client whose work failed on its node."""
+
+    is_not_finite: bool  # it computed NaN or infinity
+    stage: str  # the algorithm's function that failed
+    kind: str  # name of the error
+
+
+class Worked(NamedTuple):
+    """Results of the clients of one node in a phase."""
+
+    failed: dict[int, Failure]
+    sent: dict[int, Tree]  # message and metrics of each client
+
+
+WORD = text(64, "[A-Za-z0-9_ ]+")
+FAILURES = keyed(number_of_text(0, MOST_NUMBERS), tuple_of(one_of("not finite", "error"), WORD, WORD), MOST_CLIENTS)
+
+
 def refusal_of(packet: Packet) -> str | None:
     """Code of a node's refusal, `session` if it needs the settings; None: it answers.
 
     Raises:
-        WireError: for a refusal that is none of ours.
+        WireError: for an unknown refusal.
     """
     if "refused" in packet.facts:
         return str(record({"refused": one_of(*REFUSALS)})(packet.facts, "the refusal")["refused"])
@@ -135,79 +284,62 @@ def refusal_of(packet: Packet) -> str | None:
 
 
 def facts_of_answer(packet: Packet, version: str) -> NodeFacts:
-    """What a node says of its clients.
-
-    Args:
-        packet: the answer.
-        version: of lit_fed on the server.
+    """What a node says of its clients; `version` is the server's.
 
     Raises:
-        WireError: if it is of another version, or says something else.
+        WireError: if it is of another version, or malformed.
     """
-    reader = record({"version": text(64), "facts": lambda value, _: value})
-    found = reader(_bare(packet), "the answer")
+    found = record({"version": RELEASE, "facts": lambda value, _: value})(_bare(packet), "the answer")
     if found["version"] != version:
         raise WireError(f"version {found['version'][:20]} of lit_fed, the server {version}; install the same on both")
-    return read_facts(found["facts"])
+    facts = NodeFacts(**NODE_FACTS(found["facts"], "facts"))
+    is_float = TYPES[facts.types["y"][0]].is_floating_point
+    if any((one.largest_label is None) != is_float for one in facts.clients.values()):
+        raise WireError("facts.clients is not of labels of the type that facts.types says")
+    return facts
 
 
 def worked_of_answer(packet: Packet, ids: Collection[int], form: Tree) -> Worked:
-    """What some clients of a node made of a phase.
-
-    Args:
-        packet: the answer.
-        ids: the clients that were asked.
-        form: of what comes from each of them.
+    """Results of the clients `ids` of a node in a phase.
 
     Raises:
-        WireError: unless each of them has failed, or sent what has this form.
+        WireError: unless each of them has failed, or sent a result of this form.
     """
-    failures = keyed(number_of_text(0, MOST_NUMBERS), FAILURE, len(ids))
-    facts = record(ANSWER | {"failed": failures})(packet.facts, "the answer")
-    _check_clients(facts, ids)
-    failed = {}
-    for one, (kind, stage, name) in facts["failed"].items():
-        failed[one] = Failure(one_of("not finite", "error")(kind, "the kind of a failure") == "not finite", stage, name)
+    facts = _answer(packet.facts, {"clients": CLIENTS, "failed": FAILURES}, "clients", ids)
+    failed = {one: Failure(kind == "not finite", stage, name) for one, (kind, stage, name) in facts["failed"].items()}
     sent = [one for one in ids if one not in failed]
     if failed.keys() - set(ids) or packet.trees.keys() != {str(one) for one in sent}:
         raise WireError("the answer is not one message or failure of each client")
-    return Worked(failed, {one: in_form(packet.trees[str(one)], form) for one in sent})
+    return Worked(failed, {one: checked_tree(packet.trees[str(one)], form) for one in sent})
 
 
 def rows_of_answer(packet: Packet, ids: Collection[int], width: int) -> Tensor:
-    """Sums that a node measured, [C, K] float64.
-
-    Args:
-        packet: the answer.
-        ids: the C clients that were asked, in their order.
-        width: K.
+    """Sums that a node measured for the C clients `ids`, [C, K = width] float64.
 
     Raises:
         WireError: if it has another form.
     """
-    _check_clients(record(ANSWER)(packet.facts, "the answer"), ids)
+    _answer(packet.facts, {"clients": CLIENTS}, "clients", ids)
     if packet.trees.keys() != {"rows"}:
         raise WireError("the answer has no rows, or more than these")
-    rows: Tensor = in_form(packet.trees["rows"], [torch.zeros(len(ids), width, dtype=torch.float64)])[0]
+    rows: Tensor = checked_tree(packet.trees["rows"], [torch.zeros(len(ids), width, dtype=torch.float64)])[0]
     return rows
 
 
 def kept_of_answer(packet: Packet, ids: Collection[int]) -> None:
-    """Check that a node keeps what serving these clients takes.
+    """Check that a node has kept what serving these clients needs; `WireError` if it says something else."""
+    _answer(_bare(packet), {"kept": CLIENTS}, "kept", ids)
 
-    Raises:
-        WireError: if it says something else.
-    """
-    facts = record({"kept": CLIENTS})(_bare(packet), "the answer")
-    _check_clients({"clients": facts["kept"]}, ids)
+
+def _answer(facts: Mapping[str, Any], fields: Mapping[str, Any], clients: str, ids: Collection[int]) -> dict[str, Any]:
+    """The fields of an answer, of which one lists the clients that were asked."""
+    found: dict[str, Any] = record(fields)(facts, "the answer")
+    if found[clients] != list(ids):
+        raise WireError("the answer is of other clients than were asked")
+    return found
 
 
 def _bare(packet: Packet) -> Mapping[str, Any]:
     if packet.trees:
         raise WireError("the answer has tensors, and none were asked for")
     return packet.facts
-
-
-def _check_clients(facts: Mapping[str, Any], ids: Collection[int]) -> None:
-    if facts["clients"] != list(ids):
-        raise WireError("the answer is of other clients than were asked")

@@ -1,7 +1,7 @@
-"""A client's machine: its samples and its states never leave it.
+"""A node: answers the server's packets about the clients of one machine, whose samples and states never leave it.
 
-It answers packets. Each of them is complete, but for the settings of the training, which are sent once and kept beside
-the states; so a process may be killed at any time and another one answers the same packet again.
+Each packet is complete but for the settings of the training, which are sent once and stored beside the states. So a
+process may be killed at any time, and another one answers the same packet again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +18,53 @@ import lit_fed
 from lit_fed.clients.session import ModelSettings
 from lit_fed.clients.store_files import KEPT_STATE
 from lit_fed.deployment.kept import keep_training, kept_versions
-from lit_fed.deployment.messages import read_question
-from lit_fed.deployment.node_data import NodeData
-from lit_fed.deployment.node_training import NodeTraining
-from lit_fed.deployment.refusal import REFUSALS, RefusalError, refusing
-from lit_fed.deployment.session_facts import read_session, session_name
+from lit_fed.deployment.messages import REFUSALS, read_question, read_session, session_name
+from lit_fed.deployment.node_training import NodeData, NodeTraining
 from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
-from lit_fed.errors import ClientError, WriteError, logged
+from lit_fed.errors import ClientError, ConfigError, WriteError, logged
 from lit_fed.system.files import write_atomically
 
 __all__ = ["Node"]
 
 
-class Node:
-    """Answers what a server asks of the clients of one machine.
-
-    Args:
-        root: folder with `seen/*.npz`, and `unseen/*.npz` of clients that are served and never train, as of
-            `ClientFolder`.
-        states: folder for the states of clients, and for the key of this node's digests.
-        trusted: modules whose classes the server may ask for beside those of lit_fed.
-        settings: of the training, where server and node are given them by programs; None: the server sends them.
+class RefusalError(Exception):
+    """A question that a node does not answer.
 
     Attributes:
-        over: the last training is finished, and the node keeps what serving its clients takes.
+        code: sent to the server, a key of `REFUSALS`.
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@contextmanager
+def _refusing(code: str) -> Iterator[None]:
+    """Turn every error in a block, all of whose input comes from the server, into a refusal with this code."""
+    try:
+        yield
+    except Exception as error:  # foreign options can make a library raise anything
+        kind = "" if isinstance(error, ConfigError | WireError) else f"{type(error).__name__}: "
+        raise RefusalError(code, f"{kind}{error}") from error
+
+
+class Node:
+    """Answers a server's questions about the clients of one machine.
+
+    Args:
+        root: folder with `seen/*.npz`, and `unseen/*.npz` of clients that are served but never train, as of
+            `ClientFolder`.
+        states: folder for the states of clients, and for the key of this node's digests and noise.
+        trusted: modules whose classes the server may ask for, in addition to those of lit_fed.
+        settings: of the training, if a program gives them to server and node; None: the server sends them.
+
+    Attributes:
+        over: the last training is finished, and the node has kept what serving its clients needs.
 
     Raises:
-        ConfigError: naming what is wrong with the files.
+        ConfigError: naming the problem with the files.
     """
 
     def __init__(
@@ -57,7 +77,7 @@ class Node:
         self.over = False
 
     def handle(self, data: bytes) -> bytes:
-        """The answer to a packet; what goes wrong is told by a code alone, and its text goes to this node's log."""
+        """The answer to a packet. An error is sent as a code only; its text goes to this node's log."""
         try:
             return to_bytes(self._answer(from_bytes(data)))
         except WireError as error:
@@ -80,7 +100,7 @@ class Node:
         facts = read_question(packet)
         kind = facts["kind"]
         if kind == "facts":
-            return Packet({"version": lit_fed.__version__, "facts": self.data.facts.plain()})
+            return Packet({"version": lit_fed.__version__, "facts": self.data.facts._asdict()})
         training = self._session_of(facts)
         if training is None:
             return Packet({"needs": "session"})
@@ -94,7 +114,7 @@ class Node:
 
     # ------------------------------------------------------------------ trainings
     def _session_of(self, facts: dict[str, Any]) -> NodeTraining | None:
-        """The training that a packet is about; None if the server has to send its settings first."""
+        """The training of a packet; None if the server has to send its settings first."""
         name, folder = facts["session"], self.states / f"{facts['run']:x}"
         if self._training is not None and (self._training.name, self._training.states.folder) == (name, folder):
             return self._training
@@ -109,11 +129,11 @@ class Node:
         if settings is None:
             if sent["model"] is None:
                 raise RefusalError("no settings", REFUSALS["no settings"])
-            with refusing("settings"):
+            with _refusing("settings"):
                 settings = settings_from_json(sent["model"], self._trusted)
             if settings.privacy is not None and settings.privacy.noise_seed is not None:
                 raise RefusalError("noise seed", REFUSALS["noise seed"])
-        with refusing("start"):
+        with _refusing("start"):
             self._training = NodeTraining(name, sent, settings, self.data, folder)
         self._training.states.kept = kept_versions(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +142,7 @@ class Node:
 
 
 def _kept_session(path: Path) -> dict[str, Any] | None:
-    """The settings that a server sent before; None where the file holds something else, so that they are sent again."""
+    """The settings that a server sent before; None if the file is damaged, so that they are sent again."""
     try:
         return read_session(json.loads(path.read_text()), path.name)
     except (ValueError, RecursionError):

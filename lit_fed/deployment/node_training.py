@@ -1,11 +1,21 @@
-"""A training under way, as a node sees it: the clients' functions run on their samples, and their states stay."""
+"""A node's part of a training: its samples, the states of its clients, and their work; samples and states stay here.
+
+The server knows only versions of states, and names them in every question. So a node has no memory that a killed
+process could lose, and a server that resumes from an older checkpoint finds the older states.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,30 +23,188 @@ from lit_fed import serving
 from lit_fed.clients import TrainJob
 from lit_fed.clients.base import Failed
 from lit_fed.clients.session import ModelSettings, Session
+from lit_fed.clients.store_files import ClientFiles
 from lit_fed.core import tree
 from lit_fed.core.seeds import Secret
-from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Tree
-from lit_fed.deployment.forms import in_form
-from lit_fed.deployment.node_data import NodeData
-from lit_fed.deployment.session_facts import check_start, facts_from_json, marks_of_start
-from lit_fed.deployment.states import NodeStates, node_key
-from lit_fed.deployment.wire import Packet, WireError, digest_of_question
-from lit_fed.errors import ClientError, NotFiniteError, logged
+from lit_fed.core.types import ClientBlock, LocalWork, Phase, ServingBlock, Split, Tree
+from lit_fed.data.data_sets.client_folder import check_alike, read_clients, to_population
+from lit_fed.data.facts import TrainingFacts
+from lit_fed.data.populations.build import select_clients
+from lit_fed.data.populations.splits import cut_validation
+from lit_fed.deployment.messages import POPULATIONS, SPLITS, ClientFacts, NodeFacts, facts_from_json, marks_of_start
+from lit_fed.deployment.wire import TYPES, Packet, WireError, checked_tree, digest_of_question
+from lit_fed.errors import ClientError, ConfigError, NotFiniteError, logged
 from lit_fed.metrics.selection import choose_metrics
 from lit_fed.rounds import FederatedRounds, InMemoryServer
+from lit_fed.system.files import whole_file
 
-__all__ = ["NodeTraining"]
+__all__ = ["NodeData", "NodeStates", "NodeTraining", "node_key"]
+
+KEY_FILE = "key"
+KEY_BYTES = 32
+
+SAME_START = 1e-3
+"""Relative tolerance for means of numbers that two machines draw from one seed; other models differ by far more."""
+
+
+class NodeData:
+    """The samples of a node's clients; folders as of `Node`."""
+
+    def __init__(self, root: Path, states: Path) -> None:
+        self._states = states
+        clients = {
+            kind: read_clients(root / kind, may_lack_training=kind == "unseen")
+            for kind in POPULATIONS
+            if (root / kind).is_dir()
+        }
+        if not clients:
+            raise ConfigError(
+                f"{root}: no folder `seen` or `unseen` with a .npz file for each client; correct --data.root"
+            )
+        check_alike([one for some in clients.values() for one in some])
+        self.populations = {kind: to_population(some) for kind, some in clients.items()}
+
+    @cached_property
+    def facts(self) -> NodeFacts:
+        """What the server may learn: names, sizes, types, largest labels, and a digest keyed by this node's secret."""
+        clients, digest = {}, hmac.new(node_key(self._states), digestmod=hashlib.blake2b)
+        for kind, population in self.populations.items():
+            splits = [getattr(population, name) for name in SPLITS]
+            for split in splits:
+                for tensor in (split.offsets, split.x, split.y):
+                    digest.update(np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8).data)
+            for position, name in enumerate(population.names):
+                labels = population.train.client(position).y
+                largest = None if labels.is_floating_point() or not len(labels) else int(labels.max())
+                train, val, test = (int(split.sizes[position]) for split in splits)
+                clients[name] = ClientFacts(kind, (train, val, test), largest)
+        stored = next(iter(self.populations.values())).stored_type
+        return NodeFacts(clients, self.types, stored, digest.hexdigest()[:32])
+
+    @property
+    def types(self) -> dict[str, tuple[str, list[int]]]:
+        """Type and shape of a sample, for `x` and `y`."""
+        some, names = next(iter(self.populations.values())).train, {kind: name for name, kind in TYPES.items()}
+        return {which: (names[one.dtype], list(one.shape[1:])) for which, one in (("x", some.x), ("y", some.y))}
+
+    def check_types(self, facts: TrainingFacts) -> None:
+        """Refuse a training on samples of another type or shape, naming both in a `ConfigError`."""
+        wanted = {
+            "x": (facts.input_type, list(facts.input_shape)),
+            "y": ("float32" if facts.target.continuous else "int64", list(facts.label_shape)),
+        }
+        for which, found in self.types.items():
+            if found != wanted[which]:
+                here, there = (f"{kind} of shape {shape}" for kind, shape in (found, wanted[which]))
+                raise ConfigError(f"--data.root: samples of {which} are {here}, those of the training were {there}")
+
+    def keep_only(self, names: Collection[str]) -> list[str]:
+        """Leave out all clients but these; returns the names of the others; `ConfigError` if none is left."""
+        left_out = []
+        for kind, population in list(self.populations.items()):
+            positions = [place for place, name in enumerate(population.names) if name in names]
+            left_out += [name for name in population.names if name not in names]
+            del self.populations[kind]
+            if positions:
+                self.populations[kind] = select_clients(population, np.array(positions))
+        if not self.populations:
+            raise ConfigError("--data.root: no client in it took part in the training; give the node's folder")
+        return left_out
+
+    def numbered(self, ids: dict[str, int], val_fraction: float, seed: int) -> dict[str, dict[str, Split]]:
+        """The splits of this node's clients by population, with the server's number of each client.
+
+        Raises:
+            ConfigError: if numbers are not in the order of names.
+        """
+        found: dict[str, dict[str, Split]] = {}
+        for kind, population in self.populations.items():
+            numbers = torch.tensor([ids[name] for name in population.names])
+            if bool((numbers.diff() <= 0).any()):
+                raise ConfigError("the server's numbers of clients are not in the order of their names")
+            if val_fraction:
+                population = cut_validation(population, val_fraction, seed, numbers.tolist())
+            found[kind] = {
+                name: Split(one.x, one.y, one.offsets, ids=numbers)
+                for name, one in ((name, getattr(population, name)) for name in SPLITS)
+            }
+        return found
+
+
+class NodeStates:
+    """The states of a node's clients, in a file for each version of each state; replaces a `ClientStore`.
+
+    Args:
+        folder: of this run, created when the first state is written.
+        initial: a client's initial state by its number.
+        names: of this node's clients by their numbers; the files are named after them.
+
+    Attributes:
+        versions: the versions that `gather` reads; −1: the initial state.
+        kept: versions by which clients are served after the training; they are never deleted.
+    """
+
+    def __init__(self, folder: Path, initial: Callable[[int], dict[str, Tree]], names: Mapping[int, str]) -> None:
+        self.folder, self._initial, self._names = folder, initial, names
+        self.template = initial(min(names))  # the form of all
+        leaves = [str(position) for position, _ in enumerate(tree.items(self.template))]
+        self.files = ClientFiles(leaves, names.__getitem__) if leaves else None
+        if self.files is not None:
+            self.files.folder = folder
+        self.versions: Mapping[int, int] = {}
+        self.kept: Mapping[int, int] = {}
+
+    def gather(self, client_ids: Tensor) -> dict[str, Tree]:
+        """States [C, ...] of some clients; a `ClientError` names the file that is missing or damaged."""
+        return tree.stack([self.read(one) for one in client_ids.tolist()])  # type: ignore[no-any-return]
+
+    def read(self, client_id: int) -> dict[str, Tree]:
+        """As `gather`, for one client and without an axis of clients."""
+        version = self.versions[client_id]
+        if version < 0 or self.files is None:
+            return self._initial(client_id)
+        wanted, leaves = tree.leaves(self.template), self.files.read(client_id, version)
+        for leaf, one in zip(leaves, wanted, strict=True):
+            if leaf.shape != one.shape or leaf.dtype != one.dtype:
+                raise self.files.unreadable(client_id, version, f"it is {leaf.dtype} of shape {list(leaf.shape)}")
+        return tree.rebuild(self.template, leaves)  # type: ignore[no-any-return]
+
+    def write(self, client_id: int, version: int, state: dict[str, Tree]) -> None:
+        """Write a state without an axis of clients."""
+        if self.files is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.files.write(client_id, version, tree.leaves(state))
+
+    def sweep(self, needed: Mapping[int, list[int]]) -> None:
+        """Delete the versions of some clients that no checkpoint needs; `needed` lists those that stay."""
+        stay = {self._names[one]: {str(version) for version in versions} for one, versions in needed.items()}
+        for one in needed.keys() & self.kept.keys():
+            stay[self._names[one]].add(str(self.kept[one]))
+        for path in self.folder.glob("*.*.pt"):
+            name, _, version = path.stem.rpartition(".")
+            if name in stay and version not in stay[name]:
+                path.unlink(missing_ok=True)
+
+
+def node_key(folder: Path) -> bytes:
+    """The secret key of a node's digests and noise; created at the first call."""
+    path = folder / KEY_FILE
+    if path.is_file():
+        return path.read_bytes()
+    folder.mkdir(parents=True, exist_ok=True)
+    key = secrets.token_bytes(KEY_BYTES)
+    with whole_file(path, private=True) as file:
+        file.write(key)
+    return key
 
 
 class NodeTraining:
-    """A training under way, as this node sees it.
+    """The clients' side of a training on this node, from the session as the server sends it, under its name.
 
-    Args:
-        name: of its session.
-        sent: the session as the server sends it.
-        settings: of the training.
-        data: the clients of this node.
-        folder: for their states; the folder above it holds the node's key.
+    `folder` is for the clients' states; the folder above it holds the node's key.
+
+    Raises:
+        ConfigError: if data and settings do not match, or models start elsewhere than the server's.
     """
 
     def __init__(self, name: str, sent: dict[str, Any], settings: ModelSettings, data: NodeData, folder: Path) -> None:
@@ -45,21 +213,21 @@ class NodeTraining:
         data.check_types(facts)
         session = Session.of(settings, facts, device := torch.device("cpu"))
         is_private = settings.privacy is not None and settings.privacy.noise_seed is None
-        steps = repr(session.algorithm), repr(session.terms.solver)  # which a server that is a program does not send
+        steps = repr(session.algorithm), repr(session.terms.solver)  # not in `name` if the server is a program
         self.secret = Secret(node_key(folder.parent)).for_("noise", name, *steps) if is_private else None
-        check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
+        _check_start(sent["start"], marks_of_start(session.algorithm, session.terms, session.shared))
         self.server = InMemoryServer(session.terms.task, session.shared, device)
         self.rounds = FederatedRounds(session.algorithm, session.terms, self.server, session.choose)
         self.chosen = choose_metrics(settings.metrics, facts.target)
         self.splits = data.numbered(sent["ids"], sent["val_fraction"], sent["data_seed"])
-        own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
-        train = {one: self.splits[kind]["train"] for kind, names in own.items() for one in names}
-        self.names = {one: name for names in own.values() for one, name in names.items()}
+        self._own = {kind: {sent["ids"][name]: name for name in one.names} for kind, one in data.populations.items()}
+        train = {one: self.splits[kind]["train"] for kind, names in self._own.items() for one in names}
+        self.names = {one: name for names in self._own.values() for one, name in names.items()}
         self.states = NodeStates(folder, lambda one: self.rounds.initial_state(train[one], one), self.names)
         self.rounds.store = self.states  # type: ignore[assignment] # the part of it that serving needs
 
     def prepare(self, question: Packet) -> tuple[list[int], dict[int, Tree]]:
-        """Take over what the server says of the round; the clients, and what each of them is sent.
+        """Set round, versions and shared state from a question; its clients, and the shared state as each receives it.
 
         Raises:
             WireError: if the question is not of this training.
@@ -76,8 +244,8 @@ class NodeTraining:
         sent: dict[int, Tree] = {}
         for one, name in zip(clients, names, strict=False):
             form = algorithm.sent(ctx, server.initial_shared, one)
-            sent[one] = algorithm.received(ctx, in_form(question.trees[name], form, shapes=False), one)
-        if names == ["shared"]:  # in one tree, so that the clients may be trained together
+            sent[one] = algorithm.received(ctx, checked_tree(question.trees[name], form, shapes=False), one)
+        if names == ["shared"]:  # one object, so that the clients may be trained together
             sent = dict.fromkeys(clients, sent[clients[0]])
         self.states.versions = dict(zip(clients, facts["versions"], strict=True))
         if facts["needed"] is not None:
@@ -85,26 +253,19 @@ class NodeTraining:
         return clients, sent
 
     def check(self, facts: dict[str, Any]) -> None:
-        """Compare the clients of a question with those of this training.
-
-        Raises:
-            WireError: if they are others.
-        """
+        """Check that the clients of a question are those of this training; `WireError` if they are not."""
         total, population = self.rounds.terms.num_clients, facts.get("population", "seen")
-        mine = self.names.keys() if facts["kind"] == "keep" else set(self._numbers(population))
-        if not mine >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
+        mine = self.names if facts["kind"] == "keep" else self._own.get(population, {})
+        if not mine.keys() >= set(facts["clients"]) or not self.names.keys() >= (facts["needed"] or {}).keys():
             raise WireError("the question is of clients that are not on this node")
         if any(one >= total for one in facts.get("present", ())) or len(facts.get("draws") or [0] * total) != total:
             raise WireError("the question is of more or fewer clients than the training has")
 
-    def _numbers(self, population: str) -> list[int]:
-        return self.splits[population]["train"].ids.tolist() if population in self.splits else []  # type: ignore[union-attr]
-
     def train(self, packet: Packet) -> Packet:
-        """The work of a phase: messages go back, states stay."""
+        """Run the clients' work of a phase: messages are returned, states are written here."""
         self.check(facts := packet.facts)
         clients, sent = self.prepare(packet)
-        if self.secret is not None:  # the same noise under another question could be subtracted from its answer
+        if self.secret is not None:  # reused noise could be removed by subtracting two answers
             self.rounds.terms = self.rounds.terms._replace(secret=self.secret.for_(digest_of_question(packet)))
         answers: dict[str, list[Tensor]] = {}
         failures: dict[str, list[str]] = {}
@@ -118,7 +279,7 @@ class NodeTraining:
         return Packet({"clients": clients, "failed": failures}, answers)
 
     def _run(self, facts: dict[str, Any], clients: list[int], shared: Tree) -> list[tuple[int, Any]]:
-        """What some clients that are sent the same make of it: leaves of message and metrics, or an error."""
+        """Results of clients that are sent the same: leaves of message and metrics, or an error."""
         ids, terms = torch.tensor(clients), self.rounds.terms
         multiplicity = dict(zip(facts["clients"], facts["multiplicity"], strict=True))
         counts = torch.tensor([multiplicity[one] for one in clients], dtype=torch.float64)
@@ -150,7 +311,7 @@ class NodeTraining:
         return found
 
     def measure(self, packet: Packet) -> Packet:
-        """Serve clients and measure them: sums go back, predictions and mixture weights stay."""
+        """Serve clients and measure them: sums are returned, predictions and mixture weights stay here."""
         self.check(facts := packet.facts)
         clients, sent = self.prepare(packet)
         rows = self.measured(clients, sent, facts["population"], facts["split"])
@@ -158,14 +319,7 @@ class NodeTraining:
         return Packet({"clients": clients}, {"rows": [told]})
 
     def measured(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Tensor:
-        """Rows of clients of one population that are served and measured, [C, 3 + M + K] as of `serving.measure`.
-
-        Args:
-            clients: their numbers.
-            sent: what each of them is sent.
-            population: `seen` or `unseen`.
-            split: what they are measured on.
-        """
+        """Rows [C, 3 + M + K] of `serving.measure` for clients of one population; arguments as of `blocks`."""
         found = [
             rows
             for block in self.blocks(clients, sent, population, split)
@@ -174,11 +328,11 @@ class NodeTraining:
         return torch.cat(found)
 
     def blocks(self, clients: list[int], sent: dict[int, Tree], population: str, split: str) -> Iterator[ServingBlock]:
-        """Clients in their order, those together that are sent the same; this is the shared state while one is served.
+        """Blocks of clients that are sent the same; that is the server's shared state while a block is served.
 
         Args:
             clients: their numbers.
-            sent: what each of them is sent.
+            sent: the shared state as each of them receives it.
             population: `seen` or `unseen`.
             split: what is predicted.
         """
@@ -189,13 +343,25 @@ class NodeTraining:
 
 
 def _alike(clients: list[int], sent: dict[int, Tree]) -> list[list[int]]:
-    """Clients in their order, those together that are sent the same."""
+    """Group clients that are sent the same; they keep their order."""
     if len({id(sent[one]) for one in clients}) == 1:
         return [clients]
     return [[one] for one in clients]
 
 
 def _told(error: ClientError) -> list[str]:
-    """What the server hears of a client that failed: names alone, whose texts are its own."""
+    """What the server learns of a failed client: names only, since a text could hold data."""
     kind = "not finite" if isinstance(error, NotFiniteError) else "error"
     return [kind, error.stage, type(error.__cause__ or error).__name__]
+
+
+def _check_start(wanted: list[float], found: list[float]) -> None:
+    """Refuse models that start elsewhere than the server's: the clients' first states would silently differ."""
+    alike = len(wanted) == len(found) and all(
+        math.isclose(one, other, rel_tol=SAME_START, abs_tol=1e-9) for one, other in zip(wanted, found, strict=True)
+    )
+    if not alike:
+        raise ConfigError(
+            "the models that clients start from are others here than at the server; install the same version of torch, "
+            "have the same files of a pretrained network on both, and leave out --init_from"
+        )

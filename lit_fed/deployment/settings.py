@@ -286,7 +286,6 @@ class _Sent(Whitelist):
         )
 
     def distrust(self, path: str, place: str) -> NoReturn:
-        """Refuse a class that is neither of lit_fed nor trusted."""
         module = path.rpartition(".")[0]
         raise ConfigError(
             f"the server asks for {path} ({place}), which is no class of lit_fed that settings may name; if you know "
@@ -294,11 +293,9 @@ class _Sent(Whitelist):
         )
 
     def cannot_import(self, path: str, place: str, error: Exception) -> NoReturn:
-        """Refuse a class whose import fails."""
         raise ConfigError(f"the server asks for {path} ({place}), which cannot be imported here: {error}") from error
 
     def refuse(self, place: str, what: str) -> NoReturn:
-        """Refuse settings that no server of lit_fed sends."""
         raise ConfigError(f"the server sends settings whose {place} {what}; start both sides from the same lit_fed")
 
 
@@ -459,14 +456,12 @@ class _Stored(Whitelist):
             return False
 
     def cannot_import(self, path: str, place: str, error: Exception) -> NoReturn:
-        """Refuse a class whose import fails."""
         raise ConfigError(
             f"--ckpt_path {self.checkpoint} names {path} ({place}), which cannot be imported ({error}); start where it "
             "can be, or install what it needs"
         ) from error
 
     def distrust(self, path: str, place: str) -> NoReturn:
-        """Refuse a class that is neither known nor named."""
         module = path.rpartition(".")[0] or path
         raise ConfigError(
             f"--ckpt_path {self.checkpoint} names {path} ({place}), and to import {_described(module)} may run any "
@@ -475,7 +470,6 @@ class _Stored(Whitelist):
         )
 
     def refuse(self, place: str, what: str) -> NoReturn:
-        """Refuse arguments that no run has."""
         raise ConfigError(
             f"--ckpt_path {self.checkpoint}: its {place} {what}; give a checkpoint that a fit of lit_fed has written"
         )

@@ -1,4 +1,4 @@
-"""What moves bytes between a server and its nodes, whatever they mean."""
+"""The interface that moves bytes between a server and its nodes, and names of nodes."""
 
 from __future__ import annotations
 
@@ -14,33 +14,29 @@ NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Transport(Protocol):
-    """The server's side of an engine; used from one thread."""
+    """The server's side of a transport; used from one thread."""
 
     def wait_for(self, num_nodes: int, seconds: float) -> list[str]:
-        """The sorted names of the nodes that are there, once these are at least so many.
-
-        Args:
-            num_nodes: how many have to come.
-            seconds: how long to wait.
+        """The sorted names of the connected nodes, as soon as there are at least `num_nodes`.
 
         Raises:
-            ConfigError: if fewer came in that time, naming those and how a node is started.
+            ConfigError: if fewer connect within so many seconds, naming those and how a node is started.
         """
 
     def call(self, packets: Mapping[str, bytes], *, most_bytes: Mapping[str, int], seconds: float) -> dict[str, bytes]:
         """Hand each node its packet and gather their answers; nothing that a node does raises an error.
 
         Args:
-            packets: what each node gets, by its name. One that is away gets its packet when it comes.
-            most_bytes: the longest answer that each node may give; longer ones are refused.
-            seconds: how long to wait for answers.
+            packets: by the node's name. A disconnected node gets its packet when it reconnects.
+            most_bytes: maximum size of each node's answer; longer ones are refused.
+            seconds: timeout of the answers.
 
         Returns:
-            The answers that came in this time, by the node's name; who is missing did not answer.
+            The answers that arrived in this time, by the node's name.
         """
 
     def close(self, *, over: bool = False) -> None:
-        """End all connections; nothing can be called after it.
+        """Close all connections; the transport cannot be used afterwards.
 
         Args:
             over: the training is finished, so nodes need not wait for the server to come back.
@@ -48,19 +44,15 @@ class Transport(Protocol):
 
 
 def is_node_name(name: str) -> bool:
-    """Whether a node may have this name, which may become that of a file."""
+    """Whether a node may have this name, which may become the name of a file."""
     return NODE_NAME.fullmatch(name) is not None
 
 
 def check_node_name(name: str, option: str) -> str:
-    """A name that a node may have.
-
-    Args:
-        name: as it was given.
-        option: where, for the message.
+    """Return a valid name of a node.
 
     Raises:
-        ConfigError: naming it and what a name may be.
+        ConfigError: naming `option` and the rule.
     """
     if not is_node_name(name):
         raise ConfigError(
@@ -71,5 +63,5 @@ def check_node_name(name: str, option: str) -> str:
 
 
 def foreign_text(value: object, most: int = 200) -> str:
-    """Text of the other side for a terminal or a log: printable letters only, and not too many."""
+    """Text of the other side, safe for a terminal or a log: its first printable characters."""
     return "".join(one for one in str(value)[:most] if one.isprintable())

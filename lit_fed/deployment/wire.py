@@ -1,8 +1,11 @@
-"""What passes between server and node: facts in JSON, and tensors as their bytes; nothing in it is ever executed.
+"""Packets between server and node: facts as JSON, tensors as bytes; nothing in them is ever executed.
 
-A packet holds the leaves of trees, not their structure: both sides know it from the algorithm (`forms`).
+A packet holds the leaves of trees, not their structure, which both sides know from the algorithm (`checked_tree`).
 
     magic, 8 bytes | length of the header, 8 bytes | header, JSON in zlib | bytes of all leaves, one after another
+
+Facts are read by typed readers: each takes a value and its place, checks name, type, range and size, and returns the
+value as it is used, or raises `WireError`.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -20,9 +24,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.core import tree
+from lit_fed.core.types import Tree
+
 __all__ = [
-    "MOST_HEADER", "TYPES", "Packet", "WireError", "digest_of_question", "from_bytes", "to_bytes",
-    "type_name",
+    "MOST_FLOAT", "MOST_HEADER", "TYPES", "Packet", "Reader", "WireError", "checked_tree", "digest_of_question",
+    "from_bytes", "keyed", "list_of", "number", "number_of_text", "one_of", "optional", "record", "text", "to_bytes",
+    "tuple_of", "whole",
 ]  # fmt: skip
 
 MAGIC = b"litfed1\n"
@@ -40,56 +48,56 @@ MOST_LEAVES, MOST_AXES, MOST_ENTRIES = 2**18, 16, 2**40
 """Leaves of a packet, axes of a leaf, and the product of a leaf's axes, where an axis of length 0 counts as 1."""
 
 MOST_ITEMS, MOST_DEPTH, MOST_LETTERS = 2**21, 32, 2**16
-"""JSON values, names and brackets in a header, levels of nesting, letters of a text."""
-
-NO_PART_OF_QUESTION = ("kind", "needed", "settings", "version")
-"""Facts that may differ where a question is asked again, after one of the two was started again."""
+"""JSON values, names and brackets in a header; levels of nesting; letters of a text."""
 
 MOST_HEADER = 2**25
-"""Bytes of an unpacked header, where the question does not imply fewer."""
+"""Bytes of an unpacked header, unless the question implies fewer."""
+
+MOST_FLOAT = 3.4028234663852886e38
+"""Largest finite float32: no sample has a larger loss, and no update a larger entry."""
+
+NO_PART_OF_QUESTION = ("kind", "needed", "settings", "version")
+"""Facts that may differ when a question is repeated after a restart of either side."""
 
 
 class WireError(ValueError):
-    """Bytes that are no packet, or not the one that was asked for; the message repeats nothing of their content."""
+    """Bytes that are not a packet, or not the expected one; the message repeats nothing of their content."""
 
 
 class Packet(NamedTuple):
-    """What one side sends to the other."""
+    """A message from one side to the other."""
 
-    facts: dict[str, Any]  # what JSON can say
+    facts: dict[str, Any]  # JSON values
     trees: Mapping[str, list[Tensor]] = MappingProxyType({})  # leaves of each tree, in the order of `tree.items`
 
 
+# ---------------------------------------------------------------------- bytes
 def to_bytes(packet: Packet) -> bytes:
     """The packet as bytes; tensors on any device."""
     leaves = {name: [leaf.detach().cpu().contiguous() for leaf in some] for name, some in packet.trees.items()}
-    forms = {name: [[type_name(leaf), list(leaf.shape)] for leaf in some] for name, some in leaves.items()}
+    forms = {name: [[_type_name(leaf), list(leaf.shape)] for leaf in some] for name, some in leaves.items()}
     header = json.dumps({"facts": packet.facts, "trees": forms}, allow_nan=False, separators=(",", ":"))
-    packed = zlib.compress(header.encode(), 9)  # of a small model the facts are a tenth
+    packed = zlib.compress(header.encode(), 9)  # for a small model facts are a tenth of the packet
     parts = (_bytes_of(leaf) for some in leaves.values() for leaf in some)
     return b"".join([START.pack(MAGIC, len(packed)), packed, *parts])
 
 
 def from_bytes(data: bytes, most_header: int = MOST_HEADER) -> Packet:
-    """The inverse of `to_bytes`.
-
-    Args:
-        data: the bytes.
-        most_header: bytes that the unpacked header may have.
+    """The inverse of `to_bytes`, with at most so many bytes of the unpacked header.
 
     Raises:
         WireError: for anything else than its result.
     """
     if len(data) < START.size:
-        _refuse("it is too short")
+        _no_packet("it is too short")
     magic, length = START.unpack_from(data)
     if magic != MAGIC or length > len(data) - START.size:
-        _refuse("it does not begin as one")
+        _no_packet("it does not begin as one")
     facts, forms = _header(data[START.size : START.size + length], most_header)
     wanted = {name: [_form(one) for one in some] for name, some in forms.items()}
     sizes = [size for some in wanted.values() for _, _, size in some]
     if len(sizes) > MOST_LEAVES or sum(sizes) != len(data) - START.size - length:
-        _refuse("it has another length than its header says")
+        _no_packet("it has another length than its header says")
     place = START.size + length
     trees: dict[str, list[Tensor]] = {}
     for name, some in wanted.items():
@@ -105,33 +113,32 @@ def from_bytes(data: bytes, most_header: int = MOST_HEADER) -> Packet:
 
 
 def digest_of_question(packet: Packet) -> str:
-    """What tells a question about a round from others: all that an answer to it depends on, and no version numbers."""
+    """Digest of everything that the answer to a question about a round depends on, without version numbers."""
     facts = {name: value for name, value in packet.facts.items() if name not in NO_PART_OF_QUESTION}
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=32)
     for name in sorted(packet.trees):
         for leaf in packet.trees[name]:
-            digest.update(json.dumps([name, type_name(leaf), list(leaf.shape)]).encode() + _bytes_of(leaf))
+            digest.update(json.dumps([name, _type_name(leaf), list(leaf.shape)]).encode() + _bytes_of(leaf))
     return digest.hexdigest()
 
 
 def _bytes_of(leaf: Tensor) -> bytes:
-    # one number in a row of length 1 may keep the stride of where it was cut out, with which it is no row of bytes
+    # a row of length 1 may keep the stride of the tensor that it was cut from, and then cannot be viewed as bytes
     row = leaf.reshape(-1).as_strided((leaf.numel(),), (1,))
     return row.view(torch.uint8).numpy().tobytes()
 
 
-def type_name(leaf: Tensor) -> str:
-    """The name of a leaf's type, such as `float32`."""
+def _type_name(leaf: Tensor) -> str:
     return str(leaf.dtype).removeprefix("torch.")
 
 
 def _header(packed: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Facts and the forms of trees; the costs of parsing are bounded before, nesting and texts are checked after."""
+    """Facts and the forms of trees; the cost of parsing is bounded before, nesting and texts are checked after."""
     try:
         plain = _unpacked(packed, most)
         if sum(map(plain.count, (b",", b":", b"[", b"{"))) > MOST_ITEMS:
-            _refuse("its header has too many parts")
-        header = json.loads(plain, parse_constant=_refuse)
+            _no_packet("its header has too many parts")
+        header = json.loads(plain, parse_constant=_no_packet)
     except (ValueError, RecursionError, zlib.error) as error:
         if isinstance(error, WireError):
             raise
@@ -139,19 +146,19 @@ def _header(packed: bytes, most: int) -> tuple[dict[str, Any], dict[str, list[An
     _check_plain(header)
     facts, forms = (header.get("facts"), header.get("trees")) if isinstance(header, dict) else (None, None)
     if not isinstance(facts, dict) or not isinstance(forms, dict) or len(header) != 2:
-        _refuse("its header says something else")
+        _no_packet("its header says something else")
     if not all(isinstance(some, list) for some in forms.values()):
-        _refuse("it holds something else than tensors")
+        _no_packet("it holds something else than tensors")
     return facts, forms
 
 
 def _check_plain(header: Any) -> None:
-    """Refuse deep nesting, long texts, texts that cannot be printed, and numbers that no field of ours can have."""
+    """Refuse deep nesting, long or unprintable texts, and numbers that no field can have."""
     level, depth = [header], 0
     while level:
         depth += 1
         if depth > MOST_DEPTH:
-            _refuse("its header is nested too deeply")
+            _no_packet("its header is nested too deeply")
         inner: list[Any] = []
         for value in level:
             if isinstance(value, dict):
@@ -161,32 +168,163 @@ def _check_plain(header: Any) -> None:
                 inner += value
             elif isinstance(value, str):
                 if len(value) > MOST_LETTERS or not value.isprintable():
-                    _refuse("its header holds a text that is too long or cannot be printed")
+                    _no_packet("its header holds a text that is too long or cannot be printed")
             elif value is not None and not abs(value) < 2**63 and not (type(value) is float and math.isfinite(value)):
-                _refuse("its header holds a number that is too large")
+                _no_packet("its header holds a number that is too large")
         level = inner
 
 
 def _form(one: Any) -> tuple[torch.dtype, list[int], int]:
     """Type, shape and bytes of a leaf."""
     if not isinstance(one, list) or len(one) != 2 or not isinstance(one[0], str) or one[0] not in TYPES:
-        _refuse("it holds something else than tensors")
+        _no_packet("it holds something else than tensors")
     kind, shape = one
     if not isinstance(shape, list) or len(shape) > MOST_AXES or not all(type(n) is int and n >= 0 for n in shape):
-        _refuse("it holds a tensor without a shape")
-    if math.prod(max(n, 1) for n in shape) > MOST_ENTRIES:  # strides are computed from it, also of empty leaves
-        _refuse("it holds a tensor that is too large")
+        _no_packet("it holds a tensor without a shape")
+    if math.prod(max(n, 1) for n in shape) > MOST_ENTRIES:  # torch computes strides from it, also of empty leaves
+        _no_packet("it holds a tensor that is too large")
     return TYPES[kind], shape, math.prod(shape) * TYPES[kind].itemsize
 
 
 def _unpacked(packed: bytes, most: int) -> bytes:
-    """An unpacked header of at most so many bytes, however short it came."""
+    """An unpacked header of at most so many bytes; a compressed bomb is not unpacked further."""
     unpacking = zlib.decompressobj()
     header = unpacking.decompress(packed, most)
     if not unpacking.eof or unpacking.unused_data:
-        _refuse("its header is too long, or does not end")
+        _no_packet("its header is too long, or does not end")
     return header
 
 
-def _refuse(what: str) -> NoReturn:
+def _no_packet(what: str) -> NoReturn:
     raise WireError(f"no packet: {what}")
+
+
+# ---------------------------------------------------------------------- trees
+def checked_tree(leaves: list[Tensor], form: Tree, *, shapes: bool = True) -> Tree:
+    """The tree of these leaves, in the order of `tree.items`, which have number, types and shapes of those of `form`.
+
+    Without `shapes` all axes but the first have to be equal.
+
+    Raises:
+        WireError: naming the first that differs.
+    """
+    wanted = list(tree.items(form))
+    if len(leaves) != len(wanted):
+        raise WireError(f"{len(leaves)} tensors in the place of {len(wanted)}")
+    for leaf, (path, one) in zip(leaves, wanted, strict=True):
+        axes = 0 if shapes else 1
+        if leaf.dtype != one.dtype or leaf.ndim != one.ndim or leaf.shape[axes:] != one.shape[axes:]:
+            kind, expected = (f"{_type_name(each)} of shape {list(each.shape)}" for each in (leaf, one))
+            raise WireError(f"{path} is {kind} in the place of {expected}")
+    return tree.rebuild(form, leaves)
+
+
+# ---------------------------------------------------------------------- readers of facts
+Reader = Callable[[Any, str], Any]
+
+
+def whole(least: int = 0, most: int = 2**62) -> Reader:
+    """Read a whole number in [least, most]."""
+    return _value(lambda one: type(one) is int and least <= one <= most, f"a whole number from {least} to {most}", int)
+
+
+def number(least: float = -MOST_FLOAT, most: float = MOST_FLOAT) -> Reader:
+    """Read a finite number in [least, most]."""
+
+    def fits(one: Any) -> bool:
+        return type(one) in (int, float) and math.isfinite(one) and least <= one <= most
+
+    return _value(fits, f"a number from {least:g} to {most:g}", float)
+
+
+def text(most: int, pattern: str = ".*") -> Reader:
+    """Read a printable text of at most so many letters that matches a pattern."""
+
+    def fits(one: Any) -> bool:
+        is_text = isinstance(one, str) and len(one) <= most and one.isprintable()
+        return is_text and re.fullmatch(pattern, one) is not None
+
+    return _value(fits, f"a printable text of at most {most} letters like {pattern}", str)
+
+
+def one_of(*values: Any) -> Reader:
+    """Read one of these values, of the same type."""
+
+    def fits(one: Any) -> bool:
+        return any(type(one) is type(value) and one == value for value in values)
+
+    return _value(fits, " or ".join(map(repr, values)), lambda one: one)
+
+
+def number_of_text(least: int = 0, most: int = 2**62) -> Reader:
+    """Read a whole number that is the key of a JSON object: its decimal digits without leading zeros."""
+    digits, inner = text(19, "0|[1-9][0-9]*"), whole(least, most)
+    return lambda value, place: inner(int(digits(value, place)), place)
+
+
+def optional(inner: Reader) -> Reader:
+    """Read None, or what another reader reads."""
+    return lambda value, place: None if value is None else inner(value, place)
+
+
+def list_of(inner: Reader, most: int, least: int = 0) -> Reader:
+    """Read a list of `least` to `most` entries."""
+
+    def read(value: Any, place: str) -> list[Any]:
+        if not isinstance(value, list) or not least <= len(value) <= most:
+            _refuse(place, f"a list of {least} to {most} entries")
+        return [inner(one, place) for one in value]
+
+    return read
+
+
+def tuple_of(*inner: Reader) -> Reader:
+    """Read a list with one entry for each of these readers."""
+
+    def read(value: Any, place: str) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(inner):
+            _refuse(place, f"a list of {len(inner)} entries")
+        return tuple(reader(one, place) for reader, one in zip(inner, value, strict=True))
+
+    return read
+
+
+def keyed(key: Reader, inner: Reader, most: int) -> Reader:
+    """Read an object whose names are data, of at most so many entries."""
+
+    def read(value: Any, place: str) -> dict[Any, Any]:
+        if not isinstance(value, dict) or len(value) > most:
+            _refuse(place, f"an object of at most {most} entries")
+        return {key(name, f"a name in {place}"): inner(one, place) for name, one in value.items()}
+
+    return read
+
+
+def record(fields: Mapping[str, Reader], *, may_miss: tuple[str, ...] = ()) -> Reader:
+    """Read an object with exactly these names, of which some may be absent, also from the result."""
+
+    def read(value: Any, place: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            _refuse(place, "an object")
+        if missing := [name for name in fields if name not in value and name not in may_miss]:
+            _refuse(f"{place}.{missing[0]}", "there")
+        if len(value) > sum(name in value for name in fields):
+            _refuse(place, f"an object with no other names than {', '.join(fields)}")
+        return {name: fields[name](one, f"{place}.{name}") for name, one in value.items()}
+
+    return read
+
+
+def _value(fits: Callable[[Any], bool], wanted: str, made: Callable[[Any], Any]) -> Reader:
+    """Read a value that fits, and make something of it."""
+
+    def read(value: Any, place: str) -> Any:
+        if not fits(value):
+            _refuse(place, wanted)
+        return made(value)
+
+    return read
+
+
+def _refuse(place: str, wanted: str) -> NoReturn:
+    raise WireError(f"{place} is not {wanted}")

@@ -1,1 +1,1 @@
-"""Pictures of runs and of data; matplotlib is imported when one is drawn."""
+"""Figures of runs and of data; matplotlib is imported when one is drawn."""

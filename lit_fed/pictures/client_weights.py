@@ -1,4 +1,4 @@
-"""Pictures of `weights.npz`: mixtures over the rounds, and who weighs whom."""
+"""Figures of `weights.npz`: mixtures over the rounds, and weights between clients."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from lit_fed.pictures.style import (
 __all__ = ["draw_graph", "weight_figures"]
 
 PANELS = 4
-"""Most rounds that are shown side by side."""
+"""Upper limit of rounds side by side."""
 
 MOST_NODES = 40
-"""Most clients of a graph that have room for names and groups."""
+"""Upper limit of clients in a graph with names and groups."""
 
 MOST_CURVES = 12
-"""Most clients whose weights are drawn as curves, a panel for each; of more, means over clients are drawn."""
+"""Upper limit of clients with a panel of curves each; of more, means over clients are drawn."""
 
 
 def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
-    """Figures of a run's folder, by file name; none where it has no `weights.npz`.
+    """Figures of a run's folder, by file name; none without `weights.npz`.
 
     Args:
         folder: the run's folder.
@@ -68,15 +68,15 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
 
 
 def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: Sequence[Any] | None = None) -> Any:
-    """Who takes in whose model: clients on a circle, darker edges for larger weights.
+    """Weights between clients as a graph: clients on a circle, darker edges for larger weights.
 
-    Neighbours of a ring or a chain stand side by side, on another graph the clients of a group. A client bears the
-    number of its group; its name stands beside it while there is room.
+    Neighbours of a ring or a chain stand side by side, on other graphs the clients of a group. Nodes show the number of
+    the group; names stand beside them if there is room.
 
     Args:
         matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
         groups: the group of each client, [T].
-        new_figure: makes a figure of a size.
+        new_figure: figure factory.
         names: of the clients, [T]; None: their numbers.
     """
     import matplotlib as mpl
@@ -114,7 +114,7 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: S
 
 
 def _around(graph: Any, groups: np.ndarray) -> list[int]:
-    """Clients in the order of the circle: along a ring or chain, else by group."""
+    """Order of the clients on the circle: along a ring or chain, else by group."""
     import networkx as nx
 
     by_group: list[int] = np.argsort(groups, kind="stable").tolist()
@@ -126,7 +126,7 @@ def _around(graph: Any, groups: np.ndarray) -> list[int]:
 
 
 def _write_beside(axes: Any, positions: dict[int, np.ndarray], names: Sequence[Any]) -> None:
-    """Names outside the circle, each as far from the middle as its letters need."""
+    """Write names outside the circle."""
     for client, (x, y) in positions.items():
         side = "left" if x > 0.1 else "right" if x < -0.1 else "center"
         level = "bottom" if y > 0.9 else "top" if y < -0.9 else "center"
@@ -138,7 +138,7 @@ def _panels(num_rounds: int) -> list[int]:
 
 
 def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
-    """Heat maps of all clients' mixture weights in a few rounds; the last one decides on the order of the clients."""
+    """Heat maps of all clients' mixture weights in a few rounds, ordered by the last one."""
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
     names = weights["names"][order] if len(weights.get("names", ())) == len(order) else None
@@ -192,7 +192,7 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
 
 
 def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
-    """Curves of each client's weights over the rounds; of many clients, of the share that stays in their groups."""
+    """Curves of each client's weights over the rounds; of many clients, the share within their groups."""
     between, rounds = weights["collaboration"], weights["rounds"]
     num_clients = between.shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))

@@ -1,4 +1,4 @@
-"""The picture of a partition: sizes of the clients, and their labels where they have some."""
+"""The figure of a partition: sizes of the clients, and their labels if any."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 __all__ = ["draw_partition"]
 
 MOST_NAMES = 60
-"""Most clients whose names stand below the picture; of more than these, only the number is said."""
+"""Upper limit of clients with names below the figure."""
 
 MOST_LABELS = 40
-"""Most labels that are all numbered at the axis; of more than these, some are."""
+"""Upper limit of labels that are all numbered at the axis."""
 
 FILLS = {"num_train": ("#1b4f8a", "training"), "num_val": ("#d1701f", "validation"), "num_test": ("#c8c8c8", "test")}
 
@@ -57,10 +57,7 @@ def _figure(table: pd.DataFrame, new_figure: Any) -> Any:
 
 
 def _order(table: pd.DataFrame) -> dict[str, str]:
-    """Columns by which clients are ordered, and how a reader calls them.
-
-    Many clients without labels are ordered by size: nothing else could be read from the picture.
-    """
+    """Columns that order the clients, with their names in the figure; many without labels are ordered by size."""
     sizes_alone = not len(table.filter(regex=r"^label_\d+$").columns)
     by_group = {"group": "true group"} if "group" in table else {}
     return by_group | ({"num_train": "size"} if sizes_alone and len(table) > MOST_NAMES else {})

@@ -1,4 +1,4 @@
-"""The pictures of a run, as wide as a column of a paper and readable in grey."""
+"""Figures of a run, one column wide and readable in grey."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ LINES = {
 POPULATIONS = {"seen": "#7694bb", "unseen": "#d1701f"}
 
 MOST_GROUPS = 12
-"""Most true groups that are marked below the mixture weights; there is no room for more."""
+"""Upper limit of true groups marked below the mixture weights."""
 
 MOST_NUMBERS = 12
-"""Most columns of a heat map whose cells hold their figures."""
+"""Upper limit of columns of a heat map with numbers in its cells."""
 
 
 def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",), *, private: bool = False) -> None:
-    """Draw what the folder's files and the table of clients show, in `plots/`.
+    """Draw the figures of a run into `plots/`.
 
     Args:
         folder: the run's folder.
         clients: a row per client, as in clients.csv.
-        formats: of each picture, `png`, `pdf` or `svg`.
-        private: make `plots/` readable for its owner alone.
+        formats: of each figure, `png`, `pdf` or `svg`.
+        private: make `plots/` readable by its owner only.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -88,9 +88,9 @@ def read_history(folder: Path) -> pd.DataFrame:
     history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
     if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
         return pd.DataFrame({"step": [], "sent": []})
-    history = history[history["comm/bytes_up"].notna()]  # the row of the final test belongs to no round
+    history = history[history["comm/bytes_up"].notna()]  # without the row of the final test
     sent = (history["comm/bytes_up"] + history["comm/bytes_down"]).cumsum()
-    return pd.concat([history, sent.rename("sent")], axis=1)  # one column more of a hundred would warn
+    return pd.concat([history, sent.rename("sent")], axis=1)  # avoids a warning of pandas about fragmented frames
 
 
 def evaluated_split(history: pd.DataFrame) -> str:

@@ -1,4 +1,4 @@
-"""What all pictures have in common: sizes, looks that differ in grey too, units, and how a figure is written."""
+"""Style of all figures: sizes, lines that differ in grey too, units, and files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 DPI = 200
-"""Pixels in an inch of every picture."""
+"""Resolution of every figure."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -53,13 +53,13 @@ COLUMN: dict[Any, Any] = STYLE | {
     "legend.handlelength": 2.8,  # room for a dash
     "lines.linewidth": 1.2,
     "lines.markersize": 3.5,
-    "pdf.fonttype": 42,  # text stays text, which publishers ask for
-    "svg.hashsalt": "lit_fed",  # the same picture is the same file
+    "pdf.fonttype": 42,  # embeds fonts as text, as publishers require
+    "svg.hashsalt": "lit_fed",  # reproducible files
 }
-"""Settings of matplotlib for figures that are printed in the size in which they are drawn."""
+"""Settings of matplotlib for figures printed in their drawn size."""
 
 COLUMN_WIDTH, FULL_WIDTH = 3.4, 7.0
-"""Inches of one column and of two."""
+"""Widths of one column and of two, in inches."""
 
 MARKERS = "osD^vP*X<>"
 DASHES = ["-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2))]
@@ -68,10 +68,10 @@ COLOURS = ["#1b4f8a", "#d1701f", "#4f9d69", "#7a4f9d", "#8a8a8a", "#b03a48", "#c
 MOST_MARKERS = 8
 
 LONGEST_NAME = 14
-"""Letters of a client's name in a picture."""
+"""Upper limit of letters of a client's name."""
 
 UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-"""Metadata without which the same figure is the same file."""
+"""Metadata by format that keeps files reproducible."""
 
 
 def look(position: int) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def byte_unit(most: float) -> tuple[float, str]:
 
 
 def percent(metric: str) -> tuple[float, str]:
-    """The factor of a metric in pictures, 100 for shares, and how its unit is written.
+    """The factor of a metric in figures, 100 for shares, and its unit.
 
     Example:
         >>> percent("accuracy"), percent("mse")
@@ -131,20 +131,20 @@ def scale_of(values: Any) -> str:
 
 
 def few_ticks(*, whole: bool = False, most: int = 6) -> Any:
-    """A locator of ticks at round numbers, at whole ones where wanted."""
+    """A locator of ticks at round numbers, or at whole ones."""
     from matplotlib.ticker import MaxNLocator
 
     return MaxNLocator(most, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1)
 
 
 def frame(axes: Any) -> None:
-    """Draw the box around axes, and no grid: what a heat map needs."""
+    """Draw the box around the axes of a heat map, without a grid."""
     axes.grid(visible=False)
     axes.spines[:].set_visible(True)
 
 
 def legend_above(figure: Any, columns: int = 2) -> None:
-    """Add a legend of all that has a label, above the figure's axes, where it covers no data."""
+    """Add a legend of all labelled artists above the figure's axes."""
     found = [axes.get_legend_handles_labels() for axes in figure.axes]
     handles, labels = ([one for part in parts for one in part] for parts in zip(*found, strict=True))
     if handles:
@@ -152,7 +152,7 @@ def legend_above(figure: Any, columns: int = 2) -> None:
 
 
 def short_name(name: Any) -> str:
-    """The name of a client as it stands in a picture: cut where it is long.
+    """The name of a client, shortened for a figure.
 
     Example:
         >>> short_name("anna"), short_name("hospital_of_the_north_4")
@@ -163,13 +163,13 @@ def short_name(name: Any) -> str:
 
 
 def name_clients(axes: Any, names: Sequence[Any] | np.ndarray | None, num_clients: int, most: int = 30) -> None:
-    """Write the names of clients below an axis on which they stand at 0, 1, …; no ticks where they have no room.
+    """Write the names of clients below an axis on which they stand at 0, 1, …; no ticks if there are too many.
 
     Args:
-        axes: where they stand.
-        names: a sequence, in the order of the axis; None: not known.
-        num_clients: how many there are.
-        most: names for which there is room.
+        axes: the axes.
+        names: in the order of the axis; None if unknown.
+        num_clients: number of clients.
+        most: upper limit of names.
     """
     if names is None or num_clients > most:
         axes.set_xticks([])
@@ -180,6 +180,6 @@ def name_clients(axes: Any, names: Sequence[Any] | np.ndarray | None, num_client
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure; the suffix of its path is the format. A file is there whole or not at all."""
+    """Write a figure atomically, in the format of the path's suffix."""
     with whole_file(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=DPI, metadata=UNDATED[path.suffix])

@@ -1,4 +1,4 @@
-"""The memory and the processors of this machine: what they have room for, and how they are used well."""
+"""Memory and processors of this machine: limits, alignment of tensors, settings of malloc."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ __all__ = [
 
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where Linux says how much a container may take."""
+"""Memory limits of a container, on Linux."""
 
 
 def available_memory() -> int | None:
-    """Bytes that can still be allocated, with swap, within limits of container and process; None if nothing says it."""
+    """Bytes available, with swap, within the limits of container and process; None if unknown."""
     known = [size for size in (_free(), *map(_limit, LIMITS), _limit_of_process()) if size is not None]
     return min(known, default=None)
 
 
 def require_memory(num_bytes: int, what: str, fix: str) -> None:
-    """Refuse what cannot fit, before it is allocated.
+    """Refuse an allocation that cannot fit.
 
     Args:
-        num_bytes: what it takes at least.
-        what: what takes it.
+        num_bytes: lower bound of its size.
+        what: what is allocated, for the message.
         fix: what to give instead.
 
     Raises:
-        ConfigError: naming what it would take, and what the machine has.
+        ConfigError: naming both sizes.
     """
     available = available_memory()
     if available is not None and num_bytes > available:
@@ -49,7 +49,7 @@ def require_memory(num_bytes: int, what: str, fix: str) -> None:
 
 
 def _free() -> int | None:
-    """Bytes that Linux reports as available; on other systems all memory of the machine."""
+    """Available bytes on Linux; on other systems the total memory."""
     try:
         rows = [line.split() for line in MEMINFO.read_text(encoding="ascii").splitlines()]
         sizes = {row[0]: 1024 * int(row[1]) for row in rows}
@@ -63,7 +63,7 @@ def _free() -> int | None:
 
 
 def _limit(path: Path) -> int | None:
-    """A container's limit, where it has one."""
+    """Limit of a container, if it has one."""
     try:
         return int(path.read_text(encoding="ascii"))  # "max" is no number
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def _limit(path: Path) -> int | None:
 
 
 def _limit_of_process() -> int | None:
-    """What `ulimit` leaves to this process, where the system knows such limits."""
+    """Limit by `ulimit`, if the system has one."""
     try:
         import resource
     except ImportError:  # Windows
@@ -87,14 +87,14 @@ def _in_words(num_bytes: int) -> str:
 
 # ---------------------------------------------------------------------- alignment and freed memory
 BOUNDARY = 64
-"""Bytes; what PyTorch allocates on a CPU begins at a multiple."""
+"""Bytes; PyTorch aligns its allocations on a CPU to multiples."""
 
 
 def from_boundary(leaf: Tensor) -> Tensor:
-    """The tensor itself, or a copy if it does not begin where memory of its own would.
+    """The tensor, or a copy if it is not aligned like a fresh allocation.
 
-    Matrix products add up in another order where rows begin at another address. A client's numbers must not depend on
-    whose samples and states lie before its own, in this process or another one.
+    Alignment changes the summation order of matrix products, and a client's numbers must not depend on which samples
+    and states lie before its own.
     """
     elsewhere = leaf.is_floating_point() and leaf.device.type == "cpu" and leaf.data_ptr() % BOUNDARY
     return leaf.clone() if elsewhere else leaf
@@ -102,25 +102,24 @@ def from_boundary(leaf: Tensor) -> Tensor:
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h
 LARGEST_KEPT, MOST_KEPT = 2**28, 2**31 - 1
-"""Bytes of the largest block that is kept when it is freed, and of what is kept in all."""
+"""Bytes of the largest freed block that is kept, and of all of them."""
 
 BY_HAND = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "GLIBC_TUNABLES")
-"""Variables by which users decide for themselves."""
+"""Environment variables by which users set malloc themselves."""
 
 
 def keep_freed_memory(device: torch.device) -> bool:
-    """Let the C library keep what large tensors on a CPU leave behind; whether it does.
+    """Let glibc keep freed memory of large CPU tensors; returns whether it does.
 
-    By default glibc gives every block of 32 MB or more, and the freed end of its heap, back to the system, and takes
-    the pages of the next one anew: in local steps of convolutional networks that took a third of the time. It changes
-    nothing on other devices, with other C libraries or where users set glibc's own variables.
+    By default glibc returns blocks of 32 MB or more to the system and maps new pages for the next one, which took a
+    third of the time of local steps of convolutional networks. Other devices, other C libraries and users' own settings
+    of glibc are left alone.
     """
     return device.type == "cpu" and _tell_glibc()
 
 
 @cache
 def _tell_glibc() -> bool:
-    """Once for a process."""
     if any(name in os.environ for name in BY_HAND):
         return False
     try:
@@ -133,21 +132,21 @@ def _tell_glibc() -> bool:
 
 # ---------------------------------------------------------------------- processors
 def cores() -> list[int]:
-    """The cores that this process may use."""
+    """CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def require_cores(processes: int, option: str) -> None:
-    """Refuse more processes than there are cores; two are always granted, to try out how they work together.
+    """Refuse more processes than cores; two are always allowed, for trying out.
 
     Args:
-        processes: how many are to be started.
-        option: the argument that asked for them.
+        processes: number of processes to start.
+        option: the argument that sets it.
 
     Raises:
-        ConfigError: naming the argument, and the most that it may be.
+        ConfigError: naming the argument and its maximum.
     """
     granted = len(cores())
     if processes > max(granted, 2):

@@ -1,15 +1,14 @@
-"""Which rank is missing: the ranks of a run call the roll before every exchange between them.
+"""Heartbeat of ranks: before each collective, all ranks report to rank zero, so that a missing one is named.
 
-A collective of torch waits without saying for whom, and one of NCCL cannot be interrupted. So each rank holds one
-connection to rank zero, beside torch's, and nobody enters a collective before all have arrived. What goes over a
-connection is lines of text:
+A collective of torch does not say which rank it waits for, and one of NCCL cannot be interrupted. Each rank holds one
+connection to rank zero, beside torch's, and enters a collective only when all have arrived. Lines of text are sent:
 
-    here        the rank has arrived at the next exchange; from rank zero: all have
-    work        it is alive and gets on
-    broken      a collective failed on it
-    end {...}   the run is over, and why
+    here        this rank has arrived at the next collective; from rank zero: all have
+    work        this rank is alive
+    broken      a collective failed on this rank
+    end {...}   the run is over, with the reason
 
-A connection that closes without an `end` is that of a rank which died.
+A connection closed without an `end` means that its rank died.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ __all__ = [
 ]
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""How often a waiting rank looks at what it knows of the others, and a working one says that it works."""
+"""Polling interval of a waiting rank, and shortest interval between signs of life."""
 
 SECONDS_TO_EXPLAIN = 3.0
-"""How long ranks take, when a collective has failed, to tell each other that they are alive."""
+"""Time for ranks to report after a failed collective."""
 
 MOST_SECONDS = 30 * 24 * 3600
-"""More than a rank can be waited for in earnest, and few enough for torch's milliseconds."""
+"""Upper limit of the timeout; must fit torch's milliseconds."""
 
 HERE, WORK, BROKEN, END = b"here", b"work", b"broken", b"end "
 
@@ -66,12 +65,12 @@ WHAT_HAPPENED = {
 
 
 class LostRanksError(RuntimeError):
-    """Ranks that the others cannot go on without; the run ends on every rank.
+    """Ranks are missing; the run ends on every rank.
 
     Attributes:
         ranks: the missing ones.
         how: `died`, `silent`, `absent` (never seen), `failed`, `terminated`, `interrupted` or `unknown`.
-        speaks: whether this rank is the one to say it, so that it is said once.
+        speaks: whether this rank prints the message, which is printed once.
     """
 
     def __init__(self, how: str, ranks: Collection[int], timeout: float, *, speaks: bool) -> None:
@@ -82,10 +81,10 @@ class LostRanksError(RuntimeError):
 
 
 def check_timeout(seconds: float) -> float:
-    """The seconds that a rank waits for another, if they make sense.
+    """Validate the timeout in seconds.
 
     Raises:
-        ConfigError: if they do not.
+        ConfigError: if it is out of range.
     """
     if isinstance(seconds, bool) or not SECONDS_BETWEEN_LOOKS <= seconds <= MOST_SECONDS:
         raise ConfigError(
@@ -96,24 +95,24 @@ def check_timeout(seconds: float) -> float:
 
 
 class _Peer:
-    """The connection to another rank, and what came over it."""
+    """Connection to another rank, with its received state."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
-        self.arrivals = 0  # at exchanges that this rank has not seen through yet
-        self.silent = 0.0  # seconds for which this rank has waited without a word
+        self.arrivals = 0  # at collectives that this rank has not completed yet
+        self.silent = 0.0  # seconds waited without a sign of life
         self.broken = self.closed = False
         self.verdict: dict[str, list[int] | str] | None = None
         self._begun = b""
 
     def tell(self, line: bytes) -> None:
-        """Send a line; that the other is gone is found when it is listened to."""
+        """Send a line; a closed connection is noticed by `listen`."""
         with suppress(OSError):
             self.connection.send(line + b"\n")
 
     def listen(self) -> None:
-        """Take in what has come, without waiting."""
+        """Receive without blocking."""
         try:
             came = self.connection.recv(2**16)
         except BlockingIOError:
@@ -131,14 +130,14 @@ class _Peer:
 
 
 class RollCall:
-    """The ranks of a run, as one of them knows them.
+    """State of all ranks, as known to one of them.
 
-    Time is counted in looks, not by the clock: where all ranks are stopped together, by Ctrl-Z or a machine that
-    sleeps, nobody is missing when they go on.
+    Time is counted in polls, not by the clock: if all ranks are suspended together, by Ctrl-Z or a sleeping machine,
+    none is missing afterwards.
 
     Args:
         rank: this one.
-        timeout: seconds that another may keep this one waiting without a sign of life.
+        timeout: longest silence of a rank that others wait for, in seconds.
         connections: to rank zero; on rank zero, to every other rank.
     """
 
@@ -152,7 +151,7 @@ class RollCall:
         self._last_sign = 0.0
 
     def add(self, other: int, connection: socket.socket) -> None:
-        """Take up a rank."""
+        """Add a rank."""
         self._peers[other] = _Peer(connection)
         self._selector.register(connection, EVENT_READ, self._peers[other])
 
@@ -165,19 +164,19 @@ class RollCall:
 
     @property
     def present(self) -> Collection[int]:
-        """The ranks that this one is connected with."""
+        """Connected ranks."""
         return self._peers.keys()
 
     def tell(self, line: bytes) -> None:
-        """Send a line to all that this rank is connected with."""
+        """Send a line to all connected ranks."""
         for peer in self._peers.values():
             peer.tell(line)
 
     def meet(self) -> None:
-        """Wait until every rank is here; each of them calls this at the same place.
+        """Barrier: wait until every rank has called this.
 
         Raises:
-            LostRanksError: if one does not come, or the run is over.
+            LostRanksError: if one is missing, or the run is over.
         """
         if self.rank:
             self.tell(HERE)
@@ -187,7 +186,7 @@ class RollCall:
             begin = time.monotonic()
             self._look(SECONDS_BETWEEN_LOOKS)
             passed = time.monotonic() - begin
-            if self.rank == 0:  # those who have arrived are to know that somebody else is missing
+            if self.rank == 0:  # tell the waiting ranks that another one is missing
                 self._say()
             for rank in missing:
                 self._peers[rank].silent += min(passed, 2 * SECONDS_BETWEEN_LOOKS)
@@ -200,16 +199,16 @@ class RollCall:
             self.tell(HERE)
 
     def sign_of_life(self) -> None:
-        """Say that this rank gets on, and look whether the others are there; at most once per second.
+        """Send a sign of life and poll the others; at most once per second.
 
         Raises:
-            LostRanksError: if one is not.
+            LostRanksError: if one is missing.
         """
         if self._say():
             self._look(0)
 
     def _say(self) -> bool:
-        """Tell the others that this rank gets on, unless it just did."""
+        """Send a sign of life unless one was sent within the last second."""
         now = time.monotonic()
         if now - self._last_sign < SECONDS_BETWEEN_LOOKS:
             return False
@@ -218,7 +217,7 @@ class RollCall:
         return True
 
     def _look(self, seconds: float) -> None:
-        """Take in what comes within some seconds; the run is over if that is an end, or a connection has closed."""
+        """Poll for some seconds; ends the run if another rank ended it or a connection closed."""
         if self._over is not None:
             raise self._over
         for key, _ in self._selector.select(seconds):
@@ -233,14 +232,14 @@ class RollCall:
             self.end("unknown", [])
 
     def end(self, how: str, ranks: Collection[int], waited: float | None = None) -> NoReturn:
-        """Tell the others that the run is over, and end it here."""
+        """Tell the others that the run is over, and raise."""
         self._announce(how, ranks)
-        first = 1 if 0 in ranks else 0  # who says it
+        first = 1 if 0 in ranks else 0  # which rank prints the message
         self._over = LostRanksError(how, ranks, waited or self.timeout, speaks=self.rank == first)
         raise self._over
 
     def leave(self, how: str) -> None:
-        """Tell the others, unless they know, that this rank ends by itself: `failed`, `terminated`, `interrupted`."""
+        """Tell the others, unless they know, why this rank ends: `failed`, `terminated`, `interrupted`."""
         if self._over is None:
             self._announce(how, [self.rank])
 
@@ -248,59 +247,59 @@ class RollCall:
         self.tell(END + json.dumps({"how": how, "ranks": sorted(ranks)}).encode())
 
     def explain(self, waited: float) -> None:
-        """Find out what broke a collective; all ranks had arrived at it.
+        """Find the cause of a failed collective at which all ranks had arrived.
 
-        Every other rank notices as well: at once if it was talking to one that died, else when its own timeout is over.
+        The other ranks notice it too: at once if their peer died, else after their own timeout.
 
         Args:
             waited: seconds that this rank spent in it.
 
         Raises:
-            LostRanksError: if a rank is missing; otherwise the collective's own error says what is wrong.
+            LostRanksError: if a rank is missing; otherwise the caller raises the collective's own error.
         """
         patience = SECONDS_TO_EXPLAIN
         if self.rank:
             self.tell(BROKEN)
-            patience *= 2  # rank zero answers when it has heard of all others, or waited for them
+            patience *= 2  # rank zero answers after all others, or after waiting for them
         until = time.monotonic() + patience
         while time.monotonic() < until and not all(peer.broken for peer in self._peers.values()):
             self._look(SECONDS_BETWEEN_LOOKS / 4)
         silent = [rank for rank, peer in self._peers.items() if not peer.broken]
         if silent and (self.rank == 0 or waited >= self.timeout / 2):
             self.end("silent", silent)
-        if silent:  # rank zero still waits in the collective; it will know when this rank has gone
+        if silent:  # rank zero still waits in the collective and notices when this rank ends
             self._over = LostRanksError("unknown", [], self.timeout, speaks=False)
             raise self._over
         self.tell(BROKEN)
 
 
-# ---------------------------------------------------------------------- the roll of this process
+# ---------------------------------------------------------------------- the heartbeat of this process
 _roll: RollCall | None = None
 
 
 def take_up(roll: RollCall) -> None:
-    """From now on this process calls the roll before each exchange."""
+    """Use this heartbeat in this process from now on."""
     global _roll
     _roll = roll
 
 
 def roll_call() -> RollCall | None:
-    """The roll of this process; None where it is alone."""
+    """The heartbeat of this process; None in a single process."""
     return _roll
 
 
 def sign_of_life() -> None:
-    """Say that this rank gets on, after a piece of work that may take long; nothing in a single process."""
+    """Send a sign of life after a piece of work that may take long; nothing in a single process."""
     if _roll is not None:
         _roll.sign_of_life()
 
 
 @contextmanager
 def exchange() -> Iterator[None]:
-    """Around a collective, and nothing else: entered when all ranks have arrived.
+    """Context around a collective alone: entered when all ranks have arrived.
 
     Raises:
-        LostRanksError: if one does not come, or is lost within.
+        LostRanksError: if one is missing, or lost within.
     """
     if _roll is None:
         yield
@@ -316,7 +315,7 @@ def exchange() -> Iterator[None]:
 
 @contextmanager
 def waiting_for_work() -> Iterator[None]:
-    """Around work of one rank that has no pieces, such as a download: it counts as alive as long as its process is."""
+    """Context around indivisible work of one rank, such as a download: signs of life come from a thread."""
     roll, done = _roll, threading.Event()
 
     def say() -> None:
@@ -333,10 +332,10 @@ def waiting_for_work() -> Iterator[None]:
 
 
 SECONDS_TO_START = 300.0
-"""How long ranks wait for each other at least when they start: loading the program alone may take minutes."""
+"""Least time to wait for the start of other ranks: importing the program may take minutes."""
 
 WHERE = "lit_fed/roll_call"
-"""Key of torch's store under which rank zero says where it is called."""
+"""Key of torch's store that holds the port of rank zero."""
 
 
 def join(
@@ -345,12 +344,12 @@ def join(
     """Connect the ranks of a run.
 
     Args:
-        rank: this one.
-        num_ranks: how many there are.
-        timeout: see `RollCall`; also how long each rank waits for the others to start, if it is long enough for that.
+        rank: this rank.
+        num_ranks: number of ranks.
+        timeout: see `RollCall`; also the time for the others to start, but at least `SECONDS_TO_START`.
         address: host and port of torch's store.
-        hosted: whether somebody else, torchrun, keeps that store; otherwise rank zero does.
-        gone: the ranks that this one has started and that have ended.
+        hosted: whether torchrun hosts that store; otherwise rank zero does.
+        gone: returns the ranks started by this one that have ended.
 
     Raises:
         LostRanksError: if one does not start.
@@ -358,7 +357,7 @@ def join(
     patience = max(timeout, SECONDS_TO_START)
     if rank or hosted:
         with _connect(address, rank, patience):
-            pass  # torch writes to the terminal while nobody answers
+            pass  # torch prints warnings until the store answers
     meet = partial(_store, rank, address, patience, hosted=hosted)
     store, where = _in_time(meet, rank, patience) if rank else meet()
     if rank == 0:
@@ -377,7 +376,7 @@ def join(
 
 
 def _store(rank: int, address: tuple[str, int], patience: float, *, hosted: bool) -> tuple[Any, bytes]:
-    """Torch's store, and what stands under `WHERE` there; rank zero has yet to write it."""
+    """Torch's store and its entry `WHERE`, which rank zero has yet to write."""
     store = dist.TCPStore(  # type: ignore[attr-defined]
         *address, is_master=rank == 0 and not hosted, wait_for_workers=False, multi_tenant=True,
         timeout=timedelta(seconds=patience),
@@ -386,10 +385,10 @@ def _store(rank: int, address: tuple[str, int], patience: float, *, hosted: bool
 
 
 def _in_time(work: Callable[[], tuple[Any, bytes]], rank: int, patience: float) -> tuple[Any, bytes]:
-    """What the work gives; torch's own timeout does not count where somebody listens and never answers.
+    """Run work with a timeout; torch's own has no effect if the host accepts but never answers.
 
     Raises:
-        LostRanksError: if that takes too long: rank zero was stopped on its way.
+        LostRanksError: after the timeout: rank zero is suspended.
     """
     found: list[tuple[Any, bytes]] = []
     failed: list[Exception] = []
@@ -411,7 +410,7 @@ def _in_time(work: Callable[[], tuple[Any, bytes]], rank: int, patience: float) 
 
 
 def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.socket:
-    """A connection to rank zero's machine, as soon as somebody listens there."""
+    """Connect to the machine of rank zero as soon as it listens."""
     waited = 0.0
     while waited <= patience:
         with suppress(OSError):
@@ -424,7 +423,7 @@ def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.soc
 def _gather(
     roll: RollCall, num_ranks: int, patience: float, host: str, store: Any, gone: Callable[[], set[int]]
 ) -> None:
-    """Rank zero takes up the others as they come, and tells those who are there that it waits."""
+    """Rank zero accepts the others and sends signs of life to the ones connected."""
     secret, waited = secrets.token_hex(16), 0.0
     with _server(host, num_ranks) as server:
         server.settimeout(SECONDS_BETWEEN_LOOKS)
@@ -447,7 +446,7 @@ def _gather(
 
 
 def _server(host: str, num_ranks: int) -> socket.socket:
-    """Where rank zero is called, by either protocol; from this machine alone, if all ranks are on it."""
+    """Listening socket of rank zero, IPv4 and IPv6; on the loopback if all ranks are on this machine."""
     if host in ("localhost", "127.0.0.1"):
         return socket.create_server(("127.0.0.1", 0), backlog=num_ranks)
     if socket.has_dualstack_ipv6():
@@ -457,12 +456,12 @@ def _server(host: str, num_ranks: int) -> socket.socket:
 
 
 def _introduction(secret: str, rank: int) -> bytes:
-    """What a rank says first; always of the same length."""
+    """First line of a rank, of fixed length."""
     return f"{secret} {rank:10d}\n".encode()
 
 
 def _introduced(connection: socket.socket, secret: str) -> int:
-    """The rank that a connection is of; −1 if it is of somebody else."""
+    """Rank of a connection; −1 if it does not know the secret."""
     connection.settimeout(SECONDS_TO_EXPLAIN)
     try:
         said = connection.recv(len(_introduction(secret, 0)), socket.MSG_WAITALL)

@@ -1,8 +1,8 @@
-"""A client's personalised model as a program of its own: what serves this client, and nothing of anybody else.
+"""A client's personal model as a program, without the data of other clients.
 
-What an algorithm predicts for one client is split in two: the networks that it asks for outputs, and the way in which
-it combines these. Networks whose outputs do not count are left out, and what the combination computes from states alone
-is computed here, once; so only what the predictions need is left of shared states and of those of clients.
+The prediction of an algorithm is split in two: the networks whose outputs it uses, and their combination. Networks
+whose outputs have no gradient are left out, and the part of the combination that depends on states alone is computed
+once, so the program holds only what its predictions need.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from lit_fed.training.output import check_writable
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]
 
 ENDINGS = {"pt": ".pt2", "onnx": ".onnx"}
-"""What the files of each format end with."""
+"""File ending of each format."""
 
 
 class PersonalModel(nn.Module):
-    """What one client is served with, as a module of plain PyTorch in evaluation mode.
+    """The personal model of one client, in plain PyTorch and evaluation mode.
 
     Args:
-        components: the networks that count for the client.
-        combination: makes the prediction from normalised inputs [N, ...] and the outputs of each component.
-        normalisation: constants by which inputs in 0..1 are normalised first; None: they are taken as they are.
-        example: inputs [2, ...] of the right shape and type, zeros.
-        about: what a file says of the model, as plain types.
+        components: the client's networks.
+        combination: maps normalised inputs [N, ...] and the outputs of each component to predictions.
+        normalisation: constants that normalise inputs in 0..1; None: inputs are used as they are.
+        example: zero inputs [2, ...] of the right shape and type.
+        about: description of the model in plain types, for files.
     """
 
     mean: Tensor
@@ -79,7 +79,7 @@ class PersonalModel(nn.Module):
 
 @dataclass(frozen=True)
 class SubstitutedTask(Task):
-    """A task whose outputs come from elsewhere.
+    """A task with replaced outputs.
 
     Args:
         source: outputs [B, M, ...] of M models for inputs [B, ...].
@@ -89,28 +89,28 @@ class SubstitutedTask(Task):
 
     @classmethod
     def of(cls, task: Task, source: Callable[[ModelState, Tensor], Tensor]) -> SubstitutedTask:
-        """The same task with another source of outputs."""
+        """The task with another source of outputs."""
         return cls(**{one.name: getattr(task, one.name) for one in fields(task)}, source=source)
 
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
-        """What the source gives."""
+        """The source's outputs."""
         return self.source(models, x)
 
 
 class Asked(NamedTuple):
-    """The models that a prediction asked for outputs in one call."""
+    """The models whose outputs a prediction used in one call."""
 
     models: ModelState  # leaves [M, ...]
     counts: list[bool]  # [M] whether the prediction depends on the outputs of each
 
 
 class Combination(nn.Module):
-    """An algorithm's prediction for one client, given the outputs of the networks that count.
+    """An algorithm's prediction for one client from the outputs of its components.
 
     Args:
         predict: `log_prob` for a task and inputs [N, ...].
         task: the task.
-        asked: what `predict` asks for.
+        asked: the models whose outputs `predict` uses.
     """
 
     def __init__(self, predict: Callable[[Task, Tensor], Tensor], task: Task, asked: list[Asked]) -> None:
@@ -132,14 +132,14 @@ class Combination(nn.Module):
 def personal_model(
     federation: FederatedRounds, facts: TrainingFacts, state: Tree, example: Tensor, client: str = ""
 ) -> PersonalModel:
-    """What serves a client with this state, as a module of its own.
+    """The personal model of a client with this state.
 
     Args:
-        federation: what serves the client.
-        facts: what it was built from; by their constants the module normalises inputs in 0..1.
-        state: what the client is served with, see `lit_fed.serving.serve`, of this client alone.
+        federation: the federation that serves the client.
+        facts: what it was built from; the module normalises inputs in 0..1 with their constants.
+        state: this client's state, see `lit_fed.serving.serve`.
         example: any inputs of the right shape and type, [B, ...].
-        client: the client's name, which files repeat.
+        client: the client's name, for files.
 
     Raises:
         ConfigError: if the algorithm's prediction cannot be traced, with PyTorch's reason.
@@ -168,7 +168,7 @@ def personal_model(
 
 
 def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> list[Asked]:
-    """Which models a prediction asks for outputs, and which of these outputs have a gradient at all."""
+    """The models whose outputs a prediction uses, and which of these outputs have a gradient."""
     rng, calls = torch.Generator().manual_seed(0), []
     with torch.no_grad():
         shape = copy.deepcopy(task.network).cpu().eval()(x).shape
@@ -189,7 +189,7 @@ def _ask(predict: Callable[[Task, Tensor], Tensor], task: Task, x: Tensor) -> li
 
 
 def _network(task: Task, model: ModelState) -> nn.Module:
-    """A copy of the network with the parameters and buffers of one model, and with those that are frozen."""
+    """A copy of the network with the parameters and buffers of one model, and the frozen ones."""
     network = copy.deepcopy(task.network).cpu().to(memory_format=torch.contiguous_format).eval()
     given = task.frozen | model.parameters | model.buffers
     with torch.no_grad():
@@ -199,7 +199,7 @@ def _network(task: Task, model: ModelState) -> nn.Module:
 
 
 def _about(federation: FederatedRounds, facts: TrainingFacts, client: str, example: Tensor) -> dict[str, Any]:
-    """What a file says of its model."""
+    """Description of a model for its file."""
     target, normalisation = facts.target, facts.normalisation
     return {
         "client": client,
@@ -218,7 +218,7 @@ def _traced(model: nn.Module, inputs: tuple[Any, ...], name: str) -> torch.expor
     """The program of a module for any number of samples.
 
     Raises:
-        ConfigError: if there is none, with PyTorch's reason.
+        ConfigError: if the module cannot be exported, with PyTorch's reason.
     """
     batch = {0: torch.export.Dim.DYNAMIC}
     shapes = tuple(batch if isinstance(one, Tensor) else [batch] * len(one) for one in inputs)
@@ -235,18 +235,18 @@ def _traced(model: nn.Module, inputs: tuple[Any, ...], name: str) -> torch.expor
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong first, in one line."""
+    """The first cause of an error, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
-    """The program with all that does not depend on its inputs computed; nothing else is kept of the constants."""
+    """The program with constant expressions folded; other constants are dropped."""
     traced = program.module()
     graph, known = traced.graph, dict[fx.Node, Any]()
     for node in list(graph.nodes):
-        if node.op == "call_module":  # checks of the inputs, which the whole program makes again
+        if node.op == "call_module":  # input checks, which the whole program repeats
             graph.erase_node(node)
         elif node.op == "get_attr":
             known[node] = _attribute(traced, node.target)
@@ -257,7 +257,7 @@ def _folded(program: torch.export.ExportedProgram) -> fx.GraphModule:
     for node, value in reversed(known.items()):
         if node.users:  # the nodes that can be computed themselves are gone by now
             name = f"constant_{len(constants)}"
-            constants[name] = value.detach().clone()  # a file would hold all that it is a view of
+            constants[name] = value.detach().clone()  # without the tensor that it is a view of
             node.op, node.target, node.args, node.kwargs = "get_attr", name, (), {}
         else:
             graph.erase_node(node)
@@ -271,7 +271,7 @@ def _attribute(module: nn.Module, target: str) -> Any:
 
 # ------------------------------------------------------------------ files
 def check_program_file(output: str | Path, format: str) -> Path:
-    """The file of a program, with `~` written out; one that cannot be written is refused.
+    """The file of a program, with `~` expanded.
 
     Raises:
         ConfigError: if the format or the file's ending is unknown, the file exists, its folder cannot be written or a
@@ -307,7 +307,7 @@ def save_program(model: PersonalModel, path: Path, format: Literal["pt", "onnx"]
         format: `pt` for `torch.export`, or `onnx`.
 
     Raises:
-        ConfigError: if the model cannot be traced, or holds something that the format has no word for.
+        ConfigError: if the model cannot be traced or written in the format.
     """
     program = _traced(model, (model.example,), model.about["network"])
     program.example_inputs = None  # the only part that PyTorch would pickle

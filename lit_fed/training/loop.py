@@ -24,10 +24,10 @@ __all__ = ["ClientLoop", "FederatedLoop", "RoundLoop"]
 
 
 class ClientLoop(_ManualOptimization):
-    """One block of clients; after the last of a phase the server acts, after the last of the round it commits."""
+    """One block of clients; the last of a phase is followed by the server's step, the last of a round by the commit."""
 
     def advance(self, kwargs: OrderedDict[str, Any]) -> None:
-        """Train the block. The server's step lies inside this section, where Lightning counts optimizer steps."""
+        """Train the block and take the server's step, where Lightning counts optimizer steps."""
         block: ClientBlock = kwargs["batch"]
         super().advance(kwargs)
         module = federated(self.trainer.lightning_module)
@@ -46,21 +46,21 @@ class RoundLoop(_TrainingEpochLoop):
 
     @property
     def done(self) -> bool:
-        """A request to stop waits for the end of the round: half a round is no state of any algorithm."""
+        """Whether the round is complete; a request to stop waits for it."""
         return self._is_training_done and self._is_validation_done
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         return self._num_ready_batches_reached() and super()._should_check_val_fx(data_fetcher)
 
     def _broadcast_sigterm_tensor(self) -> None:
-        """Nothing: the ranks compare their requests to end once per round, see `StopRequests`."""
+        """Do nothing: the ranks compare their requests once per round, see `StopRequests`."""
 
     def _should_accumulate(self) -> bool:
-        """Loggers' clocks advance once per round."""
+        """Whether the logged step stays: it advances once per round."""
         return not self._num_ready_batches_reached()
 
     def reset(self) -> None:
-        """Replay a round from its start if a checkpoint was written inside it: nothing of it has been committed."""
+        """Replay a round from its start if the checkpoint was written inside it: none of it is committed."""
         super().reset()
         if self.restarting and 0 < self.batch_progress.current.ready < self.trainer.num_training_batches:
             self.batch_progress.reset_on_run()
@@ -74,13 +74,13 @@ class FederatedLoop(_FitLoop):
         self.epoch_loop = RoundLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
 
     def on_advance_end(self) -> None:
-        """End the round; its checkpoint is written, so that here is the place to end a run that was asked to."""
+        """End the round, and the run if requested: the checkpoint is written by now."""
         super().on_advance_end()
         self._stop_requests.agree()
 
     @property
     def done(self) -> bool:
-        """Whether all rounds are run, or no more are wanted."""
+        """Whether all rounds are done, or an early end was agreed."""
         return self._stop_requests.agreed or super().done
 
     @property

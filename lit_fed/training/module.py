@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import textwrap
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from lit_fed import serving
 from lit_fed.algorithms.fedem import FedEM
 from lit_fed.clients import MemoryFormat
-from lit_fed.clients.session import ModelSettings
+from lit_fed.clients.session import ModelSettings, Session
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Loss
@@ -24,9 +25,9 @@ from lit_fed.core.types import ClientBlock, Population, RoundRecord, ServingBloc
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
-from lit_fed.deployment.remote import RemoteTrainer
-from lit_fed.deployment.remote_clients import RemoteClients, RemoteSplit
-from lit_fed.deployment.states import VersionStore
+from lit_fed.deployment.federation import RemoteClients, RemoteSplit
+from lit_fed.deployment.messages import facts_to_json
+from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
@@ -34,10 +35,9 @@ from lit_fed.metrics.selection import MetricsGiven, choose_metrics, with_classes
 from lit_fed.models.base import Network
 from lit_fed.models.linear import Linear
 from lit_fed.rounds import FederatedRounds
-from lit_fed.training.building import build_federation, facts_of, remote_trainer, rounds_of_fit
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, clients_folder
 from lit_fed.training.history import RunHistory, plain_settings, refuse_other_run, refuse_other_terms
-from lit_fed.training.module_server import Assign
+from lit_fed.training.module_server import Assign, ModuleServer, source_of
 from lit_fed.training.warm_start import WarmStart
 from lit_fed.wrappers.compression.codecs import Codec
 from lit_fed.wrappers.compression.codecs.base import Scope
@@ -49,7 +49,7 @@ from lit_fed.wrappers.robust.attacks import Attack
 from lit_fed.wrappers.robust.rules import Rule
 from lit_fed.wrappers.secure.wrapper import SecureAggregation
 
-__all__ = ["FederatedModule"]
+__all__ = ["FederatedModule", "facts_of"]
 
 
 class FederatedModule(LightningModule):
@@ -162,7 +162,7 @@ class FederatedModule(LightningModule):
                 self.federation.check_unseen(data.unseen)
                 return
             raise ConfigError("FederatedModule has no data; pass datamodule=FederatedDataModule(...) to the trainer")
-        num_rounds = rounds_of_fit(self.settings, self.trainer, data) if stage == "fit" else 1
+        num_rounds = self._rounds_of_fit(data) if stage == "fit" else 1
         if not self.is_built:
             self.history.fingerprint = data.fingerprint
             self.build(facts_of(self.settings, data, num_rounds), *data.populations)
@@ -170,14 +170,35 @@ class FederatedModule(LightningModule):
             self._fit_again(data, num_rounds)
         self.store.start_from(partial(self.federation.initial_state, data.populations[0].train))
         if isinstance(data.dataset, RemoteClients) and "client_trainer" not in vars(self.federation):
-            self.federation.client_trainer = remote_trainer(
-                self.federation, self.settings, self.facts, self.history.arguments, data
-            )
+            self.federation.client_trainer = self._remote_trainer(data)
         data.plan_with(_Planner(self.federation))
         self.federation.check_unseen(data.populations[1])
         said = self.federation.idle_clients(data.populations[0].train) if stage == "fit" else ""
         if said and self.trainer.is_global_zero:
             notice(said)
+
+    def _rounds_of_fit(self, data: FederatedDataModule) -> int:
+        """Rounds of a fit, from its limits in epochs and steps."""
+        callbacks: list[Any] = self.trainer.callbacks  # type: ignore[attr-defined]
+        if not any(getattr(one, "is_server", False) for one in callbacks):
+            raise ConfigError(
+                "a fit without a server; take lit_fed.FederatedTrainer, which brings one, instead of Lightning's"
+            )
+        self.settings.check_combination(sampling=data.client_sampling, probability=data.sampling_probability)
+        limits = [one for one in (self.trainer.max_epochs, self.trainer.max_steps) if one not in (None, -1)]
+        return max(min(limits, default=1), 1)
+
+    def _remote_trainer(self, data: FederatedDataModule) -> RemoteTrainer:
+        """The client trainer for clients on nodes."""
+        dataset, (seen, unseen) = data.dataset, data.populations
+        assert isinstance(dataset, RemoteClients)
+        self.settings.check_combination(deployed=True, missing=dataset.missing, poison=data.poison is not None)
+        assert isinstance(seen.train, RemoteSplit)
+        session = {
+            "model": without_noise_seed(self.history.arguments.get("model")), "facts": facts_to_json(self.facts),
+            "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
+        }  # fmt: skip
+        return RemoteTrainer(dataset.pool, self.federation, (seen, unseen), session)
 
     def _fit_again(self, data: FederatedDataModule, num_rounds: int) -> None:
         """Prepare another fit of a built module: its rounds follow those done, or those of a checkpoint."""
@@ -205,7 +226,11 @@ class FederatedModule(LightningModule):
         """Build the federation without seen clients, which is enough to serve unseen ones."""
         self.facts, self.target = facts, facts.target
         self.chosen_metrics = choose_metrics(self.settings.metrics, facts.target)
-        self.federation = build_federation(self, self.settings, facts, self.history.warm_start)
+        warm = self.history.warm_start
+        session = Session.of(self.settings, facts, self.device, None if warm is None else warm.into)
+        task, network = session.terms.task, self.settings.network
+        server = ModuleServer(self, task, session.shared, source_of(network, task.template_seed))
+        self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
 
     def restore_shared(
         self,
@@ -385,6 +410,42 @@ class FederatedModule(LightningModule):
         )
         lines = [_wrapped(f"  {name + ':':<11}{text}") for name, text in said.items()]
         return "\n".join([f"{type(self).__name__}(", *lines, ")"])
+
+
+def facts_of(settings: ModelSettings, data: FederatedDataModule, num_rounds: int) -> TrainingFacts:
+    """The facts that a federation is built from for these data.
+
+    Raises:
+        ConfigError: if the settings do not suit the data.
+    """
+    settings.check_combination(dataset=(type(data.dataset).__name__, data.dataset.divided_by))
+    usual = "uniform" if data.client_sampling == "size" else settings.algorithm.participation.weighting
+    if settings.privacy is not None:
+        usual = settings.privacy.usual_weighting() or usual
+    usual = settings.robustness.usual_weighting() or usual
+    seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+    facts = data.facts(weighting=settings.weighting or usual, seed=seed, num_rounds=num_rounds)
+    share = 1.0 if data.client_sampling == "poisson" else facts.sampling_probability
+    num_messages = round(share * facts.num_clients)
+    settings.robustness.check_data(facts, num_messages)
+    if settings.faults is not None:
+        settings.faults.check_clients(facts.num_clients)
+    if settings.secure_aggregation is not None:
+        most_weight = facts.most_samples if facts.weighting == "samples" else 1
+        settings.secure_aggregation.check_cohort(num_messages, most_weight)
+    if settings.privacy is not None and settings.privacy.needs_sizes:
+        facts = facts._replace(sizes=data.populations[0].train.sizes)
+    cap = settings.robustness.weight_cap if settings.privacy is None else settings.privacy.weight_cap
+    return facts if cap is None else facts._replace(capped_samples=data.capped_samples(cap))
+
+
+def without_noise_seed(model: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The settings for nodes: each draws its own noise, and none may repeat the server's."""
+    options = ((model or {}).get("privacy") or {}).get("init_args")
+    if model is None or not options:
+        return model
+    kept = {name: value for name, value in options.items() if name != "noise_seed"}
+    return model | {"privacy": model["privacy"] | {"init_args": kept}}
 
 
 class _Planner:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_fed.core import tree
-from lit_fed.core.networks.layers import digest_of
+from lit_fed.core.networks.start import digest_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Tables, files and folders of results: refused before anything is computed, written whole or not at all."""
+"""Tables, files and folders of results: checked before anything is computed, written atomically."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 LONGEST_NAME = 200
-"""Bytes of a folder's name; file systems take 255, and files beside it have longer names."""
+"""Upper limit of bytes in a folder's name; file systems take 255, and files beside it have longer names."""
 
 
 def check_writable(folder: Path, option: str) -> None:
-    """Find out whether a folder can be written before anything is computed.
+    """Check that a folder can be written.
 
     Args:
-        folder: the folder, which is made if need be.
+        folder: the folder, created if missing.
         option: the argument that named it.
 
     Raises:
@@ -60,10 +60,10 @@ def check_writable(folder: Path, option: str) -> None:
 
 
 def check_creatable(folder: Path, option: str) -> None:
-    """Find out whether a folder can be made and written, and leave nothing behind.
+    """Check that a folder can be created and written, without creating it.
 
     Args:
-        folder: the folder, which may not exist yet.
+        folder: the folder.
         option: the argument that named it.
 
     Raises:
@@ -79,10 +79,10 @@ def check_creatable(folder: Path, option: str) -> None:
 
 
 def check_run_name(name: str | None) -> None:
-    """Refuse a run's name that is no folder below the folder of all runs; a name may have parts, `digits/first`.
+    """Refuse a run's name that is no folder below the folder of all runs; `digits/first` is one.
 
     Args:
-        name: the name; None where a run names itself.
+        name: the name; None if not given.
 
     Raises:
         ConfigError: naming the name and the fix.
@@ -108,7 +108,7 @@ def check_run_name(name: str | None) -> None:
 
 
 def check_table_file(output: str | Path) -> Path:
-    """The file of a table, with `~` written out; one that cannot be written is refused.
+    """The file of a table, with `~` expanded.
 
     Raises:
         ConfigError: if its ending is neither .csv nor .parquet, a package is missing or its folder cannot be written.
@@ -141,12 +141,12 @@ def check_table_format(name: str) -> None:
 
 
 def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> None:
-    """Write a table as .csv, whose texts no spreadsheet takes for formulas, or .parquet, whole or not at all.
+    """Write a table atomically as .csv, with texts quoted against formulas of spreadsheets, or as .parquet.
 
     Args:
         table: the table.
         path: of the file.
-        private: for its owner alone.
+        private: readable by its owner only.
     """
     with whole_file(path, private=private) as file:
         if path.suffix == ".parquet":
@@ -156,7 +156,7 @@ def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> No
 
 
 def check_new_folder(output: str | Path) -> Path:
-    """A folder of results, with `~` written out; one that holds something already is refused.
+    """A new or empty folder of results, with `~` expanded.
 
     Raises:
         ConfigError: naming the folder and the fix.
@@ -170,11 +170,11 @@ def check_new_folder(output: str | Path) -> Path:
 
 @contextmanager
 def new_folder(path: Path, *, owner: bool) -> Iterator[Path]:
-    """A folder beside `path` to write results into, which is moved there at the end, or deleted after an error.
+    """A temporary folder beside `path` for results, moved there at the end or deleted after an error.
 
     Args:
-        path: where the results belong; nothing, or an empty folder.
-        owner: this process moves and deletes; every other one only learns the name.
+        path: folder of the results; missing or empty.
+        owner: whether this process moves and deletes.
     """
     partial = path.absolute().with_name(f".{path.name}.partial")
     if not owner:
@@ -191,7 +191,7 @@ def new_folder(path: Path, *, owner: bool) -> Iterator[Path]:
 
 
 class Predictions(Protocol):
-    """What was predicted for the samples of some clients."""
+    """Predictions for the samples of some clients."""
 
     @property
     def client_ids(self) -> Tensor:
@@ -245,7 +245,7 @@ def prediction_table(
     }
     if target.positions:
         columns["position"] = torch.arange(length).repeat(len(sample)).numpy()
-    if not len(served.labels):  # all samples that there are were adapted on
+    if not len(served.labels):  # clients adapted on all their samples
         return pd.DataFrame(columns | dict.fromkeys(("label", "prediction"), served.labels.flatten().numpy()))
     if target.vectors:
         return pd.DataFrame(columns | _vector_columns(served, target, class_names))

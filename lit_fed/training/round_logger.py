@@ -1,4 +1,4 @@
-"""metrics.csv: one row per logged round, continued exactly where a checkpoint left it."""
+"""metrics.csv: one row per logged round; a resumed run continues after the rows of its checkpoint."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ def newest_version(folder: Path) -> int:
 
 
 def writer_of(folder: Path, fix: str = "wait until it ends, or start a new run without --ckpt_path") -> FolderLock:
-    """What one process at a time holds of a run's folder.
+    """The lock of a run's folder, for one process at a time.
 
     Args:
         folder: the run's.
-        fix: what to do where another process holds it.
+        fix: advice if another process holds it.
     """
     return FolderLock(folder, f"the run {folder}", fix)
 
 
 class RoundLogger(Logger):
-    """Writes `OUT/<name>/version_<n>/metrics.csv`, the row of a round as soon as something of it is known.
+    """Writes `OUT/<name>/version_<n>/metrics.csv`, a row for each round.
 
-    A row is appended and, while its round lasts, rewritten in place, so a round costs the same however long the run is.
+    A row is appended and rewritten in place during its round, so the cost of a round does not grow with the run.
 
     Args:
         save_dir: OUT.
         name: name of the run; None takes that of the algorithm's class when the run begins.
         version: n; None takes the next free one.
-        keep_rounds: rounds of an existing file that stay, when a run is continued.
-        writer: what holds the folder of that version already, for as long as it is needed.
+        keep_rounds: rounds of an existing file that a resumed run keeps.
+        writer: lock of the folder, if the caller holds it.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class RoundLogger(Logger):
 
     @contextmanager
     def held(self, name: str) -> Iterator[None]:
-        """Settle the run's folder and let no other process write into it; rank zero holds it for all ranks of a run.
+        """Choose the run's folder and lock it; rank zero holds the lock for all ranks.
 
         Raises:
-            ConfigError: if another process does.
+            ConfigError: if another process holds it.
         """
         self.begin(name)
         if self._writer is not None or rank_zero_only.rank != 0:  # type: ignore[attr-defined]
@@ -89,16 +89,13 @@ class RoundLogger(Logger):
             self.release()
 
     def begin(self, name: str) -> None:
-        """Settle the run's folder; a name and a version that are known already stay.
-
-        On rank zero the folder is made, which settles whose it is where several runs begin at once.
-        """
+        """Choose the run's folder, unless name and version are set; rank zero creates it, so that no runs share it."""
         self._name = self._name or name
         if self._version is None and rank_zero_only.rank == 0:  # type: ignore[attr-defined]
             self._claim()
 
     def _claim(self) -> None:
-        """Take the first version above all others that no other process takes."""
+        """Create the folder of the next free version."""
         runs = Path(self.log_dir).parent
         self._made = [one for one in (runs, *runs.parents) if not one.exists()]
         version = newest_version(runs) + 1
@@ -111,27 +108,27 @@ class RoundLogger(Logger):
         self._made.insert(0, Path(self.log_dir))
 
     def release(self) -> None:
-        """Give back what the run claimed and did not use: one that is refused at its start leaves no folder."""
+        """Delete the claimed folders that are empty: a run that is refused at its start leaves none."""
         for folder in self._made:
             try:
                 folder.rmdir()
-            except OSError:  # in use, by this run or another
+            except OSError:  # not empty
                 break
             self._version = self._given
         self._made = []
 
     def agree(self, broadcast: Callable[[int | None], int | None]) -> None:
-        """Learn the version from rank zero; every rank calls this at the same place."""
+        """Broadcast the version from rank zero; a collective call."""
         self._version = broadcast(self._version)
 
     @property
     def name(self) -> str | None:
-        """Name of the run; None before it begins, if none was given."""
+        """Name of the run; None before it begins, unless given."""
         return self._name
 
     @property
     def version(self) -> str:
-        """`version_<n>`; before the run begins, the next that is free."""
+        """`version_<n>`; before the run begins, the next free one."""
         free = newest_version(self._save_dir / (self._name or "")) + 1 if self._version is None else self._version
         return f"version_{free}"
 
@@ -148,12 +145,12 @@ class RoundLogger(Logger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Path:
-        """The file; its folder is made with the first row, so that a run refused at its start leaves none."""
+        """The file; its folder is created with the first row."""
         return Path(self.log_dir) / "metrics.csv"
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml holds them."""
+        """Do nothing: config.yaml holds them."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -169,11 +166,11 @@ class RoundLogger(Logger):
                 file.seek(self._row_start)
                 file.write(_to_csv([self._row], columns))
                 file.truncate()
-        except OSError as error:  # the row is dropped when the run goes on
+        except OSError as error:  # a resumed run drops the row
             raise WriteError(self.experiment, error) from error
 
     def _open(self) -> list[str]:
-        """Keep the rows of the rounds that the run goes on from; a row cut off by a kill is dropped."""
+        """Keep the rows of the rounds before the resume; a row cut off by a kill is dropped."""
         self.begin("run")
         self.experiment.parent.mkdir(parents=True, exist_ok=True)
         columns, rows = ["step"], []
@@ -187,7 +184,7 @@ class RoundLogger(Logger):
         return self._write(rows, columns)
 
     def _widen(self, before: list[str]) -> list[str]:
-        """Add columns: the one case in which the whole file is written again."""
+        """Add columns, which rewrites the whole file."""
         text = self.experiment.read_text()
         whole = list(csv.DictReader(io.StringIO(text[: self._row_start])))
         columns = self._write(whole, ["step", *sorted({*before, *self._row} - {"step"})])
@@ -203,14 +200,14 @@ class RoundLogger(Logger):
 
 @contextmanager
 def writing(loggers: Iterable[Any], name: str | None = None) -> Iterator[None]:
-    """Hold the folders that these loggers write runs into, so that no other process writes there.
+    """Lock the folders of these loggers against other processes.
 
     Args:
-        loggers: a trainer's; those of other kinds are left alone.
-        name: of a run that begins; None holds the folders of runs that have one already.
+        loggers: of a trainer; those of other kinds are ignored.
+        name: of a new run; None locks existing folders only.
 
     Raises:
-        ConfigError: naming the process that is at work in one of them.
+        ConfigError: naming the process that holds one of them.
     """
     with ExitStack() as held:
         for logger in loggers:

@@ -1,4 +1,4 @@
-"""How a run ends before its time: SIGTERM, and the death of the process that started a rank."""
+"""Early ends of a run: SIGTERM, and the death of the process that started a rank."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 __all__ = ["CutShort", "StopRequests", "Terminated", "end_with_parent", "ends_in_order"]
 
 SECONDS_BETWEEN_LOOKS = 1.0
-"""How often a rank looks whether its parent lives."""
+"""Interval of the check for the parent process."""
 
 
 class CutShort(SystemExit):
-    """A command was ended from outside; the message says how to go on.
+    """A command was ended from outside; the message tells how to resume.
 
     Attributes:
-        speaks: whether this rank says it; None: the first of each machine does.
+        speaks: whether this rank prints it; None: the first of each machine does.
     """
 
     def __init__(self, message: str, status: int, *, speaks: bool | None = None) -> None:
@@ -38,21 +38,21 @@ class CutShort(SystemExit):
 
 
 class Terminated(SIGTERMException):
-    """A SIGTERM has ended the run; uncaught, it ends the process with the status that shells give to it."""
+    """A SIGTERM has ended the run; uncaught, the process ends with status 143, as in a shell."""
 
     def __init__(self) -> None:
         super().__init__(143)
 
 
 class StopRequests(_SignalConnector):
-    """What a SIGTERM does: in a fit all ranks end together behind the round, anything else ends at once.
+    """Handles SIGTERM: in a fit all ranks end together after the round, otherwise at once.
 
-    Lightning's handler broadcasts from inside the signal, which hangs unless every rank gets one at the same time. This
-    one raises a flag, and the ranks compare their flags once per round.
+    Lightning's handler broadcasts inside the signal, which hangs unless every rank gets one at the same time. This one
+    sets a flag, and the ranks compare their flags once per round.
 
     Attributes:
-        agreed: whether all ranks know that the run is to end.
-        answering: whether a fit, a test or another run of a trainer is under way in this process.
+        agreed: whether all ranks know that the run ends.
+        answering: whether a trainer is running in this process.
     """
 
     answering: ClassVar[bool] = False
@@ -62,13 +62,13 @@ class StopRequests(_SignalConnector):
         self.agreed = self._requested = False
 
     def register_signal_handlers(self) -> None:
-        """Begin without a request."""
+        """Clear the flags."""
         self.agreed = self._requested = False
         super().register_signal_handlers()
         StopRequests.answering = True
 
     def teardown(self) -> None:
-        """Put the handlers back that were there before the run."""
+        """Restore the handlers from before the run."""
         StopRequests.answering = False
         super().teardown()
 
@@ -78,26 +78,22 @@ class StopRequests(_SignalConnector):
         self._requested = True
 
     def agree(self) -> None:
-        """Let all ranks know whether any of them was asked to end; every rank calls this at the same place."""
+        """Tell all ranks whether any of them got a SIGTERM; a collective call."""
         flag = torch.tensor(float(self._requested), device=self.trainer.strategy.root_device)
         self.agreed = bool(all_reduce(flag) > 0)
 
     def end(self) -> None:
-        """End the process, if it was asked to.
-
-        Raises:
-            Terminated: if it was, or another rank.
-        """
+        """Raise `Terminated` if this rank or another got a SIGTERM."""
         if self._requested or self.agreed:
             raise Terminated
 
 
 @contextmanager
 def ends_in_order() -> Iterator[None]:
-    """Around all that a command does: a SIGTERM before a fit, or between a fit and its test, ends it in order too.
+    """Handle SIGTERM for a whole command, also before a fit and between a fit and its test.
 
     Raises:
-        Terminated: wherever the program is, unless a trainer is at work, whose `StopRequests` answer.
+        Terminated: at once, unless a trainer is running, whose `StopRequests` answer.
     """
 
     def answer(signum: int, frame: object) -> None:
@@ -115,10 +111,7 @@ def ends_in_order() -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """End this process, a rank beside the first of its machine, when the process that started it is gone.
-
-    Nothing would tell it otherwise: it would wait in a collective for ever. Such a rank has nothing to save.
-    """
+    """End this rank when the process that started it dies: it has nothing to save, and would wait forever."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""The strategy `fed_ddp`: the clients of a round shared out over ranks, and what becomes of lost ones."""
+"""The strategy `fed_ddp`: clients of a round distributed over ranks, and the end of a run that loses a rank."""
 
 from __future__ import annotations
 
@@ -40,23 +40,20 @@ if TYPE_CHECKING:
 __all__ = ["FederatedLauncher", "FederatedStrategy", "prepare_data", "same_on_every_rank"]
 
 SECONDS_TO_END = 10
-"""How long rank zero waits at its end for the ranks that it has started, and what torch's timeouts may take longer."""
+"""How long rank zero waits at its end for the ranks that it started, and the slack of torch's timeouts."""
 
 NOBODY = "nobody else"
-"""In the place of a process group: what is reduced over it is sent to no other rank. A word outlives being copied."""
+"""Stands for a process group of this rank alone, for `reduce`. A string compares equal after deepcopy."""
 
 STARTED_BY = "LIT_FED_STARTED_BY"
-"""Variable of the environment that tells a rank which process started it."""
+"""Environment variable with the process id that started a rank."""
 
 
 class FederatedLauncher(_SubprocessScriptLauncher):
-    """Lightning's, which starts the other ranks of a machine, but ranks look after each other by themselves.
-
-    Lightning's kills rank zero when it sees another rank fail, before that can say what has happened.
-    """
+    """Starts the other ranks of a machine, without Lightning's observer, which kills rank zero before it can report."""
 
     def launch(self, function: Callable, *args: Any, trainer: Trainer | None = None, **kwargs: Any) -> Any:
-        """Start the other ranks of this machine, if nobody else does, and run the function."""
+        """Start the other ranks of this machine, unless a launcher does, and run the function."""
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not self.cluster_environment.creates_processes_externally:
             os.environ[STARTED_BY] = str(os.getpid())
@@ -66,17 +63,16 @@ class FederatedLauncher(_SubprocessScriptLauncher):
         return function(*args, **kwargs)
 
     def ended(self) -> set[int]:
-        """Local ranks that were started here and have ended."""
+        """Local ranks that have ended."""
         return {number for number, process in enumerate(self.procs, 1) if process.poll() is not None}
 
     def kill_ranks(self, local_ranks: set[int]) -> None:
-        """End ranks that would not end by themselves."""
+        """Kill ranks."""
         for number, process in enumerate(self.procs, 1):
             if number in local_ranks:
                 process.kill()
 
     def _see_to_their_end(self) -> None:
-        """No rank stays behind when the one that started it ends."""
         for process in self.procs:
             try:
                 process.wait(SECONDS_TO_END)
@@ -86,12 +82,10 @@ class FederatedLauncher(_SubprocessScriptLauncher):
 
 
 class FederatedStrategy(DDPStrategy):
-    """Process group and launcher of DDP without its wrapper: clients train whole models of their own, rank by rank.
+    """Process group and launcher of DDP without its wrapper: each client trains a whole model on one rank.
 
-    On CPUs every rank takes one thread: more ranks use more cores better than more threads do.
-
-    Before each exchange the ranks call the roll (`RollCall`), so that all of them end with a `LostRanksError` if one is
-    missing, whatever the backend. The timeout is that of the trainer.
+    On CPUs every rank uses one thread, since more ranks use cores better than more threads. Before each exchange the
+    ranks call the roll (`RollCall`), so that all end with a `LostRanksError` if one is missing, whatever the backend.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -102,7 +96,7 @@ class FederatedStrategy(DDPStrategy):
 
     @property
     def timeout(self) -> float:
-        """Seconds that a rank may keep another waiting without a sign of life."""
+        """Seconds that ranks wait for one without a sign of life."""
         return self._seconds
 
     @timeout.setter
@@ -115,7 +109,7 @@ class FederatedStrategy(DDPStrategy):
         self._launcher = FederatedLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
-        """Join the process group; keep the ranks of one machine out of each other's cores."""
+        """Join the process group; on CPUs limit this rank to one thread."""
         super().setup_environment()
         if self.root_device.type == "cpu":
             torch.set_num_threads(1)
@@ -124,7 +118,7 @@ class FederatedStrategy(DDPStrategy):
         """Find the other ranks, then let torch connect them.
 
         Raises:
-            LostRanksError: if one does not come.
+            LostRanksError: if one is missing.
         """
         self.set_world_ranks()
         environment = self.cluster_environment
@@ -144,7 +138,7 @@ class FederatedStrategy(DDPStrategy):
 
     @contextmanager
     def _ending_if_stuck(self) -> Iterator[None]:
-        """Around what cannot be interrupted: rank zero keeps torch's store, which nobody leaves while it is stopped."""
+        """Kill the process if a blocking call exceeds the timeout: rank 0 hosts torch's store and may be stopped."""
         lost = LostRanksError("silent", [0], self.timeout, speaks=self.global_rank == 1)
 
         def end() -> None:
@@ -162,7 +156,7 @@ class FederatedStrategy(DDPStrategy):
             timer.cancel()
 
     def _ended_ranks(self) -> set[int]:
-        """Ranks that this one has started and that have ended."""
+        """Ranks that this one started and that have ended."""
         first = self.node_rank * self.num_processes
         return {first + number for number in self._own_launcher.ended()}
 
@@ -172,7 +166,7 @@ class FederatedStrategy(DDPStrategy):
         return self._launcher
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other ranks why this one ends, and end processes that cannot end by themselves."""
+        """Tell the other ranks why this one ends, and kill stuck ones."""
         super().on_exception(exception)
         if (roll := roll_call()) is not None:
             kinds = {Terminated: "terminated", KeyboardInterrupt: "interrupted"}
@@ -185,12 +179,12 @@ class FederatedStrategy(DDPStrategy):
 
     # ------------------------------------------------------------------ exchanges
     def setup(self, trainer: Trainer) -> None:
-        """Set up the module; for a fit see `configure_ddp`, for all else Lightning sends rank 0's to the others."""
+        """Set up the module; outside a fit Lightning broadcasts rank 0's state, in a fit `configure_ddp` does."""
         with nullcontext() if trainer.state.fn == TrainerFn.FITTING else exchange():
             super().setup(trainer)
 
     def configure_ddp(self) -> None:
-        """Start all ranks from rank 0's shared state and client table."""
+        """Broadcast rank 0's shared state and client table."""
         assert self.model is not None
         with exchange():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -202,52 +196,43 @@ class FederatedStrategy(DDPStrategy):
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """What one rank has, on every rank."""
+        """An object of one rank, on every rank."""
         with exchange():
             return super().broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor reduced over ranks; one that is the same on all of them comes back as it is."""
+        """A tensor reduced over ranks, or over `NOBODY` unchanged."""
         if group == NOBODY:
             return tensor
         with exchange():
             return super().reduce(tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """A tensor of all ranks."""
+        """The tensors of all ranks."""
         with exchange():
             return super().all_gather(tensor, group, sync_grads)
 
 
 def _leave_group() -> None:
-    """End gloo's threads before Python ends.
-
-    One that still holds the tensors of the last exchange would ask for an interpreter that is gone, and torch aborts.
-    """
+    """End gloo's threads before Python ends; torch aborts if one still holds tensors of the last exchange then."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def _end_first_rank() -> None:
-    """End the process that started this one: it is stopped, or hangs, and nobody else would."""
+    """Kill the process that started this one, if it hangs or is stopped."""
     if os.environ.get(STARTED_BY) == str(os.getppid()):
         with suppress(ProcessLookupError):
             os.kill(os.getppid(), signal.SIGKILL)
 
 
 def same_on_every_rank(trainer: Trainer) -> dict[str, Any]:
-    """Arguments for `self.log` of a number that all ranks have: it is not reduced, and Lightning does not warn of that.
-
-    Reducing each number of an evaluation by itself would take longer than the rest of a small round.
-    """
+    """Arguments of `self.log` for a number that is equal on all ranks: no reduction, which is slow, and no warning."""
     return {"sync_dist": True, "sync_dist_group": NOBODY} if isinstance(trainer.strategy, FederatedStrategy) else {}
 
 
 def prepare_data(trainer: Trainer) -> None:
-    """Fetch missing files on one rank of each machine; the others wait for it.
-
-    Lightning's own lets them wait without end, also for a rank that is stopped.
-    """
+    """Download missing files on one rank of each machine; the others wait, but unlike Lightning's not without end."""
     owners: list[Any] = [trainer.datamodule, trainer.lightning_module]  # type: ignore[attr-defined]
     with waiting_for_work():
         for one in owners:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from lit_fed.core.networks.layers import digest_of
-from lit_fed.core.networks.start import Start
+from lit_fed.core.networks.start import Start, digest_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError

@@ -1,8 +1,8 @@
-"""An algorithm around another: what all wrappers have in common.
+"""Base of all wrappers: an algorithm around another.
 
-A wrapper changes what clients send (`encode`) and what reaches the algorithm's server step (`decode`); nothing in the
-file of an algorithm knows of it. What a wrapper remembers of a client is that client's state, and what it remembers
-from round to round is shared state, so that checkpoints, files of client states and ranks carry both without more code.
+A wrapper changes what clients send (`encode`) and what reaches the algorithm's server step (`decode`); algorithms know
+nothing of it. Its memory of a client is part of the client's state, its memory of rounds part of the shared state:
+checkpoints, files of client states and ranks carry both without further code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Reduced, Tree
 
 __all__ = [
-    "Around",
+    "AlgorithmWrapper",
     "WrappedShared",
     "WrappedState",
     "WrappedWork",
@@ -29,19 +29,20 @@ __all__ = [
     "buffer_names",
     "innermost",
     "own_work",
+    "part_of",
     "wrapper_of",
 ]
 
 
 class WrappedState(NamedTuple):
-    """State of a client of a wrapper with a memory of its clients."""
+    """A client's state under a wrapper with a memory of clients."""
 
-    inner: Any  # what the algorithm lets it keep
-    memory: Any  # what the wrapper lets it keep
+    inner: Any  # the algorithm's state of the client
+    memory: Any  # the wrapper's
 
     @property
     def mixture(self) -> Tensor:
-        """Mixture weights of the client, [M], where the algorithm has some."""
+        """Mixture weights of the client, [M], if the algorithm has some."""
         return self.inner.mixture  # type: ignore[no-any-return]
 
 
@@ -50,22 +51,22 @@ class WrappedWork(NamedTuple):
 
     inner: Any  # the algorithm's own work
     memory: Any  # the wrapper's memory of the client, from before the phase
-    optimizer: Any  # the algorithm's, where the client trainer finds it; () where it has none
+    optimizer: Any  # the algorithm's, where the client trainer finds it; () if it has none
 
 
 class WrappedShared(NamedTuple):
-    """Shared state of a wrapper that remembers something from round to round."""
+    """Shared state under a wrapper with a memory of rounds."""
 
     inner: Any  # the algorithm's shared state
     own: Any  # the wrapper's
 
 
 @dataclass(frozen=True)
-class Around:
-    """An algorithm that hands every function on to another; alone it changes no bit.
+class AlgorithmWrapper:
+    """An algorithm that delegates every function to another; by itself it changes no bit.
 
-    What it does not define itself, class attributes among them, is the algorithm's. A message without leaves, and one
-    of the phase `adapt`, never leaves its client, so wrappers do not see it.
+    Attributes that it does not define are the algorithm's, as are functions without a docstring. Messages without
+    leaves, and those of the phase `adapt`, never leave their client: `encode` and `decode` are not called for them.
 
     Args:
         inner: the algorithm, which may be a wrapper itself.
@@ -74,7 +75,7 @@ class Around:
     inner: Any
 
     def __getattr__(self, name: str) -> Any:
-        """What the algorithm says of itself."""
+        """Attributes of the algorithm."""
         if name.startswith("__") or "inner" not in self.__dict__:  # while it is being copied or unpickled
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -82,32 +83,32 @@ class Around:
     # ------------------------------------------------------------------ what a wrapper is
     @property
     def has_client_state(self) -> bool:
-        """Whether `client_memory` makes something that a client keeps."""
+        """Whether clients keep a `client_memory`."""
         return False
 
     @property
     def has_server_state(self) -> bool:
-        """Whether `server_memory` makes something that the server keeps."""
+        """Whether the server keeps a `server_memory`."""
         return False
 
     def client_memory(self, ctx: Context, shared: Tree, data: ClientData) -> Tree:
-        """What a client keeps for the wrapper before its first round; `shared` is the algorithm's."""
+        """The wrapper's memory of a client before its first round; `shared` is the algorithm's."""
         return ()
 
     def server_memory(self, ctx: Context, shared: Tree) -> Tree:
-        """What the server keeps for the wrapper before the first round; `shared` is the algorithm's."""
+        """The wrapper's memory of rounds before the first one; `shared` is the algorithm's."""
         return ()
 
     def encode(
         self, ctx: Context, shared: Tree, message: Message, memory: Tree, data: ClientData
     ) -> tuple[Message, Tree, dict[str, Tensor]]:
-        """What a client sends instead of the algorithm's message.
+        """The message that a client sends in place of the algorithm's.
 
         Args:
             ctx: what every client knows.
-            shared: what the wrapper knows of the round; `heard` is the part that the algorithm's client saw.
+            shared: the wrapper's shared state; the algorithm's client saw its `broadcast_view`.
             message: the algorithm's; its value has leaves.
-            memory: what the client keeps for the wrapper, from before the phase.
+            memory: the wrapper's memory of the client, from before the phase.
             data: its samples.
 
         Returns:
@@ -116,22 +117,22 @@ class Around:
         return message, memory, {}
 
     def decode(self, ctx: Context, shared: Tree, reduced: Reduced, client_ids: Tensor) -> tuple[Reduced, Tree]:
-        """What reaches the algorithm's server step, and what the server remembers from now on.
+        """What reaches the algorithm's server step, and the new memory of rounds.
 
         Args:
             ctx: what every client knows.
             shared: as for `encode`.
-            reduced: the reduction of what clients sent; its value has leaves.
+            reduced: the reduced messages; its value has leaves.
             client_ids: clients of the phase, [C].
         """
         return reduced, shared.own if self.has_server_state else ()
 
     def charged(self, ctx: Context, own: Tree, client_ids: Tensor, sends: bool) -> Tree:
-        """`own` after these clients were asked to take part in a phase; privacy is charged here.
+        """The memory of rounds after these clients were asked to take part in a phase; privacy is charged here.
 
         Args:
             ctx: what every client knows.
-            own: what the wrapper remembers of rounds.
+            own: the memory of rounds.
             client_ids: all clients that were asked, [C], whatever becomes of their messages.
             sends: whether messages of this phase have leaves.
         """
@@ -141,11 +142,11 @@ class Around:
         return shared.inner if self.has_server_state else shared
 
     def broadcast_view(self, ctx: Context, shared: Tree) -> Tree:
-        """The algorithm's shared state as clients hear it."""
+        """The algorithm's shared state as clients receive it."""
         return self.inner_shared(shared)
 
     def client_view(self, own: Tree, client_id: int) -> Tree:
-        """What a client must know of `own`, which the wrapper remembers of rounds."""
+        """The part of the memory of rounds that a client needs."""
         return NOT_SENT
 
     # ------------------------------------------------------------------ an algorithm's functions
@@ -156,36 +157,36 @@ class Around:
 
     def state_init(self, ctx: Context, shared: Tree, data: ClientData) -> Tree:
         """The algorithm's, with the wrapper's memory of the client."""
-        heard = self.broadcast_view(ctx, shared)
-        state = self.inner.state_init(ctx, heard, data)
-        return WrappedState(state, self.client_memory(ctx, heard, data)) if self.has_client_state else state
+        seen = self.broadcast_view(ctx, shared)
+        state = self.inner.state_init(ctx, seen, data)
+        return WrappedState(state, self.client_memory(ctx, seen, data)) if self.has_client_state else state
 
     def shared_losses(self, ctx: Context, shared: Tree, batch: Batch) -> Tensor | None:
-        """The algorithm's, under what clients hear."""
+        """The algorithm's, of what clients receive."""
         return self.inner.shared_losses(ctx, self.broadcast_view(ctx, shared), batch)  # type: ignore[no-any-return]
 
     def client_init(self, ctx: Context, shared: Tree, state: Tree, data: ClientData, losses: Any) -> Tree:
-        heard = self.broadcast_view(ctx, shared)
+        seen = self.broadcast_view(ctx, shared)
         if not self.has_client_state:
-            return self.inner.client_init(ctx, heard, state, data, losses)
-        work = self.inner.client_init(ctx, heard, state.inner, data, losses)
+            return self.inner.client_init(ctx, seen, state, data, losses)
+        work = self.inner.client_init(ctx, seen, state.inner, data, losses)
         return WrappedWork(work, state.memory, getattr(work, "optimizer", ()))
 
     def client_step(self, ctx: Context, shared: Tree, work: Tree, batch: Batch) -> Tree:
-        heard = self.broadcast_view(ctx, shared)
+        seen = self.broadcast_view(ctx, shared)
         if not self.has_client_state:
-            return self.inner.client_step(ctx, heard, work, batch)
-        stepped = self.inner.client_step(ctx, heard, own_work(work), batch)
+            return self.inner.client_step(ctx, seen, work, batch)
+        stepped = self.inner.client_step(ctx, seen, own_work(work), batch)
         return WrappedWork(stepped, work.memory, getattr(stepped, "optimizer", ()))
 
     def client_final(self, ctx: Context, shared: Tree, work: Tree, data: ClientData) -> ClientResult:
         """The algorithm's; what it sends is encoded."""
         own, memory = (own_work(work), work.memory) if self.has_client_state else (work, ())
-        heard = self.broadcast_view(ctx, shared)
-        result: ClientResult = self.inner.client_final(ctx, heard, own, data)
+        seen = self.broadcast_view(ctx, shared)
+        result: ClientResult = self.inner.client_final(ctx, seen, own, data)
         message, metrics = result.message, result.metrics
         if self.has_server_state and message.bits_down is None:  # its size is not that of what the wrapper remembers
-            bits = sum(map(tree.bits, tree.models(heard)))
+            bits = sum(map(tree.bits, tree.models(seen)))
             message = message._replace(bits_down=torch.full_like(message.weight, bits))
         if ctx.phase != "adapt" and tree.leaves(message.value):
             message, memory, more = self.encode(ctx, shared, message, memory, data)
@@ -206,14 +207,14 @@ class Around:
         A message that was sent costs privacy also if a rule drops it, it comes too late, or the round is void.
         """
         inner = self.inner_shared(shared)
-        if isinstance(self.inner, Around):
+        if isinstance(self.inner, AlgorithmWrapper):
             inner = self.inner.charge(ctx, inner, client_ids, sends)
         return (
             WrappedShared(inner, self.charged(ctx, shared.own, client_ids, sends)) if self.has_server_state else inner
         )
 
     def sent(self, ctx: Context, shared: Tree, client_id: int) -> Tree:
-        """The algorithm's, of what clients hear, with what this one must know of the wrapper's memory."""
+        """The algorithm's, of what clients receive, with the part of the wrapper's memory that this one needs."""
         inner = self.inner.sent(ctx, self.broadcast_view(ctx, shared), client_id)
         return WrappedShared(inner, self.client_view(shared.own, client_id)) if self.has_server_state else inner
 
@@ -230,7 +231,7 @@ class Around:
         return self.inner.num_payloads(ctx, self.inner_shared(shared), num_clients)  # type: ignore[no-any-return]
 
     def shared_outputs(self, ctx: Context, shared: Tree, x: Tensor) -> Tree | None:
-        """The algorithm's, under what clients hear."""
+        """The algorithm's, of what clients receive."""
         return self.inner.shared_outputs(ctx, self.broadcast_view(ctx, shared), x)
 
     def log_prob(self, ctx: Context, shared: Tree, state: Tree, x: Tensor, outputs: Any) -> Tensor:
@@ -242,7 +243,7 @@ class WrapperSettings(ABC):
     """Settings that a user gives for a wrapper; subclasses are frozen dataclasses."""
 
     @abstractmethod
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         """The wrapper around an algorithm, which may be a wrapper itself."""
 
 
@@ -253,20 +254,29 @@ def own_work(work: Any) -> Any:
 
 def innermost(algorithm: Any) -> Any:
     """The algorithm inside all wrappers."""
-    while isinstance(algorithm, Around):
+    while isinstance(algorithm, AlgorithmWrapper):
         algorithm = algorithm.inner
     return algorithm
 
 
-Wrapper = TypeVar("Wrapper", bound=Around)
+Wrapper = TypeVar("Wrapper", bound=AlgorithmWrapper)
 
 
 def wrapper_of(algorithm: Any, kind: type[Wrapper]) -> Wrapper | None:
     """The outermost wrapper of a kind around an algorithm; None: there is none."""
-    while isinstance(algorithm, Around):
+    while isinstance(algorithm, AlgorithmWrapper):
         if isinstance(algorithm, kind):
             return algorithm
         algorithm = algorithm.inner
+    return None
+
+
+def part_of(algorithm: Any, shared: Tree, kind: type[Wrapper]) -> tuple[Wrapper, Any] | None:
+    """The outermost wrapper of a kind with its memory of rounds; None: there is none."""
+    while isinstance(algorithm, AlgorithmWrapper):
+        if isinstance(algorithm, kind):
+            return algorithm, shared.own
+        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
     return None
 
 

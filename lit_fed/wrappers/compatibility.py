@@ -1,9 +1,9 @@
 """What goes together: one table of the combinations of features, data and algorithms that are refused before training.
 
 A *fact* has a name and a text that messages may quote, e.g. `ef21`, or `privacy` → `ClientPrivacy`. A row of `REFUSED`
-names facts that do not go together, and the message. The first row whose facts all hold is raised. A new feature adds
-its facts to `Compatibility.facts`, and rows to the table; an algorithm says by `message`, `participation` and
-`incompatible` what it can be combined with.
+names facts that do not go together (`!ef21`: if it does not hold), and the message. The first row whose facts all hold
+is raised. A new feature adds its facts to `Compatibility.facts`, and rows to the table; an algorithm says by `message`,
+`participation` and `incompatible` what it can be combined with.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ REFUSED: dict[str, str] = {
     "fixed_denominator stale_fill": (
         "--model.aggregation stale_fill has no meaning with --model.privacy, whose denominator is fixed already"
     ),
-    "fixed_denominator uncapped by_samples": (
+    "fixed_denominator by_samples !capped": (
         "--model.weighting is samples, by which one client may outweigh all others, and --model.privacy needs a bound; "
         "give --model.privacy.weight_cap, or leave --model.weighting out"
     ),
     "fixed_denominator capped uniform": (
         "--model.privacy.weight_cap caps weights by samples, and --model.weighting is uniform; leave one of them out"
     ),
-    "second_bound one_part": (
+    "second_bound !second_part": (
         "--model.privacy.second_clip_norm bounds what is sent beside models, and {name} sends nothing else; leave it "
         "out"
     ),
@@ -94,11 +94,11 @@ REFUSED: dict[str, str] = {
     "noisy_steps multiples": STEPS % "it sends models times numbers that are private",
     "noisy_steps nothing": STEPS % "it sends nothing, so that there is nothing to protect",
     "noisy_steps refuses_noise_in_steps": STEPS % FITTED % "refuses_noise_in_steps",
-    "noisy_steps without_mixture_noise refuses_noise_in_steps_alone": (
+    "noisy_steps refuses_noise_in_steps_alone !mixture_noise": (
         "--model.privacy ExamplePrivacy cannot protect {name}: " + FITTED % "refuses_noise_in_steps_alone" + "; give "
         "--model.privacy.mixture_noise, or leave it out"
     ),
-    "mixture_noise without_mixture": (
+    "mixture_noise !refuses_noise_in_steps_alone": (
         "--model.privacy.mixture_noise is for FedEM's mixture weights, and {name} has none; leave it out"
     ),
     # ------------------------------------------------------------------ secure sums
@@ -156,7 +156,7 @@ REFUSED: dict[str, str] = {
     "robust rows": JUDGES % ROWS,
     "robust multiples": JUDGES % MULTIPLES,
     "robust nothing": JUDGES % NOTHING,
-    "rule_cap not_by_samples": (
+    "rule_cap !by_samples": (
         "--model.robust_aggregation.weight_cap caps weights by samples, and all clients count the same; add "
         "--model.weighting samples, or leave it out"
     ),
@@ -209,9 +209,9 @@ REFUSED: dict[str, str] = {
         "--model.compression_feedback is ef21, whose server knows of each client once, and --data.client_sampling is "
         "size, by which a client may be drawn twice in a round; give ef14, or uniform"
     ),
-    "poisson needs_all": (
-        "--data.client_sampling is poisson, by which a client takes part in a round with probability {poisson}, and "
-        "{name} needs every client in every round; leave out --data.client_fraction and --data.clients_per_round"
+    "poisson probability needs_all": (
+        "--data.client_sampling is poisson, by which a client takes part in a round with probability {probability}, "
+        "and {name} needs every client in every round; leave out --data.client_fraction and --data.clients_per_round"
     ),
     "size needs_all": BY_SIZE % "needs every client once in every round",
     "size refuses_size_sampling": BY_SIZE % "{refuses_size_sampling}",
@@ -223,11 +223,11 @@ REFUSED: dict[str, str] = {
         "--data.client_sampling is size, by which large clients are drawn more often, and --model.weighting is "
         "samples, by which they would count for more once again; give uniform, or sample uniformly"
     ),
-    "not_poisson fixed_denominator": (
+    "fixed_denominator sampling !poisson": (
         "--model.privacy {privacy} needs --data.client_sampling poisson; uniform and size have other guarantees"
     ),
-    "not_uniform over_selection": (
-        "--model.faults.over_selection wants a number of clients, and --data.client_sampling is {not_uniform}; give "
+    "over_selection sampling !uniformly": (
+        "--model.faults.over_selection wants a number of clients, and --data.client_sampling is {sampling}; give "
         "uniform, or leave it out"
     ),
     # ------------------------------------------------------------------ what clients hold, and where they run
@@ -239,8 +239,8 @@ REFUSED: dict[str, str] = {
         "--model.secure_aggregation makes its masks from the training seed, which the server knows; leave it out for "
         "clients on machines of their own, or simulate it with data on this machine"
     ),
-    "deployed poison": ("--data.poison alters samples, and those of a federation are on their nodes; leave it out"),
-    "deployed drops_nodes stops": (
+    "deployed poison": "--data.poison alters samples, and those of a federation are on their nodes; leave it out",
+    "deployed drops_nodes !forgives": (
         "--data.dataset.missing is drop, and nothing says what a round without a client is; add "
         "--model.faults.on_bad_client drop, or choose wait or stop"
     ),
@@ -280,7 +280,7 @@ class Compatibility(NamedTuple):
         """
         facts = {name: str(held) for name, held in self.facts.items() if held not in (None, False)}
         for names, message in REFUSED.items():
-            if all(name in facts for name in names.split()):
+            if all((name.removeprefix("!") in facts) != name.startswith("!") for name in names.split()):
                 raise ConfigError(message.format_map(facts))
 
     @property
@@ -290,20 +290,18 @@ class Compatibility(NamedTuple):
 
     @property
     def _of_algorithm(self) -> dict[str, Any]:
-        inner = innermost(self.algorithm)
-        message, takes, name = self.algorithm.message, self.algorithm.participation, type(inner).__name__
-        for feature in inner.incompatible:
+        message, takes = self.algorithm.message, self.algorithm.participation
+        name, reasons = type(innermost(self.algorithm)).__name__, self.algorithm.incompatible
+        for feature in reasons:
             if feature not in FEATURES:
                 raise ConfigError(f"{name}.incompatible has {feature!r}; give some of {', '.join(FEATURES)}")
-        return {f"refuses_{feature}": reason for feature, reason in inner.incompatible.items()} | {
+        return {f"refuses_{feature}": reason for feature, reason in reasons.items()} | {
             "name": name,
             message.kind: True,
             "stacked": message.reduce == "stack",
             "incomplete": not message.complete,
             "accumulates": message.accumulates,
             "second_part": message.beside_models,
-            "one_part": not message.beside_models,
-            "without_mixture": "noise_in_steps_alone" not in inner.incompatible,
             "needs_all": takes.needs_all_clients,
             "counts_draws": takes.counts_draws,
             "own_filling": not takes.fills_in_absent,
@@ -316,7 +314,6 @@ class Compatibility(NamedTuple):
         return {
             "stale_fill": self.aggregation == "stale_fill",
             "by_samples": self.weighting == "samples",
-            "not_by_samples": self.weighting != "samples",
             "uniform": self.weighting == "uniform",
             "loss": None if self.loss is None else type(self.loss).__name__,
         }
@@ -326,7 +323,6 @@ class Compatibility(NamedTuple):
         privacy = self.privacy
         if privacy is None:
             return {}
-        mixture_noise = getattr(privacy, "mixture_noise", None)
         return {
             "privacy": type(privacy).__name__,
             "clips": not privacy.noises_steps,
@@ -334,15 +330,13 @@ class Compatibility(NamedTuple):
             "noisy_messages": privacy.noises_messages,
             "fixed_denominator": privacy.fixes_denominator,
             "capped": privacy.weight_cap is not None,
-            "uncapped": privacy.weight_cap is None,
             "second_bound": getattr(privacy, "second_clip_norm", None) is not None,
-            "mixture_noise": mixture_noise is not None,
-            "without_mixture_noise": mixture_noise is None,
+            "mixture_noise": getattr(privacy, "mixture_noise", None) is not None,
         }
 
     @property
     def _of_wrappers(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"stops": True}
+        facts: dict[str, Any] = {}
         if self.secure is not None:
             facts |= {"secure": True, "masked_dropout": getattr(self.secure, "dropout_fraction", 0) or None}
         if self.compression is not None:
@@ -369,7 +363,7 @@ class Compatibility(NamedTuple):
                 "over_selection": bool(self.faults.over_selection),
                 "average": None if self.faults.average == "renormalised" else self.faults.average,
                 "lost_messages": self.faults.loses_messages,
-                "stops": not self.faults.forgives,
+                "forgives": self.faults.forgives,
             }
         return facts
 
@@ -377,10 +371,11 @@ class Compatibility(NamedTuple):
     def _of_data(self) -> dict[str, Any]:
         sampling, (dataset, divided_by) = self.sampling, self.dataset or (None, None)
         return {
+            "sampling": sampling,
             "size": sampling == "size",
-            "poisson": f"{self.probability:.4g}" if sampling == "poisson" and self.probability < 1 else None,
-            "not_poisson": sampling not in (None, "poisson"),
-            "not_uniform": None if sampling in (None, "uniform") else sampling,
+            "poisson": sampling == "poisson",
+            "uniformly": sampling == "uniform",
+            "probability": f"{self.probability:.4g}" if self.probability < 1 else None,
             "dataset": dataset,
             f"has_{divided_by}": dataset is not None,
             "deployed": self.deployed,

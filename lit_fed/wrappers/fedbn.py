@@ -24,7 +24,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 
 __all__ = ["LocalNorm", "NormState", "NormWork", "averages_statistics"]
 
@@ -50,13 +50,10 @@ class NormWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LocalNorm(Around):
+class LocalNorm(AlgorithmWrapper):
     """An algorithm whose clients neither send nor receive the parameters and statistics of BatchNorm layers.
 
     Each function is handed a shared state that holds the client's own normalisation.
-
-    Args:
-        inner: the algorithm.
     """
 
     adapts_statistics = True  # unseen clients need samples for their running statistics
@@ -157,14 +154,5 @@ def _trained_where_sent(sent: Chosen, trained: dict[str, Tensor], kept: dict[str
 
 
 def averages_statistics(algorithm: Any, ctx: Context) -> bool:
-    """Whether clients send running statistics of BatchNorm: the network has some, and no `LocalNorm` keeps them.
-
-    Args:
-        algorithm: the algorithm, with the wrappers inside.
-        ctx: what every client knows.
-    """
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, LocalNorm):
-            return False
-        algorithm = algorithm.inner
-    return bool(ctx.task.norm_names)
+    """Whether clients send running statistics of BatchNorm: the network has some, and no `LocalNorm` keeps them."""
+    return bool(ctx.task.norm_names) and wrapper_of(algorithm, LocalNorm) is None

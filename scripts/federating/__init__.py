@@ -1,1 +1,1 @@
-"""Federations of processes of one machine, for federation_check.py: what they cost, and what becomes of kills."""
+"""Federations of local processes for federation_check.py."""

@@ -1,4 +1,4 @@
-"""What federation_check.py looks at: equality, cost, kills, and many nodes."""
+"""Checks of federation_check.py: equality, costs, kills, many nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from federating.site import Site, cells, differences, peak_megabytes, shared_megabytes, wait_until
+from federating.site import Site, cells, differences, megabytes, wait_until
 
 __all__ = ["RUNS", "costs", "equality", "fifty", "kills"]
 
@@ -31,25 +31,22 @@ RUNS = {
     "FedEM inside ClientPrivacy": ["--model.algorithm", "FedEM", *SOLVER, *PRIVATE],
     "FedEM inside compression": ["--model.algorithm", "FedEM", *SOLVER, *ENCODED],
 }
-"""Runs that have to be equal on nodes and in the simulation."""
+"""Runs that must be equal on nodes and in the simulation."""
 
 LARGE = ["--model.algorithm", "FedAvg", "--model.network", "MLP", "--model.network.hidden_sizes", "[512]"]
 """A model of 154 kB."""
 
-MOST_SECONDS = 4.0
-"""Until the next process is killed."""
-
 WAIT = 4.0
-"""Seconds for which the server waits for nodes in each round, where some are gone."""
+"""Seconds that the server waits for nodes in each round if some are gone."""
 
 
 def rounds(number: int) -> list[str]:
-    """The argument for so many rounds."""
+    """The argument for a number of rounds."""
     return ["--trainer.max_epochs", str(number)]
 
 
 def equality(folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Runs on four nodes beside the simulation: what differs, bit by bit."""
+    """Compare runs on four nodes with the simulation, bit by bit."""
     found, site = [], Site(folder, 4)
     site.start_nodes()
     try:
@@ -65,7 +62,7 @@ def equality(folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
 
 
 def costs(folder: Path, say: Callable[[str], None], num_rounds: int = 20) -> list[dict[str, Any]]:
-    """Seconds and bytes of rounds with four nodes, started as a person starts them, and what a node takes."""
+    """Seconds and bytes of rounds with four nodes started by command, and a node's start-up and memory."""
     found = []
     for name, given in {"FedEM, linear": RUNS["FedEM"], "FedAvg, 154 kB": LARGE}.items():
         site = Site(folder / f"costs-{len(found)}", 4)
@@ -80,7 +77,7 @@ def costs(folder: Path, say: Callable[[str], None], num_rounds: int = 20) -> lis
                 assert nodes[-1].stderr is not None
                 nodes[-1].stderr.readline()  # "… are ready; asking …"
                 ready.append(time.monotonic() - before)
-            path, memory = site.finish("federated", server), [peak_megabytes(one.pid) for one in nodes]
+            path, memory = site.finish("federated", server), [megabytes(one.pid, "status", "VmHWM") for one in nodes]
         finally:
             for one in nodes:
                 one.kill()
@@ -106,14 +103,14 @@ def costs(folder: Path, say: Callable[[str], None], num_rounds: int = 20) -> lis
 
 
 def _round_seconds(path: Path) -> float:
-    """The median time of a round's training."""
+    """Median seconds of a round's training."""
     with (path / "metrics.csv").open() as file:
         seconds = [float(row["time/round_seconds"]) for row in csv.DictReader(file) if row.get("time/round_seconds")]
     return statistics.median(seconds)
 
 
 def kills(folder: Path, say: Callable[[str], None], times: int, seed: int, num_rounds: int = 150) -> dict[str, Any]:
-    """Each process is killed so many times while runs of FedEM go on, and started again at once."""
+    """Kill each process `times` times during runs of FedEM and restart it at once."""
     site, rng, given = Site(folder, 3), random.Random(seed), [*RUNS["FedEM"], *rounds(num_rounds)]
     whole = site.simulate("whole", given)
     turns = [name for name in ("server", *site.names) for _ in range(times)]
@@ -160,7 +157,7 @@ def kills(folder: Path, say: Callable[[str], None], times: int, seed: int, num_r
 
 
 def fifty(folder: Path, say: Callable[[str], None], num_nodes: int, seed: int, num_rounds: int = 20) -> dict[str, Any]:
-    """Many nodes, a fifth of which are killed on the way and stay away: the others go on."""
+    """Many nodes; a fifth are killed for good during the run, the others continue."""
     site, rng = Site(folder, num_nodes), random.Random(seed)
     given = [*RUNS["FedEM"], *rounds(num_rounds), "--trainer.check_val_every_n_epoch", str(num_rounds)]
     given += ["--data.dataset.missing", "drop", "--data.dataset.seconds", str(WAIT)]
@@ -174,7 +171,7 @@ def fifty(folder: Path, say: Callable[[str], None], num_nodes: int, seed: int, n
         for node, instant in zip(gone, at, strict=True):
             _wait_for_round(site, "many", server, int(instant))
             living = [one.process.pid for one in site.nodes if one.process.is_alive()]
-            memory = max(memory, sum(map(shared_megabytes, living)))
+            memory = max(memory, sum(megabytes(pid, "smaps_rollup", "Pss:") for pid in living))
             site.nodes[node].kill()
         path = site.finish("many", server)
     finally:
@@ -193,5 +190,5 @@ def fifty(folder: Path, say: Callable[[str], None], num_nodes: int, seed: int, n
 
 
 def _wait_for_round(site: Site, name: str, server: Any, number: int) -> None:
-    """Wait until a run has logged so many rounds, or has ended."""
+    """Wait until a run has logged this many rounds or ended."""
     wait_until(lambda: server.poll() is not None or site.rounds_logged(name) >= number, 1200, f"round {number}")

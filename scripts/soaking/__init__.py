@@ -1,1 +1,1 @@
-"""What soak.py does to runs, and what it says of them."""
+"""Runs and disturbances of soak.py."""

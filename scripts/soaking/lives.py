@@ -1,4 +1,4 @@
-"""The life of a small run: begun, gone on with as often as it takes, and compared with the run that had no trouble."""
+"""A small run that is started, continued after disturbances, and compared with the undisturbed run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integration"))
 
 from running import history, numbers, of_ranks, start
-
-from lit_fed.training.round_logger import newest_version
+from trials import TRIAL, go_on, newest_folder, rounds_logged
 
 __all__ = ["RUNS", "Life", "Outcome", "Whole", "outcome", "whole_run"]
-
-CHILD = Path(__file__).with_name("child.py")
 
 COMMON = [
     "--model.client_trainer", "sequential", "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer",
@@ -37,40 +34,40 @@ RUNS = {
 }  # fmt: skip
 
 SECONDS_TO_END = 900
-"""A run that takes longer hangs."""
+"""A run that takes longer counts as hanging."""
 
 Outcome = dict[str, Any]
 
 
 class Whole(NamedTuple):
-    """A run that nothing cut short."""
+    """An undisturbed run."""
 
     outcome: Outcome
     seconds: float
-    """Of a round, with all that follows it."""
+    """Seconds of a round, with logging and checkpoint."""
 
 
 def outcome(path: Path) -> Outcome:
-    """What a run leaves behind, without times: a part for each file."""
+    """The files of a run, without times."""
     clients = (path / "clients.csv").read_text().splitlines()
     return {"summary.json": numbers(path), "metrics.csv": history(path), "clients.csv": clients}
 
 
 class Life:
-    """One run in a folder of its own, until it has ended as it should.
+    """One run in its own folder.
 
     Args:
-        arguments: of the run.
-        out: the folder of its versions' folders.
-        rounds: of the run.
-        seconds: that one of them takes.
-        rng: what troubles are drawn from.
+        arguments: arguments of the run.
+        out: folder of the run.
+        rounds: rounds of the run.
+        seconds: seconds of a round.
+        rng: generator of disturbances.
 
     Attributes:
-        events: what happened, in words.
-        wrong: what should not have happened.
-        rows_lost: rows of metrics.csv were deleted from outside.
-        robbed: something was deleted while a process was at work, which may refuse to go on without it.
+        events: what happened.
+        wrong: unexpected events.
+        rows_lost: whether rows of metrics.csv were deleted.
+        robbed: whether files were deleted during a run, so that it may refuse to continue.
     """
 
     def __init__(self, arguments: list[str], out: Path, rounds: int, seconds: float, rng: random.Random) -> None:
@@ -82,41 +79,38 @@ class Life:
         self.wrong: list[str] = []
         self.rows_lost = self.robbed = False
 
-    # ------------------------------------------------------------------ where it stands
+    # ------------------------------------------------------------------ files
     @property
     def path(self) -> Path:
         """The newest folder of the run."""
-        return self.runs / f"version_{max(newest_version(self.runs), 0)}"
+        return newest_folder(self.runs)
 
     @property
     def last(self) -> Path | None:
-        """The checkpoint that `--ckpt_path last` takes; None without any."""
+        """The checkpoint of `--ckpt_path last`, or None."""
         found = sorted(self.runs.glob("version_*/checkpoints/last.ckpt"), key=lambda one: int(one.parts[-3][8:]))
         return found[-1] if found else None
 
     def rounds_logged(self) -> int:
-        """Rounds that the newest folder tells of."""
-        try:
-            return max((self.path / "metrics.csv").read_text().count("\n") - 1, 0)
-        except OSError:
-            return 0
+        """Rounds logged in the newest folder."""
+        return rounds_logged(self.runs)
 
     # ------------------------------------------------------------------ processes
     def start(self, *extra: str, **environment: str) -> Any:
-        """Begin anew."""
-        return start([*self.arguments, *extra], script=CHILD, **environment)
+        """Start from the beginning."""
+        return start([*self.arguments, *extra], script=TRIAL, **environment)
 
     def begin(self, *extra: str, **environment: str) -> Any:
-        """Go on where there is a checkpoint, else begin anew."""
-        return self.start(*(["--ckpt_path", "last"] if self.last else []), *extra, **environment)
+        """Continue if there is a checkpoint, else start."""
+        return self.start(*go_on(self.runs), *extra, **environment)
 
     def begin_ranks(self, *extra: str) -> list[Any]:
-        """As `begin`, by two ranks."""
-        on = ["--ckpt_path", "last"] if self.last else []
+        """`begin` with two ranks."""
+        on = go_on(self.runs)
         return [self.start(*on, *extra, **environment) for environment in of_ranks(2)]
 
     def wait(self, process: Any) -> None:
-        """Wait for an instant drawn at random, in a round that is still to come, or in the final test."""
+        """Wait for a random instant in a future round or in the final test."""
         share, delay = self.rng.random(), self.rng.uniform(0, 1.5 * self.seconds)
         done = self.rounds_logged()
         target = min(done + 1 + int(share * (self.rounds - done)), self.rounds)
@@ -126,13 +120,13 @@ class Life:
         time.sleep(delay)
 
     def end(self, process: Any, what: str, statuses: tuple[int, ...], *, speaks: bool = True) -> tuple[int | None, str]:
-        """Wait for the end of a process: its status, and what it said; anything unexpected is written down.
+        """Wait for the end of a process and return its status and stderr; records anything unexpected.
 
         Args:
-            process: as it was started.
-            what: it is, in the words of an event.
-            statuses: with which it may end.
-            speaks: a status of 1 or 2 needs a message; of several ranks one speaks for all.
+            process: the process.
+            what: description for events.
+            statuses: expected statuses.
+            speaks: whether status 1 or 2 needs a message; only one of several ranks prints it.
         """
         try:
             err = process.communicate(SECONDS_TO_END)[1]
@@ -149,22 +143,22 @@ class Life:
 
     # ------------------------------------------------------------------ the end
     def finish(self, whole: Outcome) -> list[str]:
-        """Go on until the run has ended, and say what differs from the one that had no trouble."""
-        status, _ = self.end(self.begin(), "gone on with", (0, 2))
-        if status == 2:  # what it would go on from was deleted
-            status, _ = self.end(self.start(), "begun anew", (0,))
+        """Continue until the run has ended, and list differences from the undisturbed run."""
+        status, _ = self.end(self.begin(), "continued", (0, 2))
+        if status == 2:  # its checkpoint was deleted
+            status, _ = self.end(self.start(), "restarted", (0,))
         if status:
             return ["everything"]
         try:
             found = outcome(self.path)
         except OSError as error:
             return [f"{error.filename} is missing"]
-        # in the folder of a run that was killed before its first checkpoint nobody goes on, or puts things away
+        # folders of runs killed before their first checkpoint are not cleaned up
         left = [str(one.relative_to(self.runs)) for one in self.path.rglob("*.partial")]
         return [*self.differences(found, whole), *(f"{one} is left" for one in left)]
 
     def differences(self, found: Outcome, whole: Outcome) -> list[str]:
-        """The files in which a run differs from another, with the first difference."""
+        """Files that differ, with the first difference."""
         if self.rows_lost:
             found, whole = found | {"metrics.csv": _cells(found)}, whole | {"metrics.csv": _cells(whole)}
             first = min((int(row["step"]) for row in found["metrics.csv"]), default=self.rounds)
@@ -178,7 +172,7 @@ class Life:
         return lost
 
     def index(self) -> set[str]:
-        """Names of the client files that the checkpoint needs."""
+        """Client files that the checkpoint needs."""
         if self.last is None:
             return set()
         content = torch.load(self.last, weights_only=True)["state_dict"].get("store.versions")
@@ -187,13 +181,13 @@ class Life:
 
 
 def _cells(found: Outcome) -> list[dict[str, str]]:
-    """The rows of metrics.csv as far as they hold something: a file that begins later may have fewer columns."""
+    """Non-empty cells of metrics.csv; a file that starts later may have fewer columns."""
     header, *rows = found["metrics.csv"]
     return [{name: cell for name, cell in zip(header, row, strict=True) if cell} for row in rows]
 
 
 def whole_run(arguments: list[str], out: Path, rounds: int) -> Whole:
-    """The run that nothing cut short: what it leaves behind, and how long its rounds take."""
+    """Run without disturbance: its files, and the seconds of a round."""
     life = Life(arguments, out, rounds, 0.0, random.Random(0))
     process = life.start()
     begins: list[float] = []

@@ -1,4 +1,4 @@
-"""What runs get into. A function for each kind; its docstring is what the page says of it."""
+"""Disturbances of runs, a function each; the page quotes their docstrings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _signalled(life: Life, signum: signal.Signals, status: int) -> None:
     life.wait(process)
     at_work = _is_held(life.path / ".lock")
     _send(process, signum)
-    # a program that is still loading, and has touched nothing, ends as the signal has it
+    # while it is still loading, the signal ends the process directly
     life.end(process, signum.name, (0, status) if at_work else (0, status, -signum))
 
 
@@ -70,7 +70,7 @@ def stopped(life: Life) -> None:
 
 
 def _send(process: Any, signum: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it is over
+    with contextlib.suppress(ProcessLookupError):  # it has ended
         process.send_signal(signum)
 
 
@@ -110,7 +110,7 @@ VICTIMS = (
 
 
 def _victim(life: Life) -> Path:
-    """Something of the run's folder, drawn at random."""
+    """A random file or folder of the run."""
     name, place = life.rng.choice(VICTIMS), life.rng.random()
     if name == "a client's file":
         files = sorted((life.path / "clients").glob("*.pt"))
@@ -220,5 +220,5 @@ KINDS: dict[str, Callable[[Life], None]] = {
 
 
 def described(kind: str) -> str:
-    """What a kind does, in a line."""
+    """First line of a kind's docstring."""
     return (inspect.getdoc(KINDS[kind]) or "").partition("\n")[0]

@@ -21,11 +21,8 @@ from code_shape import (
 )  # fmt: skip
 
 LONELY = {
-    "clients/at_once.py", "data/batch_transforms.py", "data/populations/attackers.py", "data/populations/poisoned.py",
-    "data/populations/stored_pictures.py", "deployment/authority.py", "deployment/certificates.py",
-    "deployment/federation.py", "deployment/flower_client.py", "deployment/flower_server.py",
-    "deployment/https_requests.py", "deployment/plausible.py", "deployment/questions.py", "metrics/round_time.py",
-    "pictures/partition.py", "training/building.py", "training/loop.py",
+    "clients/at_once.py", "deployment/flower_apps.py", "pictures/partition.py",
+    "training/loop.py",
 }  # fmt: skip
 """Short files that one other imports, and that stand for themselves all the same."""
 
@@ -105,7 +102,7 @@ def test_imports_are_followed(house):
 
 
 def test_short_files_of_one_importer_are_found(house):
-    alone = {"alone", "between", "deep", "interface", "shared"}
+    alone = {"alone", "between", "deep", "interface"}
     assert lonely_files(house) == dict.fromkeys(sorted(f"core/{name}.py" for name in alone), 1) | {
         "clients.py": 4, "tasks.py": 1,
     }  # fmt: skip

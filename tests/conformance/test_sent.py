@@ -18,7 +18,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.targets import Multiclass
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.base import Around, innermost
+from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
@@ -68,7 +68,7 @@ class Post:
 
 
 @dataclass(frozen=True)
-class ByPost(Around):
+class ByPost(AlgorithmWrapper):
     """Clients make their first states from what they were sent."""
 
     post: Post

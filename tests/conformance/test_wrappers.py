@@ -13,7 +13,7 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.base import Around, innermost
+from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD, Codec, Encoded, TopK
 from lit_fed.wrappers.compression.wrapper import Compressed, CompressedBroadcast, Compression
@@ -33,7 +33,7 @@ def named(algorithms):
 
 
 @dataclass(frozen=True)
-class Memory(Around):
+class Memory(AlgorithmWrapper):
     """Remembers clients and rounds, and changes nothing."""
 
     has_client_state = True
@@ -114,7 +114,7 @@ def test_a_client_without_work_has_no_news(algorithm):
     seen = []
 
     @dataclass(frozen=True)
-    class Looks(Around):
+    class Looks(AlgorithmWrapper):
         def encode(self, ctx, shared, message, memory, data):
             seen.append(delta_of(message.value, reference_of(self.inner, shared, message.value)))
             return message, memory, {}

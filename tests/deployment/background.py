@@ -1,11 +1,13 @@
 """What tests of transports run in threads."""
 
+import contextlib
+import socket
+import ssl
 import threading
 import time
 
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
-from lit_fed.deployment.https_protocol import WORK, Limits
+from lit_fed.deployment.https_node import Link, run_node
+from lit_fed.deployment.https_protocol import NAME, PROCESS, WORK, Limits, address_of, version_headers
 from lit_fed.errors import ConfigError
 
 QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.4, idle_seconds=0.5, stall_seconds=0.3)
@@ -71,6 +73,28 @@ def until(condition, seconds=PATIENCE):
     while not condition():
         assert time.monotonic() < end, "it never held"
         time.sleep(0.01)
+
+
+def connected(server):
+    """A plain connection to a server."""
+    return socket.create_connection(address_of(server.address, ""), timeout=PATIENCE)
+
+
+def read_to_end(connection, seconds=PATIENCE):
+    """What is read until the other side closes the connection, as it has to, or for so long."""
+    connection.settimeout(seconds)
+    read, end = bytearray(), time.monotonic() + seconds
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while time.monotonic() < end and (piece := connection.recv(2**16)):
+            read += piece
+    return bytes(read)
+
+
+def request(line, *headers, body=b"", name="mallory", process="p1"):
+    """A request of a node, as bytes."""
+    known = {**version_headers(), NAME: name, PROCESS: process}
+    lines = [line, "Host: x", *(f"{key}: {value}" for key, value in known.items()), *headers, "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
 
 
 def fetch(link):

@@ -4,18 +4,25 @@ import signal
 
 import pytest
 from background import QUICK
+from in_process import node_folders
 
-from lit_fed.deployment import https_connections, https_link, https_mailbox
+from lit_fed.deployment import https_mailbox, https_node, https_server
 from lit_fed.deployment.certificates import make_certificates
-from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_node import Link
 from lit_fed.deployment.https_server import HttpsServer
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(https_link, "PAUSES", (0.02, 0.1))
+    monkeypatch.setattr(https_node, "PAUSES", (0.02, 0.1))
     monkeypatch.setattr(https_mailbox, "SECONDS_UNTIL_GONE", 0.2)
-    monkeypatch.setattr(https_connections, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(https_server, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory):
+    """Folders of the clients of anna, ben and carl, and of all of them; not to be changed."""
+    return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,17 @@
 """Nodes of a federation in the process of the test: nothing but bytes goes between the two sides."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
+from lit_fed.deployment.federation import RemoteClients
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.remote_clients import RemoteClients
+from lit_fed.deployment.wire import from_bytes
 
 CLIENTS = {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]}
 """Clients of each node; b9 takes no part in training."""
@@ -21,19 +24,21 @@ class InProcess:
 
     Args:
         nodes: by name.
+        lost: says of a node and the facts of its packet whether it does not answer.
 
     Attributes:
         log: everything that was sent, `(node, question, answer)`.
     """
 
-    def __init__(self, nodes: dict[str, Any]) -> None:
-        self.nodes, self.log = nodes, []
+    def __init__(self, nodes: dict[str, Any], lost=lambda node, facts: False) -> None:
+        self.nodes, self.lost, self.log = nodes, lost, []
 
     def wait_for(self, num_nodes, seconds):
         return sorted(self.nodes)
 
     def call(self, packets, *, most_bytes, seconds):
-        answers = {node: self.nodes[node].handle(data) for node, data in packets.items()}
+        there = {node: data for node, data in packets.items() if not self.lost(node, from_bytes(data).facts)}
+        answers = {node: self.nodes[node].handle(data) for node, data in there.items()}
         self.log += [(node, packets[node], answer) for node, answer in answers.items()]
         return {node: answer for node, answer in answers.items() if len(answer) <= most_bytes[node]}
 
@@ -46,16 +51,14 @@ class InProcessFederation(RemoteClients):
     """A federation whose nodes are objects of this process."""
 
     transport: Any = None
-    missing: str = "stop"
-    seconds: float = 10.0
-    patience: float = 10.0
+    missing: str = field(default="stop", kw_only=True)
+    seconds: float = field(default=10.0, kw_only=True)
+    patience: float = field(default=10.0, kw_only=True)
     known: dict = field(default_factory=dict)
 
     def connect(self):
+        object.__setattr__(self, "num_nodes", len(self.transport.nodes))
         return self.transport
-
-    def expected(self):
-        return len(self.transport.nodes)
 
 
 def write_clients(root: Path, clients: dict[str, Any], unseen=frozenset()) -> None:
@@ -94,3 +97,27 @@ def make_nodes(folders, states: Path, **options) -> dict[str, Node]:
 def same(one, other) -> bool:
     """Whether two lists of tensors are equal bit for bit."""
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def equal_runs(simulated: Path, real: Path) -> None:
+    """Check that two run folders hold the same numbers: summaries, tables but for times and mixture weights, models."""
+    summaries = [json.loads((path / "summary.json").read_text()) for path in (simulated, real)]
+    for one in summaries:
+        for name in ("seconds", "client_trainer", "git_commit"):
+            one.pop(name, None)
+    assert summaries[0] == summaries[1]
+    for name in ("metrics.csv", "clients.csv"):
+        tables = [
+            pd.read_csv(path / name, dtype=str).filter(regex="^(?!seconds|pi_|time)") for path in (simulated, real)
+        ]
+        pd.testing.assert_frame_equal(*tables)
+        assert len(tables[0]) > 1
+    one, other = (_shared_state(path / "checkpoints" / "last.ckpt") for path in (simulated, real))
+    assert one
+    assert one.keys() == other.keys()
+    assert same(one.values(), other.values())
+
+
+def _shared_state(checkpoint):
+    state = torch.load(checkpoint, weights_only=True)["state_dict"]
+    return {name: leaf for name, leaf in state.items() if not name.startswith("store.")}  # states stay on nodes

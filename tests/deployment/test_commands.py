@@ -3,23 +3,26 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
+import pandas as pd
 import pytest
 from background import until
 from code_shape import PACKAGE
-from running import history, numbers, run, start
+from in_process import CLIENTS, equal_runs, node_folders
+from running import run, start
 
 import lit_fed.cli
 from lit_fed.command_line import client
 from lit_fed.command_line.deployed import run_deployed
 from lit_fed.deployment import node
-from lit_fed.deployment.https_link import AwayError
+from lit_fed.deployment.certificates import make_certificates
+from lit_fed.deployment.https_node import AwayError
 from lit_fed.errors import ConfigError
 from lit_fed.system.folder_lock import FolderLock
 
@@ -29,30 +32,15 @@ FIT = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def clients(tmp_path_factory):
-    """A ClientFolder of four clients, and one that is not seen."""
-    root, generator = tmp_path_factory.mktemp("clients"), np.random.default_rng(0)
-    for kind, names in {"seen": "abcd", "unseen": "z"}.items():
-        (root / kind).mkdir()
-        for number, name in enumerate(names):
-            size = 12 + 5 * number
-            y = generator.integers(0, 3, 2 * size)
-            x = (generator.normal(size=(2 * size, 4)) + y[:, None]).astype(np.float32)
-            np.savez(root / kind / f"{name}.npz", x_train=x[:size], y_train=y[:size], x_test=x[size:], y_test=y[size:])
-    return root
+@pytest.fixture
+def clients(folders):
+    """A ClientFolder of five clients, and one that is not seen."""
+    return folders["all"]
 
 
 def command(name, *arguments):
     """Run a command here."""
     run_deployed(name, list(arguments), lambda: lit_fed.cli)
-
-
-def said(arguments):
-    """The status and the message of a command that is refused before anything is loaded."""
-    script = "import sys; from lit_fed.__main__ import main; main()"
-    out = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
-    return out.returncode, out.stderr
 
 
 def refused(arguments):
@@ -75,20 +63,21 @@ def test_certificates_say_who_needs_what(tmp_path, capsys):
 
 
 def test_wrong_arguments_are_told_without_pytorch(tmp_path):
-    status, message = said(
-        ["client", "--sever", "x:1", "--server", "y:1", "--data.root", ".", "--states", str(tmp_path)]
-    )
-    assert (status, message) == (2, "lit_fed: unrecognized arguments: --sever x:1\ndid you mean --server?\n")
-    script = "import sys; import lit_fed.command_line.client; "
-    script += (
-        "print(sorted({'torch', 'lightning', 'numpy', 'jsonargparse', 'aiohttp', 'cryptography'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+    script = """
+import sys, lit_fed.command_line.client
+from lit_fed.__main__ import main
+print(sorted({'torch', 'lightning', 'numpy', 'jsonargparse', 'aiohttp', 'cryptography'} & set(sys.modules)), flush=True)
+main()
+"""
+    given = ["client", "--sever", "x:1", "--server", "y:1", "--data.root", ".", "--states", str(tmp_path)]
+    ended = subprocess.run([sys.executable, "-c", script, *given], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (2, "[]\n")
+    assert ended.stderr == "lit_fed: unrecognized arguments: --sever x:1\ndid you mean --server?\n"
 
 
 def test_a_node_loads_no_lightning():
     """What stands at the top of the files that a node imports; to load them all would take seconds."""
-    found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client"]
+    found, open_names = {}, ["lit_fed.deployment.node", "lit_fed.command_line.client", "lit_fed.algorithms"]
     while open_names:
         name = open_names.pop()
         place = PACKAGE.parent.joinpath(*name.split("."))
@@ -124,10 +113,7 @@ def test_a_node_loads_no_lightning():
         (["--server", "x:1", "--data.root", "{clients}", "--tls", "{clients}"], "no node.pem, node.key, ca.pem in it"),
         (["--server", "localhost:1", "--data.root", "{clients}"], "neither --tls nor --name is given"),
         (["--server", "localhost:1", "--data.root", "{clients}", "--patience", "0"], "--patience is 0; give a number"),
-        (
-            ["--server", "localhost:1", "--data.root", "{clients}", "--patience", "x"],
-            "--patience: invalid float value: 'x'",
-        ),
+        (["--server", "localhost:1", "--data.root", "{clients}", "--patience", "x"], "--patience: invalid float value"),
         (["--server", "localhost:1", "--data.root", "{empty}", "--name", "anna"], "no folder `seen` or `unseen`"),
         (
             ["--server", "localhost:9", "--data.root", "{clients}", "--name", "anna", "--patience", "0.01"],
@@ -150,7 +136,7 @@ def test_a_folder_of_states_is_for_one_node(clients, tmp_path, monkeypatch):
         found = refused(["client", "--server", "localhost:9", "--data.root", str(clients), "--states",
                          str(tmp_path / "states"), "--name", "anna"])  # fmt: skip
     assert "is at work in it" in found
-    assert found.endswith("give each node a folder of its own")
+    assert found.endswith("give each node its own folder")
 
 
 @pytest.mark.parametrize("over", [True, False])
@@ -162,16 +148,8 @@ def test_a_node_without_a_server_ends_in_order_only_after_the_training(clients, 
 
     monkeypatch.setattr(client, "run_node", away)
     monkeypatch.setattr(node, "Node", lambda *_: SimpleNamespace(over=over, handle=bytes))
-    given = [
-        "--server",
-        "localhost:9",
-        "--data.root",
-        str(clients),
-        "--states",
-        str(tmp_path / "states"),
-        "--name",
-        "a",
-    ]
+    states = str(tmp_path / "states")
+    given = ["--server", "localhost:9", "--data.root", str(clients), "--states", states, "--name", "a"]
     if not over:
         with pytest.raises(ConfigError, match=r"^\d{4}-\S+Z --server localhost:9: cannot be reached for 1 s; start it"):
             command("client", *given)
@@ -200,7 +178,7 @@ client.run_client(['--server', 'localhost:9', '--data.root', place, '--states', 
 """
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True) as node:
         lines = [timed(node.stderr.readline()) for _ in range(2)]
-        assert lines[0] == f"5 clients in {clients} are ready; asking localhost:9"
+        assert lines[0] == f"6 clients in {clients} are ready; asking localhost:9"
         assert lines[1] == "localhost:9 cannot be reached (Connection refused); trying again for 3600 s"
         begun = time.monotonic()
         node.send_signal(number)
@@ -233,17 +211,13 @@ def test_a_configuration_gives_way_to_clients_of_a_data_set(dataset, more, left,
 def test_a_local_federation_is_the_fit(clients, tmp_path):
     """Certificates, three node processes, a fit: the same numbers as without them, and nothing is left."""
     fit = [*FIT, "--data.dataset.root", str(clients), "--trainer.default_root_dir", str(tmp_path / "runs")]
-    one = run(["fit", *fit, "--name", "simulated"])
+    lit_fed.cli.main(["fit", *fit, "--name", "simulated"])
     other = run(["federation", "local", "--nodes", "3", *fit, "--name", "real"], TMPDIR=str(tmp_path))
-    assert (one.returncode, other.returncode) == (0, 0), other.stderr
+    assert other.returncode == 0, other.stderr
     for number in (1, 2, 3):
         assert f"node-{number} is here" in map(timed, other.stderr.splitlines())
     folders = [tmp_path / "runs" / name / "version_0" for name in ("simulated", "real")]
-    assert history(folders[0]) == history(folders[1])
-    left_out = {"client_trainer"}
-    assert {key: value for key, value in numbers(folders[0]).items() if key not in left_out} == {
-        key: value for key, value in numbers(folders[1]).items() if key not in left_out
-    }
+    equal_runs(*folders)
     assert not list(tmp_path.glob("lit-fed-*"))
     assert "the states of these nodes are deleted with this command" in other.stderr
 
@@ -252,11 +226,11 @@ def test_a_local_federation_is_the_fit(clients, tmp_path):
     ("arguments", "message"),
     [
         (["--nodes", "0"], "--nodes is 0; give a whole number >= 1"),
-        (["--nodes", "5"], "--nodes is 5, and .* has 4 clients; give at most so many"),
+        (["--nodes", "6"], "--nodes is 6, and .* has 5 clients; give at most so many"),
         (["--data.dataset.num_classes", "3"], "--data.dataset.num_classes is 3; leave it out"),
         (["--data.dataset.root", "nowhere"], "no folder `seen` with a .npz file for each client"),
         (["--data.dataset", "Digits"], "--data.dataset is Digits; give ClientFolder"),
-        (["--ckpt_path", __file__], "--ckpt_path: what the nodes of a `federation local` keep is gone"),
+        (["--ckpt_path", __file__], "--ckpt_path: the states of the nodes of a `federation local` are deleted"),
     ],
 )
 def test_what_a_local_federation_cannot_do_is_refused(clients, tmp_path, monkeypatch, arguments, message):
@@ -269,20 +243,13 @@ def test_what_a_local_federation_cannot_do_is_refused(clients, tmp_path, monkeyp
 
 
 def test_an_interrupt_ends_all_processes(clients, tmp_path):
-    fit = [
-        *FIT,
-        "--data.dataset.root",
-        str(clients),
-        "--trainer.default_root_dir",
-        str(tmp_path / "runs"),
-        "--name",
-        "x",
-    ]
-    started = start(["federation", "local", *fit, "--trainer.max_epochs", "100000"], TMPDIR=str(tmp_path))
+    fit = [*FIT, "--data.dataset.root", str(clients), "--trainer.default_root_dir", str(tmp_path / "runs")]
+    more = ["--name", "x", "--trainer.max_epochs", "100000"]
+    started = start(["federation", "local", "--nodes", "2", *fit, *more], TMPDIR=str(tmp_path))
     last = tmp_path / "runs" / "x" / "version_0" / "checkpoints" / "last.ckpt"
     until(last.is_file, 60)
     group = processes_of(started.pid)
-    assert len(group) == 4
+    assert len(group) == 3
     os.killpg(started.pid, signal.SIGINT)
     out, err = started.communicate(60)
     assert started.returncode == 130, (out, err)
@@ -302,3 +269,92 @@ def processes_of(session):
         if int(fields[3]) == session and fields[0] != "Z":
             found.append(int(place.parent.name))
     return found
+
+
+# ---------------------------------------------------------------------- a server and three nodes
+def start_node(folder, name, address):
+    """A node's process, with what has been made for it."""
+    return start([
+        "client", "--server", address, "--data.root", str(folder / name), "--states", str(folder / f"states-{name}"),
+        "--tls", str(folder / "tls" / name),
+    ])  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Clients of all nodes, and of each one, and certificates."""
+    node_folders(tmp_path)
+    make_certificates(["127.0.0.1"], list(CLIENTS), tmp_path / "tls")
+    return tmp_path
+
+
+def stands_still(read, seconds=0.4):
+    """A question whether what is read has been the same for some time."""
+    seen, since = None, time.monotonic()
+
+    def answer():
+        nonlocal seen, since
+        now, before = read(), seen
+        seen = now
+        since = since if now == before else time.monotonic()
+        return time.monotonic() - since > seconds
+
+    return answer
+
+
+def test_a_killed_node_changes_nothing(folder):
+    """Metrics, per-client accuracies and shared state equal those of the simulation, bit for bit."""
+    fit = [
+        "fit", *FIT, "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true",
+        "--data.batch_size", "4", "--trainer.max_epochs", "20", "--trainer.default_root_dir", str(folder / "runs"),
+    ]  # fmt: skip
+    lit_fed.cli.main([*fit, "--name", "simulated", "--data.dataset.root", str(folder / "all")])
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    server = start([
+        *fit, "--name", "real", "--data.dataset", "Federation", "--data.dataset.listen", address, "--data.dataset.tls",
+        str(folder / "tls"), "--data.dataset.num_nodes", "3", "--data.dataset.nodes", '["anna", "ben", "carl"]',
+    ])  # fmt: skip
+    nodes = {name: start_node(folder, name, address) for name in CLIENTS}
+    try:
+        until(lambda: list(folder.glob("states-carl/*/*.pt")) or server.process.exitcode is not None, 120)
+        nodes["carl"].send_signal(signal.SIGSTOP)  # as one that takes long
+        until(stands_still(lambda: len(list(folder.glob("states-*/*/*.pt")))), 60)
+        nodes["carl"].kill()
+        nodes["carl"].communicate(10)
+        until(lambda: "carl disconnected before it answered" in server._files[1].read_text(), 60)
+        nodes["carl"] = start_node(folder, "carl", address)
+        _, err = server.communicate(120)
+        assert server.returncode == 0, err
+        ends = {name: node.communicate(20)[1] for name, node in nodes.items()}
+        assert [node.returncode for node in nodes.values()] == [0, 0, 0], ends
+    finally:
+        for one in (server, *nodes.values()):
+            one.kill()
+            one.communicate(10)
+    assert err.count("carl is here") == 2
+    assert f"waiting at {address} for 3 of 3 nodes (anna, ben, carl)" in err.split("anna is here")[0]
+    assert all(
+        re.fullmatch(r"lit_fed: [-\d]+T[:\d]+Z .*", line) for said in ends.values() for line in said.splitlines()
+    )
+    assert all("Z the training is over; `lit-fed client measure" in said.splitlines()[-1] for said in ends.values())
+    folders = [folder / "runs" / name / "version_0" for name in ("simulated", "real")]
+    equal_runs(*folders)
+    assert len((folders[1] / "metrics.csv").read_text().splitlines()) > 20
+    nodes_give_the_numbers(folder, folders[1])
+
+
+def nodes_give_the_numbers(folder, run_folder):
+    """After the training each node measures its clients by itself, as the run's table has them."""
+    wanted = pd.read_csv(run_folder / "clients.csv", dtype=str).set_index("client")
+    for name, clients in CLIENTS.items():
+        own = ["--data.root", str(folder / name), "--states", str(folder / f"states-{name}")]
+        for what in ("measure", "predict"):
+            client.run_client([what, *own, "--output", str(folder / f"{name}-{what}.csv")])
+        rows = pd.read_csv(folder / f"{name}-measure.csv", dtype=str).set_index("client")
+        said = pd.read_csv(folder / f"{name}-predict.csv")
+        assert set(rows.index) == set(clients)
+        assert rows[["accuracy", "loss"]].equals(wanted.loc[rows.index, ["accuracy", "loss"]])
+        assert rows[["pi_0", "pi_1", "pi_2"]].astype(float).sum(axis=1).to_list() == pytest.approx([1] * len(rows))
+        hits = (said["label"] == said["prediction"]).groupby(said["client"]).mean()
+        assert hits.to_dict() == rows["accuracy"].astype(float).to_dict()

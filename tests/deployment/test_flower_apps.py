@@ -5,20 +5,14 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from in_process import InProcess, make_nodes, node_folders
+from in_process import InProcess, make_nodes
 
-from lit_fed.deployment import flower_client, flower_server
-from lit_fed.deployment.flower_client import answer_of
-from lit_fed.deployment.flower_server import GRID, FlowerFederation, run_fit
+from lit_fed.deployment import flower_apps
+from lit_fed.deployment.flower_apps import GRID, FlowerFederation, answer_of, run_fit
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
 
 FACTS = to_bytes(Packet({"kind": "facts", "version": "any"}))
-
-
-@pytest.fixture
-def folders(tmp_path):
-    return node_folders(tmp_path / "data")
 
 
 def test_a_node_answers_from_the_folders_of_its_supernode(folders, tmp_path):
@@ -45,10 +39,7 @@ def app_of(tmp_path, **settings):
         "model": {"algorithm": "FedAvg", "solver": {"lr": 0.1}},
         "data": {
             "batch_size": 4,
-            "dataset": {
-                "class_path": "lit_fed.deployment.flower_server.FlowerFederation",
-                "init_args": {"num_nodes": 3},
-            },
+            "dataset": {"class_path": "lit_fed.deployment.flower_apps.FlowerFederation", "init_args": {"num_nodes": 3}},
         },
         "trainer": {"max_epochs": 1, "default_root_dir": str(tmp_path / "runs"), "enable_progress_bar": False},
         "name": "flower",
@@ -88,12 +79,12 @@ def test_the_data_set_is_for_runs_of_flower():
         FlowerFederation().connect()
 
 
-@pytest.mark.parametrize(("module", "app"), [(flower_server, "server_app"), (flower_client, "client_app")])
-def test_without_flower_the_apps_say_what_to_install(module, app, monkeypatch):
+@pytest.mark.parametrize("app", ["server_app", "client_app"])
+def test_without_flower_the_apps_say_what_to_install(app, monkeypatch):
     for name in ("flwr", "flwr.app", "flwr.serverapp", "flwr.clientapp"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match=r'pip install "flwr>=1.41,<1.43" \(the extra flower\)'):
-        getattr(module, app)
+        getattr(flower_apps, app)
 
 
 @pytest.mark.parametrize("setting", [{"num_nodes": 0}, {"seconds": -1.0}, {"pause": 0.0}, {"missing": "hope"}])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lit_fed.deployment import flower_transport
 from lit_fed.deployment.flower_transport import FlowerTransport
 from lit_fed.errors import ConfigError
 
@@ -53,11 +54,6 @@ def reply(number, node_id, said):
     return SimpleNamespace(metadata=metadata, error=error, has_error=lambda: error is not None, said=said)
 
 
-def over(grid):
-    read = lambda found: found.said if isinstance(found.said, bytes) else None  # noqa: E731
-    return FlowerTransport(grid, PAUSE, lambda data, node_id, seconds: (data, node_id, seconds), read)
-
-
 @pytest.fixture
 def grid():
     return Lossy(("anna", ANNA), ("ben", BEN))
@@ -70,14 +66,17 @@ def ask(transport, seconds=5.0, **packets):
 
 @pytest.fixture
 def transport(grid):
-    made = over(grid)
+    made = FlowerTransport(grid, PAUSE)
     assert made.wait_for(2, 5.0) == ["anna", "ben"]
     return made
 
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr("lit_fed.deployment.flower_transport.FIRST_PAUSE", PAUSE)
+def _without_flower(monkeypatch):
+    """Messages are tuples, and pauses short."""
+    monkeypatch.setattr(flower_transport, "FIRST_PAUSE", PAUSE)
+    monkeypatch.setattr(flower_transport, "message_of", lambda data, node_id, seconds: (data, node_id, seconds))
+    monkeypatch.setattr(flower_transport, "bytes_of", lambda one: one.said if isinstance(one.said, bytes) else None)
 
 
 def test_each_node_gets_its_packet_once(transport, grid):
@@ -175,12 +174,12 @@ def test_messages_end_after_the_time_in_which_their_answer_can_be_used(transport
 
 def test_too_few_nodes_are_an_error_that_names_those_that_came(grid):
     with pytest.raises(ConfigError, match=r"2 of 3 SuperNodes are there after 0.01 s \(anna, ben\)"):
-        over(grid).wait_for(3, 0.01)
+        FlowerTransport(grid, PAUSE).wait_for(3, 0.01)
 
 
 def test_nodes_without_a_name_of_their_own_go_by_their_numbers():
     grid = Lossy(("", 7), ("anna", 9), ("anna", 8), ("../x", 6))
-    transport = over(grid)
+    transport = FlowerTransport(grid, PAUSE)
     assert transport.wait_for(4, 1.0) == ["6", "7", "8", "anna"]
     assert ask(transport, **{"8": b"a"}) == {"8": b"A"}
     assert grid.pushed[0][1] == 8

@@ -6,18 +6,20 @@ import os
 import socket
 import ssl
 import time
+from functools import partial
 
 import pytest
-from background import PATIENCE, QUICK, InBackground, ServingThread, until
+from background import PATIENCE, QUICK, InBackground, ServingThread, connected, read_to_end, request, until
 
 from lit_fed.deployment import https_protocol
 from lit_fed.deployment.certificates import make_certificates
-from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_node import Link
 from lit_fed.deployment.https_protocol import ANSWERS, NAME, PROCESS, WORK, address_of, is_loopback, version_headers
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.errors import ConfigError
 
 HEADERS = {**version_headers(), NAME: "anna", PROCESS: "p1"}
+request = partial(request, name="anna")
 
 
 @pytest.fixture
@@ -37,11 +39,6 @@ def still_serves():
     return check
 
 
-def connected(server):
-    host, port = address_of(server.address, "")
-    return socket.create_connection((host, port), timeout=PATIENCE)
-
-
 def asked(server, method, path, body=None, headers=HEADERS):
     """Status and text of what a server says to a request."""
     connection = http.client.HTTPConnection(server.address, timeout=PATIENCE)
@@ -55,16 +52,6 @@ def work(connection):
     """What a server says to the question for work."""
     connection.request("GET", WORK, headers=HEADERS)
     return connection.getresponse()
-
-
-def ends(connection, seconds=PATIENCE):
-    """What is read from a connection until the other side closes it."""
-    connection.settimeout(seconds)
-    read = bytearray()
-    with contextlib.suppress(ConnectionResetError):
-        while piece := connection.recv(2**16):
-            read += piece
-    return bytes(read)
 
 
 # ---------------------------------------------------------------------- certificates
@@ -138,7 +125,7 @@ def test_without_a_certificate_or_with_old_tls_there_is_no_answer(start_server, 
             work(connection)
     with connected(server) as stranger:
         stranger.sendall(b"GET /v1/work HTTP/1.1\r\n\r\n")
-        assert b"200" not in ends(stranger)
+        assert b"200" not in read_to_end(stranger)
     ben = process(server, tls=tls / "ben")
     ben._headers[NAME] = "anna"  # says nothing beside a certificate
     assert ben.ask("GET", WORK).status == 204
@@ -185,40 +172,22 @@ def test_a_port_that_is_taken_is_refused(plain):
 def test_addresses():
     assert address_of("server.example:8443", "") == ("server.example", 8443)
     assert address_of("[::1]:0", "") == ("::1", 0)
-    for wrong in (
-        "8443",
-        ":8443",
-        "server.example",
-        "server:port",
-        "server:70000",
-        "::1:80",
-        "https://server:80",
-        "a b:1",
-    ):
+    ports = ["8443", ":8443", "server.example", "server:port", "server:70000"]
+    for wrong in [*ports, "::1:80", "https://server:80", "a b:1"]:
         with pytest.raises(ConfigError, match=r"--server .*: no address; give HOST:PORT"):
             address_of(wrong, "--server")
-    for host, inside in {
-        "127.0.0.2": True,
-        "::1": True,
-        "localhost": True,
-        "10.0.0.1": False,
-        "a.example": False,
-    }.items():
-        assert is_loopback(host) is inside
+    assert [is_loopback(host) for host in ("127.0.0.2", "::1", "localhost")] == [True] * 3
+    assert [is_loopback(host) for host in ("10.0.0.1", "a.example")] == [False] * 2
 
 
 # ---------------------------------------------------------------------- requests
 @pytest.mark.parametrize(
     ("method", "path"),
     [
-        ("GET", "/"),
-        ("GET", "/v1/work?x=1"),
-        ("POST", WORK),
-        ("PUT", ANSWERS + "1"),
-        ("GET", "/v1/../etc"),
+        ("GET", "/"), ("GET", "/v1/work?x=1"), ("POST", WORK), ("PUT", ANSWERS + "1"), ("GET", "/v1/../etc"),
         ("OPTIONS", "*"),
     ],
-)
+)  # fmt: skip
 def test_there_are_two_paths(plain, method, path):
     assert asked(plain, method, path) == (404, "there is nothing here")
 
@@ -295,7 +264,7 @@ def test_garbage_leaves_no_trace(plain, still_serves, capfd):
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(piece)
                 stranger.shutdown(socket.SHUT_WR)
-            ends(stranger)
+            read_to_end(stranger)
     still_serves(plain)
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
@@ -308,7 +277,7 @@ def test_silent_strangers_are_sent_away(plain, beginning):
     with connected(plain) as stranger:
         stranger.sendall(beginning)
         start = time.monotonic()
-        ends(stranger)
+        read_to_end(stranger)
         assert QUICK.idle_seconds / 2 < time.monotonic() - start < 10.0
 
 
@@ -322,16 +291,10 @@ def test_strangers_take_turns(start_server, still_serves):
 
 def test_an_answer_that_stands_still_is_broken_off(plain, posted):
     path, waiting = posted
-    lines = [
-        f"POST {path} HTTP/1.1",
-        "Host: x",
-        "Content-Length: 100",
-        *(f"{key}: {value}" for key, value in HEADERS.items()),
-    ]
     with connected(plain) as liar:
-        liar.sendall("\r\n".join([*lines, "", "half"]).encode())
+        liar.sendall(request(f"POST {path} HTTP/1.1", "Content-Length: 100", body=b"half"))
         start = time.monotonic()
-        assert ends(liar) == b""
+        assert read_to_end(liar) == b""
         assert QUICK.stall_seconds / 2 < time.monotonic() - start < 10.0
     assert asked(plain, "POST", path, b"whole")[0] == 204
     assert waiting.result() == {"anna": b"whole"}
@@ -343,10 +306,9 @@ def test_a_packet_that_nobody_reads_is_broken_off(start_server):
     waiting = InBackground(server.call, {"anna": large}, most_bytes={"anna": 100}, seconds=2.0)
     until(lambda: server._mailbox.members)
     with connected(server) as liar:
-        lines = [f"GET {WORK} HTTP/1.1", "Host: x", *(f"{key}: {value}" for key, value in HEADERS.items())]
-        liar.sendall("\r\n".join([*lines, "", ""]).encode())
+        liar.sendall(request(f"GET {WORK} HTTP/1.1"))
         until(lambda: "anna disconnected before it answered; its question stays open" in server.said)
-        assert len(ends(liar)) < len(large)
+        assert len(read_to_end(liar)) < len(large)
     assert waiting.result() == {}
 
 

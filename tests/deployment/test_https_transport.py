@@ -8,7 +8,7 @@ import pytest
 from background import IN_ORDER, PATIENCE, InBackground, ServingThread, fetch, until
 
 from lit_fed.deployment import https_mailbox
-from lit_fed.deployment.https_link import Link
+from lit_fed.deployment.https_node import Link
 from lit_fed.deployment.https_protocol import WORK
 from lit_fed.deployment.https_server import shared_server
 from lit_fed.errors import ConfigError

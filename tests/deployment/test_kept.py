@@ -18,7 +18,6 @@ from lit_fed.command_line.deployed import main
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.deployment import kept
 from lit_fed.deployment.kept import KeptTraining
-from lit_fed.deployment.wire import from_bytes, to_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.system.checked_archive import load_checked
 
@@ -123,17 +122,14 @@ def test_a_later_training_does_not_take_away_what_serves(folders, tmp_path):
     trained = SimpleNamespace(states=tmp_path / "states", settings=module.settings)
     before = kept_of(trained, folders).measure([2, 3], "test")
 
-    class Ends(InProcess):
-        def call(self, packets, **options):
-            facts = from_bytes(next(iter(packets.values()))).facts
-            if facts["kind"] == "train" and facts["round"] == 5:
-                raise KeyboardInterrupt
-            return super().call(packets, **options)
+    def cut_short(node, facts):
+        if facts["kind"] == "train" and facts["round"] == 5:
+            raise KeyboardInterrupt
 
     last, again = str(run / "checkpoints/last.ckpt"), module_of(FedPer())
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)  # processes that know nothing
     with pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "run", InProcessFederation(Ends(nodes)), again, rounds=9, ckpt_path=last)
+        fit(tmp_path / "run", InProcessFederation(InProcess(nodes, cut_short)), again, rounds=9, ckpt_path=last)
     assert torch.equal(kept_of(trained, folders).measure([2, 3], "test"), before)
 
 
@@ -201,14 +197,3 @@ def test_nothing_in_the_file_is_executed(folders, copied, tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match="something else than tensors and plain types, which is never loaded"):
         kept_of(copied, folders)
     assert not (tmp_path / "evil").exists()
-
-
-def test_a_server_cannot_choose_where_a_node_writes(folders, trained, tmp_path):
-    """Versions are whole numbers, whatever the server sends."""
-    asked = [from_bytes(question) for node, question, _ in trained.transport.log if node == "ben"]
-    packet = next(one for one in asked if "settings" in one.facts)
-    (node,) = make_nodes({"ben": folders["ben"]}, tmp_path / "states", settings=trained.settings).values()
-    evil = packet._replace(facts=packet.facts | {"version": "/../../../evil"})
-    assert "refused" in from_bytes(node.handle(to_bytes(evil))).facts
-    assert not list(tmp_path.rglob("evil*"))
-    assert "refused" not in from_bytes(node.handle(to_bytes(packet))).facts

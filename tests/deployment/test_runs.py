@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from attacked import WithLiar
 from background import IN_ORDER, PATIENCE, ServingThread
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same, write_clients
 from lightning.pytorch import seed_everything
@@ -20,8 +21,8 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.federation import Federation
-from lit_fed.deployment.fleet import LostNodesError
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError, NotFiniteError
 from lit_fed.wrappers.compression.codecs import QSGD
@@ -30,11 +31,6 @@ from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 
 FILES = ["metrics.csv", "clients.csv"]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
 
 
 def module_of(algorithm=None, **settings):
@@ -171,23 +167,6 @@ def test_no_sample_label_mixture_or_state_is_on_the_wire(folders, tmp_path):
     assert secret[0] in planted  # the search finds what is there
 
 
-class Lossy(InProcess):
-    """A transport on which some nodes do not answer.
-
-    Args:
-        nodes: by name.
-        lost: says of a node and the facts of its packet whether its answer gets lost.
-    """
-
-    def __init__(self, nodes, lost):
-        super().__init__(nodes)
-        self.lost = lost
-
-    def call(self, packets, *, most_bytes, seconds):
-        there = {node: data for node, data in packets.items() if not self.lost(node, from_bytes(data).facts)}
-        return super().call(there, most_bytes=most_bytes, seconds=seconds)
-
-
 def gone(node, facts):
     return node == "carl" and facts["kind"] == "train" and facts["round"] == 1
 
@@ -195,7 +174,7 @@ def gone(node, facts):
 @pytest.mark.parametrize("missing", ["stop", "wait"])
 def test_a_missing_node_ends_the_run_by_name_and_it_goes_on(folders, tmp_path, missing):
     module = module_of()
-    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
     federation = InProcessFederation(transport, missing=missing, seconds=0.01, patience=0.05)
     with pytest.raises(LostNodesError, match=r"no answer from carl within .* s; see to their machines and logs"):
         fit(tmp_path / "run", federation, module)
@@ -211,7 +190,7 @@ def test_a_node_that_comes_later_is_waited_for(folders, tmp_path):
 
     _, _, simulated, _, _ = both(folders, tmp_path, module_of)
     module = module_of()
-    transport = Lossy(make_nodes(folders, tmp_path / "other", settings=module.settings), late)
+    transport = InProcess(make_nodes(folders, tmp_path / "other", settings=module.settings), late)
     fit(tmp_path / "run", InProcessFederation(transport, missing="wait", seconds=0.01), module)
     assert same(tree.leaves(simulated.federation.shared), tree.leaves(module.federation.shared))
 
@@ -219,7 +198,7 @@ def test_a_node_that_comes_later_is_waited_for(folders, tmp_path):
 def test_dropped_clients_are_those_that_faults_leave_out(folders, tmp_path):
     """A round without a node is that of the clients that came, bit for bit."""
     module = module_of(faults=Faults(on_bad_client="drop"))
-    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings), gone)
     fit(tmp_path / "run", InProcessFederation(transport, missing="drop", seconds=0.01), module, rounds=2)
     without = node_folders(tmp_path / "without", {"anna": ["a1", "a2"], "ben": ["b1", "b2", "b9"], "carl": ["c1"]})
     other = module_of(faults=Faults(on_bad_client="drop"))
@@ -233,7 +212,7 @@ def test_dropped_clients_are_those_that_faults_leave_out(folders, tmp_path):
 
 def test_a_deadline_of_faults_is_one_in_seconds(folders, tmp_path):
     module = module_of(faults=Faults(on_bad_client="drop", deadline=7.0))
-    transport = Lossy(make_nodes(folders, tmp_path / "states", settings=module.settings), lambda node, facts: False)
+    transport = InProcess(make_nodes(folders, tmp_path / "states", settings=module.settings))
     asked = []
     call = transport.call
     transport.call = lambda packets, *, most_bytes, seconds: (
@@ -267,30 +246,13 @@ class Failing:
         return answer
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        lambda data: b"",
-        lambda data: b"litfed1\n" + b"\xff" * 64,
-        lambda data: data[:-1],
-        lambda data: data + b"\0",
-        lambda data: to_bytes(Packet({"clients": []}, {"0": [torch.zeros(3)]})),
-        lambda data: to_bytes(Packet({"clients": 7, "failed": 3})),
-        lambda data: to_bytes(Packet({"refused": "x" * 10_000})),
-    ],
-    ids=["empty", "header", "short", "long", "shapes", "types", "refused"],
-)
-def test_garbage_names_the_node_and_changes_nothing(folders, tmp_path, garbage):
+def test_garbage_names_the_node_and_changes_nothing(folders, tmp_path):
+    """Through a whole fit; `hostile/test_hostile_nodes.py` has the table of what may come."""
     module = module_of(FedAvg())
     nodes = make_nodes(folders, tmp_path / "states", settings=module.settings)
-
-    class Malicious:
-        def handle(self, data):
-            answer = nodes["carl"].handle(data)
-            return garbage(answer) if from_bytes(data).facts["kind"] == "train" else answer
-
-    transport = InProcess(nodes | {"carl": Malicious()})
-    with pytest.raises(Exception, match="carl") as caught:
+    transport = WithLiar(nodes)
+    transport.lie = ("train", lambda answer: answer[:-1])
+    with pytest.raises(LostNodesError, match="carl") as caught:
         fit(tmp_path / "run", InProcessFederation(transport, seconds=0.01), module)
     assert len(str(caught.value)) < 4000
     assert module.num_rounds_done == 0
@@ -333,7 +295,7 @@ def test_a_second_fit_takes_the_port_of_the_first(folders, tmp_path):
     found = pickle.loads(pickle.dumps(modules[1]))
     assert torch.equal(found.store.versions, modules[1].store.versions)
     assert found.store.next_version() != modules[1].store.next_version()
-    federation.fleet.end()
+    federation.pool.end()
     assert running.join() == IN_ORDER
 
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
-from federating.report import page
 from federating.site import differences
+from federation_check import page
 
 RECORD = {
     "equality": [{"run": "FedEM", "differences": []}, {"run": "UCFL", "differences": ["metrics.csv: loss"]}],

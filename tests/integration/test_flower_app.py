@@ -28,8 +28,8 @@ def test_the_app_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     assert app["project"]["dependencies"] == []
     components = app["tool"]["flwr"]["app"]["components"]
     assert components == {
-        "serverapp": "lit_fed.deployment.flower_server:server_app",
-        "clientapp": "lit_fed.deployment.flower_client:client_app",
+        "serverapp": "lit_fed.deployment.flower_apps:server_app",
+        "clientapp": "lit_fed.deployment.flower_apps:client_app",
     }
     settings = app["tool"]["flwr"]["app"]["config"]
     assert set(settings) == {"config", "ckpt-path"}
@@ -37,7 +37,7 @@ def test_the_app_holds_the_whole_configuration_and_no_code(tmp_path, capsys):
     stored = yaml.safe_load(settings["config"])
     assert stored["model"]["solver"]["lr"] == 0.25
     read = arguments_of(["fit", "--config", json.dumps(stored)]).fit
-    assert read.data.dataset.class_path == "lit_fed.deployment.flower_server.FlowerFederation"
+    assert read.data.dataset.class_path == "lit_fed.deployment.flower_apps.FlowerFederation"
     assert read.data.dataset.init_args.num_nodes == 3
     assert read.name == "Any run_1"
     said = capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_texts_with_quotes_and_letters_of_other_languages_are_kept(tmp_path):
         (["--model.metrics", "Accuracy"], "--model.metrics has Accuracy, but accuracy is always measured"),
         (["--data.partition", "IID"], "--data.partition is IID, and every node brings its clients; add --data.part"),
         (["--data.num_clients", "3"], "--data.num_clients is 3, and every node brings its clients"),
-        (["--data.unseen_fraction", "0.5"], "who is unseen is decided on the nodes"),
+        (["--data.unseen_fraction", "0.5"], "unseen clients are chosen on the nodes"),
         (["--trainer.devices", "2"], "--trainer.devices is 2; Flower starts one process, give 1"),
         (["--ckpt_path", "x.ckpt"], "x.ckpt"),
         (["--init_from", "x.ckpt"], "--init_from is x.ckpt; give the whole path of that file on the server"),

@@ -7,7 +7,7 @@ import signal
 import pytest
 import soak
 from running import folder
-from soaking.flat import Sample, grown
+from soak import Sample, grown
 from soaking.lives import RUNS, Life
 from soaking.troubles import KINDS, described
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import matplotlib.image
@@ -16,6 +17,7 @@ from running import forking, run, start
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from lit_fed.cli import arguments_of, main
+from lit_fed.command_line.runner import Job, run_many
 from lit_fed.command_line.sweep import SweepFolder, number_of_points
 from lit_fed.command_line.sweep_file import Search, check_arguments, read_sweep
 from lit_fed.command_line.sweep_results import Result, draw_sweep
@@ -178,6 +180,18 @@ def test_seeds_failing_points_and_what_is_left(tmp_path, capfd):
     assert "seeds changed since" in capfd.readouterr().err
     assert swept(written(path, parameters=parameters | {"data.seed": {"value": 1}}), out, "--seeds", "1", "2") == 2
     assert "constants changed since" in capfd.readouterr().err
+
+
+@forking()
+def test_the_runner_reports_values_errors_and_dead_processes(tmp_path):
+    log, ended = tmp_path / "logs/log.txt", {}
+    calls = [partial(max, 1, 2), partial(int, "x"), partial(os._exit, 3), partial(print, "said")]
+    jobs = iter([Job(number, call, log if number != 2 else None) for number, call in enumerate(calls)])
+    run_many(lambda: next(jobs, None), lambda one: ended.update({one.task: one[1:]}), 2)
+    wrong = "invalid literal for int() with base 10: 'x'"
+    assert ended == {0: (2, None), 1: (None, wrong), 2: (None, "its process ended with status 3"), 3: (None, None)}
+    assert "Traceback" in log.read_text()
+    assert "said\n" in log.read_text()
 
 
 # ---------------------------------------------------------------------- search

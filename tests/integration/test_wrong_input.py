@@ -181,7 +181,7 @@ def test_labels_that_do_not_fit_the_network(capsys, tmp_path):
     arguments = [*BASE, "--data.dataset", "ClientFolder", "--data.dataset.root", str(root)]
     arguments += ["--model.network", "CharLSTM", "--trainer.default_root_dir", str(tmp_path / "out")]
     said = message(capsys, arguments)
-    for part in ("CharLSTM", "outputs [3, 3]", "labels of shape []", "--model.network"):
+    for part in ("CharLSTM", "returns [B, 3, 3]", "should return [B, 3]", "--model.network"):
         assert part in said, said
     assert not list(tmp_path.rglob("version_*"))
 

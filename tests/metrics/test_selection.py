@@ -110,7 +110,7 @@ def test_refused_at_once(given, message):
         ),
         ("MeanMetric", Binary(), "MeanMetric is of torchmetrics.aggregation and measures neither classes nor numbers"),
         ("BinaryAUROC", Multiclass(3), "BinaryAUROC is BinaryAUROC, but the labels are multiclass, 3 classes; leave"),
-        ({"AUROC": {"task": "multilabel"}}, Binary(), "AUROC is MultilabelAUROC, and the labels are binary"),
+        ({"AUROC": {"task": "multilabel"}}, Binary(), "AUROC is MultilabelAUROC, but the labels are binary"),
         ({"AUROC": {"task": "binry"}}, Binary(), "AUROC refuses its arguments: Invalid Classification"),
         (
             {"F1Score": {"avrage": "macro"}},
@@ -120,9 +120,9 @@ def test_refused_at_once(given, message):
         ({"F1Score": {"num_groups": 2}}, Binary(), "F1Score refuses its arguments: Unexpected keyword arguments"),
         ("MulticlassFBetaScore", Multiclass(3), "missing 1 required positional argument: 'beta'"),
         ("ConfusionMatrix", Multiclass(3), "ConfusionMatrix gives 9 numbers per client instead of one"),
-        ({"F1Score": {"average": "none"}}, Multiclass(3), "F1Score gives 3 numbers of each client"),
-        ({"AUROC": {"average": "none"}}, Sequences(3), "AUROC gives 3 numbers of each client"),
-        ("ROC", Binary(), "ROC gives a tuple of each client"),
+        ({"F1Score": {"average": "none"}}, Multiclass(3), "F1Score gives 3 numbers per client"),
+        ({"AUROC": {"average": "none"}}, Sequences(3), "AUROC gives 3 numbers per client"),
+        ("ROC", Binary(), "ROC gives a tuple per client"),
         ("KLDivergence", Regression(), "KLDivergence cannot measure these: the labels are numbers, and it says: "),
         (
             classification.MulticlassAUROC(5),

@@ -8,7 +8,7 @@ from federated_round import MULTICLASS
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from lit_fed.core.networks.layers import choose_trained
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.core.task import Task
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
@@ -111,7 +111,7 @@ def test_models_share_the_frozen_part_and_have_adapters_of_their_own():
     [
         ({"rank": 2, "targets": ["zzz"]}, r"lora_targets has 'zzz', which matches no linear layer of Attention; "
          r"it has first, encoder\.linear1, encoder\.linear2$"),
-        ({"rank": 2, "targets": ["*", "*.out_proj"]}, r"'\*\.out_proj', and Attention reads the weights of encoder\."
+        ({"rank": 2, "targets": ["*", "*.out_proj"]}, r"'\*\.out_proj', but Attention reads the weights of encoder\."
          r"self_attn\.out_proj without calling the layer, which bypasses adapters; it has first, "),
         ({"rank": 2, "targets": ["head"]}, "has 'head', but head of Attention is not frozen; it has first, enc"),
         ({"rank": 6}, r"lora_rank is 6, but the matrix of first is \[5, 6\]; give at most 5, or other --model\.lora"),

@@ -8,7 +8,8 @@ from federated_round import MULTICLASS
 
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.clients.choose import choose_trainer
-from lit_fed.core.networks.layers import choose_trained, drops_units
+from lit_fed.core.networks.layers import drops_units
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.core.task import Task
 from lit_fed.errors import ConfigError
 from lit_fed.models import HuggingFaceClassifier
@@ -131,7 +132,7 @@ def test_clients_are_trained_one_after_another():
         ({"config": GPT2}, r"pad_token_id: GPT2Config has no padding token; give .*, or -1 if"),
         ({"config": VIT}, "transformers has no classifier of texts for ViTConfig; choose another model_type"),
         ({"config": BERT, "dropout": 1.0}, r"--model\.network\.dropout is 1\.0; give a number in \[0, 1\)"),
-        ({"config": "./none"}, r"--model\.network\.config \./none does not exist; give a folder that save_pretrained"),
+        ({"config": "./none"}, r"--model\.network\.config \./none does not exist; give a folder of save_pretrained"),
     ],
 )
 def test_what_is_no_network(options, message):

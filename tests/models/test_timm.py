@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lit_fed.core.networks.layers import choose_trained, drops_units
+from lit_fed.core.networks.layers import drops_units
+from lit_fed.core.networks.start import choose_trained
 from lit_fed.errors import ConfigError
 from lit_fed.models import Timm
 

@@ -13,7 +13,7 @@ from lit_fed import FederatedModule, FederatedTrainer
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback, NetworkSummary
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.networks.layers import digest_of
+from lit_fed.core.networks.start import digest_of
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import takewhile
 from typing import Any
 
@@ -15,15 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.names import did_you_mean
 
 __all__ = [
-    "HEAD",
     "TrainedEnd",
     "at_rest",
     "check_sample_losses",
-    "choose_trained",
-    "digest_of",
     "drops_units",
     "frozen_leaves",
     "last_layers",
@@ -33,9 +27,9 @@ __all__ = [
 
 
 def normalises_batches(network: nn.Module) -> bool:
-    """Whether there is BatchNorm, with which the samples of a batch have no outputs of their own in training.
+    """Whether the network has BatchNorm on batch statistics, with which samples of a batch interact in training.
 
-    One at rest counts only if it has no running statistics to normalise by.
+    A layer at rest counts only if it has no running statistics.
     """
     resting = {id(one) for one in at_rest(network)}
     norms = [one for one in network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
@@ -43,7 +37,7 @@ def normalises_batches(network: nn.Module) -> bool:
 
 
 def drops_units(network: nn.Module) -> bool:
-    """Whether there is dropout, with which two passes over a sample differ in training; one at rest drops nothing."""
+    """Whether the network has dropout; layers at rest do not count."""
     resting = {id(one) for one in at_rest(network)}
     layers = [one for one in network.modules() if id(one) not in resting]
     drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
@@ -51,12 +45,12 @@ def drops_units(network: nn.Module) -> bool:
 
 
 def check_sample_losses(network: nn.Module, setting: str, instead: str) -> None:
-    """Refuse BatchNorm where a gradient is the sum of those of all samples.
+    """Refuse BatchNorm where a gradient must be a sum over samples.
 
     Args:
         network: the network.
-        setting: what asks for such a gradient, for the message.
-        instead: what to choose in its place.
+        setting: the setting that needs it, for the message.
+        instead: its replacement, for the message.
 
     Raises:
         ConfigError: naming the network.
@@ -72,14 +66,13 @@ def check_sample_losses(network: nn.Module, setting: str, instead: str) -> None:
 def last_layers(network: nn.Module, count: int, field: str = "private_layers") -> frozenset[str]:
     """Names of the parameters and buffers of the last layers.
 
-    A layer is a module that owns trained parameters, and layers are counted in the order of their registration. Modules
-    that own buffers or frozen parameters alone go with the layer before them; a tied parameter belongs to the first
-    layer that owns it.
+    A layer is a module that owns trained parameters, in the order of registration. Modules that own only buffers or
+    frozen parameters belong to the layer before them; a tied parameter belongs to its first layer.
 
     Args:
         network: the network.
         count: layers to take; 0: none.
-        field: the algorithm's hyper-parameter that says so, for the error.
+        field: the algorithm's hyper-parameter, for the error.
 
     Raises:
         ConfigError: if the network has fewer layers.
@@ -109,19 +102,11 @@ def _trained(module: nn.Module) -> bool:
 
 
 # ---------------------------------------------------------------------- the frozen part
-HEAD = "head"
-"""The word for the last layer, where patterns say what is trained."""
-
-MOST_NAMES = 12
-"""Names of parameters that a message lists."""
-
-
 def at_rest(network: nn.Module) -> list[nn.Module]:
     """The modules of frozen parts, in the order of registration.
 
-    A part is frozen if it has parameters and none of them is trained; all modules inside it rest, those without
-    parameters too. They are the same function in training as in evaluation: BatchNorm normalises by its running
-    statistics, which stay what they are, and dropout drops nothing.
+    A part is frozen if it has parameters and none of them is trained; all modules inside it are at rest. They are the
+    same function in training as in evaluation: BatchNorm uses its running statistics, and dropout drops nothing.
     """
     resting = {}
     for module in network.modules():
@@ -132,10 +117,10 @@ def at_rest(network: nn.Module) -> list[nn.Module]:
 
 
 def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:
-    """Parameters that are not trained, and buffers that never change, by name; their memory is the network's.
+    """Frozen parameters and constant buffers by name, in the network's memory.
 
-    These are the buffers of modules at rest, and beside frozen parameters those that are no part of the network's state
-    dict: constants, such as the frequencies of rotary embeddings.
+    Constant buffers are those of modules at rest and, if any parameter is frozen, those outside the state dict, such as
+    the frequencies of rotary embeddings.
     """
     frozen = {name: leaf.detach() for name, leaf in network.named_parameters() if not leaf.requires_grad}
     if not frozen:
@@ -149,82 +134,14 @@ def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:
 def train_mode(network: nn.Module, resting: Sequence[nn.Module]) -> None:
     """Training mode for all modules but those at rest."""
     network.train()
-    for (
-        module
-    ) in resting:  # cuDNN takes a recurrent layer's gradient in training mode alone; only dropout differs there
+    for module in resting:
+        # cuDNN computes a recurrent layer's gradient in training mode only; nothing but dropout differs there
         module.training = isinstance(module, nn.RNNBase) and not module.dropout
-
-
-def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
-    """Freeze all parameters of a network but some.
-
-    Args:
-        network: the network; `requires_grad` of its parameters is set.
-        trainable: patterns (`fnmatch`) of names of parameters, or of modules with all that they hold; `head` alone
-            means the `head_names` of the network, else the parameters of the last module, in the order of registration,
-            that has parameters of its own.
-
-    Raises:
-        ConfigError: if a pattern matches no parameter, naming those that there are.
-
-    Example:
-        >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
-        >>> choose_trained(network, "head")
-        >>> [name for name, leaf in network.named_parameters() if leaf.requires_grad]
-        ['2.weight', '2.bias']
-    """
-    parameters = dict(network.named_parameters())
-    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
-    chosen = _head(network) if patterns == [HEAD] else set[str]()
-    for pattern in patterns if patterns != [HEAD] else ():
-        found = {name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
-        if not found:
-            raise ConfigError(_no_such(pattern, network, list(parameters)))
-        chosen |= found
-    if not chosen:
-        raise ConfigError(
-            f"--model.trainable is {trainable!r}, and nothing of {type(network).__name__} would be trained; give head, "
-            "or patterns of names of parameters, or leave it out to train all"
-        )
-    for name, leaf in parameters.items():
-        leaf.requires_grad_(name in chosen)
-
-
-def _head(network: nn.Module) -> set[str]:
-    """Names of the classifier's parameters, as the network knows them: a tied one by the name of its first owner."""
-    if named := getattr(network, "head_names", frozenset[str]()):
-        return set(named)
-    last: set[int] = set()
-    for module in network.modules():
-        last = {id(leaf) for leaf in module.parameters(recurse=False)} or last
-    return {name for name, leaf in network.named_parameters() if id(leaf) in last}
-
-
-def _no_such(pattern: str, network: nn.Module, names: list[str]) -> str:
-    half = MOST_NAMES // 2
-    shown = names if len(names) <= MOST_NAMES else [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
-    modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
-    meant = did_you_mean(pattern, [*names, *modules], "give patterns of its names, or head for the last layer.")
-    return (
-        f"--model.trainable has {pattern!r}, which matches no parameter of {type(network).__name__}; {meant} There are "
-        f"{', '.join(shown)}"
-    )
-
-
-def digest_of(leaves: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values, as 64 hexadecimal digits; of nothing ''."""
-    if not leaves:
-        return ""
-    digest = hashlib.sha256()
-    for name, leaf in sorted(leaves.items()):
-        digest.update(f"{name} {leaf.dtype} {list(leaf.shape)}\n".encode())
-        digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------- the trained end
 DRAWS = 4
-"""Passes in training mode by which dropout is noticed that no module shows."""
+"""Passes in training mode that detect functional dropout."""
 
 
 class _ReachedError(Exception):
@@ -233,13 +150,13 @@ class _ReachedError(Exception):
 
 @dataclass(frozen=True)
 class TrainedEnd:
-    """One module that holds all leaves of models, whose outputs are those of the network.
+    """The module that holds all leaves of models and gives the network's outputs; the part before it is shared.
 
     Args:
         network: the whole network.
-        path: of the module.
-        skipped: leading children of an `nn.Sequential` that count as before the end.
-        same_in_training: whether what comes before is the same function in training as in evaluation.
+        path: path of the module.
+        skipped: leading children of an `nn.Sequential` that belong to the part before.
+        same_in_training: whether the part before is the same function in training as in evaluation.
     """
 
     network: nn.Module
@@ -251,10 +168,10 @@ class TrainedEnd:
     def find(
         cls, network: nn.Module, resting: list[nn.Module], frozen: Mapping[str, Tensor], example: Tensor
     ) -> TrainedEnd | None:
-        """The trained end of a network, None if there is none or nothing comes before it.
+        """Find the trained end of a network; None if there is none, or nothing comes before it.
 
-        Found by passes over a few samples: the module is reached once, with one tensor, and gives the network's
-        outputs; nothing before it depends on what is trained.
+        Passes over a few samples verify that the module is called once, with one tensor, that it gives the network's
+        outputs, and that nothing before it depends on trained leaves.
 
         Args:
             network: the network; left in evaluation mode.
@@ -272,7 +189,7 @@ class TrainedEnd:
         return replace(ends[0], same_in_training=False) if ends else None
 
     def _checked(self, trained: Mapping[str, Tensor], example: Tensor) -> bool:
-        """Whether it is an end, and nothing before it depends on what is trained."""
+        """Whether it is an end, and nothing before it depends on trained leaves."""
         if not (self.path or self.skipped):
             return False
         self.network.eval()
@@ -296,23 +213,23 @@ class TrainedEnd:
 
     @property
     def name(self) -> str:
-        """Of the module that is reached first."""
+        """Name of the first module of the end."""
         return str(next(name for name, module in self.network.named_modules() if module is self._first))
 
     @property
     def module(self) -> nn.Module:
-        """What is left to compute."""
+        """The end as a module."""
         module = self.network.get_submodule(self.path)
         return module[self.skipped :] if isinstance(module, nn.Sequential) else module
 
     @property
     def _first(self) -> nn.Module:
-        """The module that is reached first."""
+        """First module of the end."""
         module = self.network.get_submodule(self.path)
         return module[self.skipped] if isinstance(module, nn.Sequential) else module
 
     def inputs(self, leaves: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """What the end is given for inputs [B, ...], in the network's mode.
+        """Inputs of the end for network inputs [B, ...], in the network's mode.
 
         Args:
             leaves: frozen leaves by name; the others are not used.
@@ -333,7 +250,7 @@ class TrainedEnd:
         return reached[0]
 
     def outputs(self, leaves: Mapping[str, Tensor], z: Tensor) -> Tensor:
-        """The network's outputs, from what the end is given and all leaves by name."""
+        """The network's outputs from the inputs of the end and all leaves by name."""
         prefix = f"{self.path}." if self.path else ""
         children = {name for name, _ in self.module.named_children()} if self.skipped else set()
         own = {name.removeprefix(prefix): leaf for name, leaf in leaves.items() if name.startswith(prefix)}
@@ -342,7 +259,7 @@ class TrainedEnd:
         return functional_call(self.module, own, (z,))  # type: ignore[no-any-return]
 
     def _only_inputs(self, x: Tensor) -> Tensor | None:
-        """What the end is given, None if it is no end: reached twice, not with one tensor, or not the last to act."""
+        """Inputs of the end; None if it is called twice, not with one tensor, or not last."""
         given: list[Tensor | None] = []
 
         def watch(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -361,10 +278,9 @@ class TrainedEnd:
 
 
 def _places(network: nn.Module, names: list[str]) -> list[tuple[str, int]]:
-    """Where an end that holds all these leaves may begin: path of a module, and how many of its children come before.
+    """Candidates for an end that holds all these leaves: path of a module, and its number of skipped children.
 
-    The smallest such module is the first; where it stands in an `nn.Sequential`, layers without parameters before it
-    may belong to the end, too.
+    The smallest such module comes first; in an `nn.Sequential`, preceding layers without parameters may belong to it.
     """
     owners = [name.split(".")[:-1] for name in names]
     shared = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, zip(*owners, strict=False))]

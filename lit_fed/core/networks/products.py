@@ -28,18 +28,17 @@ __all__ = [
 
 # ---------------------------------------------------------------------- dense layers by the faster library
 SMALLEST = 2**24
-"""Multiplications of a layer from which the other library is worth the call: rows times inputs times outputs."""
+"""Multiplications of a layer (rows × inputs × outputs) from which oneDNN is worth its call."""
 
 
 @contextmanager
 def fast_products() -> Iterator[None]:
-    """Take the products of large dense layers in float32 from oneDNN where it is the faster library.
+    """Compute large float32 dense layers by oneDNN if it is faster than MKL, as on AMD processors with AVX-512.
 
-    PyTorch takes them from MKL, which on AMD's processors leaves half of AVX-512 idle: a layer of 1600 by 2048 with
-    120 samples reached 90 GFLOP/s there and 200 with oneDNN, which PyTorch takes its convolutions from. The numbers
-    are the same up to rounding. Which library it is depends on the processor and the shapes alone.
+    A layer of 1600 by 2048 with 120 samples reached 90 GFLOP/s with MKL and 200 with oneDNN. Results are equal up to
+    rounding; the choice depends on the processor and the shapes only.
 
-    For passes of one model with first derivatives; transformations of `torch.func` go by MKL.
+    For passes of one model with first derivatives; transformations of `torch.func` use MKL.
     """
     if not _prefers_onednn() or torch._C._are_functorch_transforms_active():
         yield
@@ -62,7 +61,7 @@ class _DenseLayers(TorchFunctionMode):
 
 
 def _suits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
-    """Whether a layer is one of those that oneDNN is for."""
+    """Whether oneDNN computes this layer."""
     return (
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
@@ -122,10 +121,10 @@ def _has_private_names() -> bool:
 
 # ---------------------------------------------------------------------- affine networks, without autograd
 SHORT = 2048
-"""Rows up to which a product with few columns is fastest with the samples last."""
+"""Rows up to which a product with few columns is fastest with samples last."""
 
 FEW = 4
-"""Columns from which a product with the samples last gains nothing from being filled up."""
+"""Columns from which padding a product with samples last gains nothing."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +142,14 @@ class AffineMap:
     def outputs(self, parameters: dict[str, Tensor], x: Tensor, per_model: bool) -> Tensor:
         """Outputs [B, M, K] for inputs [B, ...], or [M, B, ...] if `per_model`: one product where models share them.
 
-        In memory the samples come last: what follows works on long rows instead of groups of M or K numbers.
+        Samples come last in memory, so that later operations work on long rows.
         """
         weight, bias = parameters[self.weight], parameters[self.bias]
         if per_model:
             outputs = torch.bmm(weight, x.flatten(2).transpose(1, 2))
         else:
             rows, columns = x.flatten(1), weight.flatten(0, 1)
-            # measured on a CPU: many rows are multiplied faster in the other orientation and turned afterwards
+            # measured on a CPU: many rows are faster in the other orientation, transposed afterwards
             if len(rows) <= SHORT:
                 product = (_filled(columns, FEW) @ rows.T)[: len(columns)]
             else:
@@ -179,12 +178,12 @@ class AffineMap:
 
 
 def affine_map(network: nn.Module) -> AffineMap | None:
-    """The map that a network says it is (`affine` beside `forward`), or is: `nn.Linear` alone or behind `nn.Flatten`.
+    """The affine map declared by a network (`affine` beside `forward`), or of `nn.Linear`, alone or after `nn.Flatten`.
 
-    PyTorch's maps the last axis of its inputs: where that is not all of a sample, the labels have positions.
+    `nn.Linear` maps the last axis of its inputs; if a sample has more axes, labels have positions.
 
     Returns:
-        The map, None of any other network.
+        The map; None for other networks.
     """
     if any(one._forward_hooks or one._forward_pre_hooks or "forward" in vars(one) for one in network.modules()):
         return None
@@ -205,7 +204,7 @@ def _flattens(layer: nn.Module) -> bool:
 
 
 def _filled(columns: Tensor, below: int | None = None) -> Tensor:
-    """Columns [k, D], and zeros up to a multiple of four; one is left alone, and so are `below` or more.
+    """Columns [k, D], padded with zeros to a multiple of four unless there is one, or `below` or more.
 
     Libraries multiply columns by four: on a CPU a product of three takes up to three times as long as one of four.
     """
@@ -216,24 +215,24 @@ def _filled(columns: Tensor, below: int | None = None) -> Tensor:
 
 # ---------------------------------------------------------------------- narrow convolutions, as groups
 WIDEST = 16
-"""Channels of a convolution up to which groups are faster than one model after another."""
+"""Channels of a convolution up to which a joint pass is faster than separate ones."""
 
 KINDS = (nn.Conv2d, nn.MaxPool2d, nn.ReLU, nn.Flatten, nn.Linear)
 
 Layers = Sequence[tuple[str, nn.Module]]
-"""Layers one after another, with what stands before the names of their parameters."""
+"""Layers in order, with the prefix of their parameters' names."""
 
 
 @runtime_checkable
 class LayerByLayer(Protocol):
-    """A network that is one layer after another."""
+    """A network that is a chain of layers."""
 
     def layers_in_order(self) -> Layers:
-        """The layers; none where they are not all that is done to inputs."""
+        """The layers; none if inputs undergo anything else."""
 
 
 def grouped_layers(network: nn.Module) -> Layers:
-    """The layers of a network whose models are better taken together; none of any other network."""
+    """The layers of a network with narrow convolutions, for a joint pass; none for other networks."""
     layers = network.layers_in_order() if isinstance(network, LayerByLayer) else ()
     hooked = any(one._forward_hooks or one._forward_pre_hooks for one in network.modules())
     plain = not hooked and all(type(layer) in KINDS for _, layer in layers)
@@ -259,7 +258,7 @@ def grouped_outputs(layers: Layers, parameters: dict[str, Tensor], x: Tensor) ->
         [B, M, K].
     """
     num_models, hidden = len(next(iter(parameters.values()))), x
-    groups = 1  # the first convolution reads what all models have in common
+    groups = 1  # the first convolution reads shared inputs
     for name, layer in layers:
         if isinstance(layer, nn.Conv2d):
             weight = parameters[f"{name}.weight"].flatten(0, 1).contiguous(memory_format=torch.channels_last)
@@ -278,9 +277,7 @@ def grouped_outputs(layers: Layers, parameters: dict[str, Tensor], x: Tensor) ->
 
 # ---------------------------------------------------------------------- precision
 def full_precision(like: Tensor) -> torch.autocast:
-    """Within it, operands are taken in their own types, also where autocast would narrow them.
-
-    Solves and differences of nearly equal numbers need it: bfloat16 keeps three digits, and these are gone.
+    """Context without autocast: solves and differences of nearly equal numbers would lose all digits in bfloat16.
 
     Args:
         like: any tensor on the device of the operands.

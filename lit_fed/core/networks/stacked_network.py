@@ -1,7 +1,7 @@
-"""A network as pure functions of stacked models: fresh models, outputs, and passes that a gradient is taken of.
+"""A network as pure functions of stacked models: fresh models, outputs, and forward passes with a graph.
 
-Every function takes M models at once (leaves [M, ...]) and returns one entry per model, so that one model is M = 1. It
-takes the very same arithmetic, but where the channels of several models are taken together (`grouped`).
+Every function takes M models at once (leaves [M, ...]) and returns one entry per model; a single model is M = 1 with
+the same arithmetic, except for narrow convolutions (`grouped`).
 """
 
 from __future__ import annotations
@@ -42,24 +42,23 @@ Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
 
 @dataclass(frozen=True)
 class StackedNetwork:
-    """A network whose weights come from outside, M models at once.
+    """A network evaluated with given weights, M models at once.
 
     Args:
         build: makes a network with fresh weights from torch's global generator; called once per model by `init`.
-        network: the template whose forward is used; of its own weights only the frozen ones are, and those that the
-            first model starts from.
-        frozen: parameters that are not trained (`requires_grad` is False) and buffers of modules at rest, one copy for
-            all models and all clients, in the memory of the template; no `ModelState` holds them, so nobody sends or
-            keeps them.
+        network: the template whose forward is used; of its weights only the frozen ones are used, and those of the
+            first initial model.
+        frozen: parameters with `requires_grad=False` and buffers of modules at rest, one copy for all models and
+            clients, in the memory of the template; no `ModelState` holds them, so they are neither sent nor stored.
         resting: modules that are the same function in training as in evaluation, see `at_rest`.
-        end: the part that holds all leaves of models, None if there is none or nobody looked for it.
-        template_seed: seed of the template's weights, which are therefore those of the model with this seed.
+        end: the part that holds all leaves of models; None: none, or not searched for.
+        template_seed: seed of the template's weights.
         init_seeds: seeds of the initial models, for `torch.manual_seed`; None derives them from the training seed.
         model_axis: `loop` takes the M models one after another, `vmap` at once.
         dtype: floating type of the models.
         channels_last: images and the weights of 2-D convolutions are laid out with the channels last, where the models
             are taken one after another; the numbers are the same up to rounding.
-        memory: the forward pass of one client that is worth keeping.
+        memory: forward pass of one client that is kept for its first local step.
         start: makes the models that training starts from, given fresh models and the network, see `Start`; None: the
             fresh ones.
     """
@@ -78,7 +77,7 @@ class StackedNetwork:
     start: Callable[[ModelState, nn.Module], ModelState] | None = field(default=None, compare=False)
 
     def init(self, num_models: int, seed: int) -> ModelState:
-        """The models that a training starts from: fresh ones, or those of `start` in their place.
+        """Initial models: fresh ones, or those of `start`.
 
         Raises:
             ConfigError: as `fresh`, or if the models to start from do not fit.
@@ -87,7 +86,7 @@ class StackedNetwork:
         return fresh if self.start is None else self.start(fresh, self.network)
 
     def fresh(self, num_models: int, seed: int) -> ModelState:
-        """Fresh models, each from a seed of its own; their frozen parameters are those of the task.
+        """Fresh models, each from its own seed; frozen parameters are those of the task.
 
         Raises:
             ConfigError: if `init_seeds` names fewer seeds than there are models, or memory has no room for them.
@@ -101,14 +100,14 @@ class StackedNetwork:
         return ModelState(*({name: leaf.detach() for name, leaf in part if name not in self.frozen} for part in own))
 
     def with_end(self, example: Tensor) -> Self:
-        """The same, with what comes before the trained end computed once for all models, where there is such an end."""
+        """The network with its trained end, if any, so that the part before it is computed once for all models."""
         if not self.frozen:
             return self
         return replace(self, end=TrainedEnd.find(self.network, self.resting, self.frozen, example))
 
     @cached_property
     def norm_names(self) -> frozenset[str]:
-        """Names of the parameters and buffers of BatchNorm layers, but for frozen ones."""
+        """Names of the parameters and buffers of BatchNorm layers, without frozen ones."""
         names = {
             f"{path}.{name}" if path else name
             for path, layer in self.network.named_modules()
@@ -119,7 +118,7 @@ class StackedNetwork:
 
     @cached_property
     def smallest_batch(self) -> int:
-        """Samples that a local step needs: 2 where BatchNorm takes its statistics from them, else 1."""
+        """Smallest batch of a local step: 2 if BatchNorm uses batch statistics, else 1."""
         return 2 if normalises_batches(self.network) else 1
 
     @cached_property
@@ -134,9 +133,9 @@ class StackedNetwork:
         )
 
     def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
-        """Buffers, leaves [M, ...], whose running statistics are those of these samples [B, ...] alone.
+        """Buffers, leaves [M, ...], with the running statistics of these samples [B, ...].
 
-        Fewer samples than a local step needs have no statistics: the buffers stay what they are.
+        With fewer samples than `smallest_batch` the buffers are unchanged.
         """
         if len(x) < self.smallest_batch or not models.buffers:
             return models.buffers
@@ -160,7 +159,7 @@ class StackedNetwork:
         return tree.stack(each)  # type: ignore[no-any-return]
 
     def laid_out(self, channels_last: bool) -> Self:
-        """The same in this layout; what is frozen changes its layout where it is, and the template goes along."""
+        """The network in this memory layout; frozen leaves change in place, with the template."""
         task = replace(self, channels_last=channels_last)
         own = dict(self.network.named_parameters()) | dict(self.network.named_buffers()) if self.frozen else {}
         for name, leaf in self.frozen.items():
@@ -170,7 +169,7 @@ class StackedNetwork:
     # ------------------------------------------------------------------ forward
     @cached_property
     def closed_form(self) -> AffineMap | None:
-        """What the network is, where outputs and gradients of all models are products of matrices."""
+        """The affine map that the network is, if it is one."""
         return affine_map(self.network)
 
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
@@ -191,8 +190,8 @@ class StackedNetwork:
         return self._wide(torch.stack(each, dim=1))
 
     def _remembered(self, memory: ForwardMemory, models: ModelState) -> Tensor:
-        """Outputs of a pass that a gradient can be taken of later."""
-        self.set_mode(True)  # the same function here; cuDNN keeps what an LSTM's gradient needs in training only
+        """Outputs of passes that are kept for a gradient."""
+        self.set_mode(True)  # same function here; cuDNN needs training mode for an LSTM's gradient
         memory.models, memory.passes = models, list(self.passes(models, memory.x, training=True))
         each = [one.outputs.detach() for one in memory.passes]
         return each[0] if memory.passes[0].is_joint else torch.stack(each, dim=1)
@@ -215,11 +214,11 @@ class StackedNetwork:
 
     @cached_property
     def grouped(self) -> Layers:
-        """The layers of a network whose models take one pass, see `grouped_layers`; none of any other."""
+        """The layers of a network whose models take a joint pass, see `grouped_layers`; else none."""
         return () if self.frozen or self.model_axis == "vmap" else grouped_layers(self.network)
 
     def goes_together(self, models: ModelState) -> bool:
-        """Whether models that read the same samples take one pass: several of small networks, on a CPU."""
+        """Whether models on the same samples take a joint pass: several narrow convolutional ones, on a CPU."""
         leaf = next(iter(models.parameters.values()))
         return self.channels_last and len(leaf) > 1 and leaf.device.type == "cpu" and bool(self.grouped)
 
@@ -230,7 +229,7 @@ class StackedNetwork:
         return Pass(parameters, outputs, models.buffers, is_joint=True)
 
     def _pass(self, models: ModelState, m: int, x: Tensor, call: Forward) -> Pass:
-        """Forward pass of model m with a graph, in the mode that the network is in, of what is left to compute."""
+        """Forward pass of model m with a graph, in the network's mode."""
         parameters = {name: self._laid_out(leaf[m]).detach() for name, leaf in models.parameters.items()}
         parameters = {name: leaf.requires_grad_() for name, leaf in parameters.items()}
         buffers = {name: leaf[m].clone() for name, leaf in models.buffers.items()}  # layers update them in place
@@ -244,7 +243,7 @@ class StackedNetwork:
             return call(parameters, model.buffers, x)
 
     def _begun(self, x: Tensor, *, training: bool = False) -> tuple[Forward, Tensor]:
-        """What is left to compute for each model, and of which inputs: those of the trained end, or of the network.
+        """The function to compute for each model and its inputs: of the trained end, or of the whole network.
 
         Args:
             x: inputs [B, ...], the same for all models.
@@ -260,31 +259,31 @@ class StackedNetwork:
         return functional_call(self.network, (parameters, buffers, self.frozen), (x,))  # type: ignore[no-any-return]
 
     def _call_end(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], z: Tensor) -> Tensor:
-        """The same from what the trained end is given."""
+        """Outputs of one model from the inputs of the trained end."""
         assert self.end is not None
         return self.end.outputs(parameters | buffers | self.frozen, z)
 
     def set_mode(self, training: bool) -> None:
-        """Training mode, or that of `value_and_grad` without: an LSTM stays in training mode, for cuDNN's sake."""
+        """Training mode, or evaluation mode in which cuDNN can compute an LSTM's gradient."""
         train_mode(self.network, self.resting)
         for layer in () if training else self.network.modules():
             if isinstance(layer, nn.modules.batchnorm._NormBase | nn.modules.dropout._DropoutNd):
                 layer.eval()
 
     def _stacked(self, models: ModelState) -> dict[str, Tensor]:
-        """All parameters of the models, leaves [M, ...]; the frozen ones are views."""
+        """All parameters, leaves [M, ...]; frozen ones are views."""
         num_models = num_models_of(models)
         return models.parameters | {name: leaf.expand(num_models, *leaf.shape) for name, leaf in self.frozen.items()}
 
     def _laid_out(self, leaf: Tensor) -> Tensor:
-        """Images or convolution weights in the task's memory format; everything else as it is."""
+        """Images or convolution weights in the task's memory format; other leaves unchanged."""
         if not self.channels_last or leaf.ndim != 4:
             return leaf
-        # `contiguous` would leave a leaf of one channel as it is, and convolutions then fall back to the other format
+        # `contiguous` would skip a leaf with one channel, and convolutions then fall back to the other format
         return leaf.to(memory_format=torch.channels_last)
 
     def _wide(self, outputs: Tensor) -> Tensor:
-        """Losses and probabilities are taken in the models' own type, also where autocast computed in a narrower."""
+        """Cast to the models' type: losses and probabilities are not computed in autocast's narrower type."""
         return outputs.to(self.dtype)
 
 
@@ -299,7 +298,7 @@ def initial_seeds(num_models: int, seed: int, given: Sequence[int] | None = None
 
     Args:
         num_models: M.
-        seed: the training seed, which the seeds are derived from unless they are given.
+        seed: the training seed, used if no seeds are given.
         given: at least M seeds, or None.
 
     Raises:
@@ -313,15 +312,15 @@ def initial_seeds(num_models: int, seed: int, given: Sequence[int] | None = None
 
 
 def fresh_network(build: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
-    """A network whose weights follow from the seed; the global generator is left as it was."""
+    """A network with weights from a seed; the global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
-        # torch.manual_seed seeds devices as well, and takes a millisecond to find that there are none
+        # torch.manual_seed also looks for devices, which takes a millisecond
         (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
         return build().to(dtype)
 
 
 def check_trained(network: nn.Module) -> None:
-    """Refuse a network without a parameter that is trained.
+    """Refuse a network without trained parameters.
 
     Raises:
         ConfigError: naming the network.
@@ -336,11 +335,11 @@ def check_trained(network: nn.Module) -> None:
 
 
 def check_models(num_models: int, network: nn.Module) -> None:
-    """Refuse more stacked models than fit.
+    """Refuse more stacked models than fit into memory.
 
     Args:
         num_models: M.
-        network: one of them; what is not trained is not stacked.
+        network: one of them; frozen parameters are not stacked.
 
     Raises:
         ConfigError: naming their number and size.
@@ -354,19 +353,19 @@ def check_models(num_models: int, network: nn.Module) -> None:
 
 
 def check_network(build: Callable[[], nn.Module]) -> None:
-    """Refuse a network that does not fit, by building it without memory first, which takes no random numbers.
+    """Refuse a network that does not fit into memory, by building it on the device `meta` first.
 
     Args:
-        build: makes a network from torch's global generator.
+        build: makes a network.
 
     Raises:
-        ConfigError: naming what it would take, and what the machine has.
+        ConfigError: naming both sizes.
     """
     try:
         with torch.device("meta"), warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")  # weights that are loaded find no room
+            warnings.simplefilter("ignore")  # loading weights onto meta warns
             size = _bytes_of(build())
-    except Exception:  # a network that wants numbers while it is built; what else is wrong, the real build finds
+    except Exception:  # it needs values while it is built; other errors are raised by the real build
         return
     require_memory(size, "the --model.network", "choose smaller sizes, or another network")
 
@@ -378,7 +377,7 @@ def _bytes_of(network: nn.Module) -> int:
 
 # ---------------------------------------------------------------------- shared forward passes
 class Pass(NamedTuple):
-    """A forward pass of one model with its graph; or of M together, with an axis of models everywhere."""
+    """A forward pass of one model with its graph; or of M models together, with a model axis everywhere."""
 
     parameters: dict[str, Tensor]  # leaves of the graph; [M, ...] of M models
     outputs: Tensor  # [B, K] or [B, L, K]; [B, M, K] of M models
@@ -387,13 +386,13 @@ class Pass(NamedTuple):
 
 
 class ForwardMemory:
-    """A forward pass that an E-step and the first local step have in common.
+    """Forward passes that an E-step and the first local step share.
 
-    Where both see the same samples under the same models, the gradient of the step needs no second pass. What is
-    remembered is recognised by identity, so that nothing but time depends on it.
+    If both use the same samples and models, the gradient of the step needs no second pass. Passes are recognised by
+    identity of tensors, so they affect speed only.
 
     Args:
-        x: the samples [B, ...] to be remembered.
+        x: the samples [B, ...].
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -402,7 +401,7 @@ class ForwardMemory:
         self.passes: list[Pass] = []
 
     def take(self, models: ModelState, x: Tensor) -> list[Pass]:
-        """The passes of these models on these samples, handed out once; [] if they are not remembered."""
+        """The kept passes of these models on these samples, returned once; [] if there are none."""
         if self.models is None or x is not self.x or models.parameters is not self.models.parameters:
             return []
         passes, self.passes, self.models = self.passes, [], None

@@ -1,8 +1,11 @@
-"""Models that a training starts from in place of fresh ones: those of another run, or a network that was given."""
+"""The start of a training: which parameters are trained, and models in place of fresh ones."""
 
 from __future__ import annotations
 
 import copy
+import hashlib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +14,82 @@ from torch import Tensor, nn
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
+from lit_fed.system.names import did_you_mean
 
-__all__ = ["NetworkCopies", "Start", "start_of"]
+__all__ = ["HEAD", "NetworkCopies", "Start", "choose_trained", "digest_of", "start_of"]
+
+HEAD = "head"
+"""The word for the last layer, where patterns say what is trained."""
+
+MOST_NAMES = 12
+"""Names of parameters that a message lists."""
+
+
+def choose_trained(network: nn.Module, trainable: Sequence[str] | str) -> None:
+    """Freeze all parameters of a network but some.
+
+    Args:
+        network: the network; `requires_grad` of its parameters is set.
+        trainable: patterns (`fnmatch`) of names of parameters, or of modules with all that they hold; `head` alone
+            means the `head_names` of the network, else the parameters of the last module, in the order of registration,
+            that has parameters of its own.
+
+    Raises:
+        ConfigError: if a pattern matches no parameter, naming those that there are.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+        >>> choose_trained(network, "head")
+        >>> [name for name, leaf in network.named_parameters() if leaf.requires_grad]
+        ['2.weight', '2.bias']
+    """
+    parameters = dict(network.named_parameters())
+    patterns = [trainable] if isinstance(trainable, str) else list(trainable)
+    chosen = _head(network) if patterns == [HEAD] else set[str]()
+    for pattern in patterns if patterns != [HEAD] else ():
+        found = {name for name in parameters if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")}
+        if not found:
+            raise ConfigError(_no_such(pattern, network, list(parameters)))
+        chosen |= found
+    if not chosen:
+        raise ConfigError(
+            f"--model.trainable is {trainable!r}, and nothing of {type(network).__name__} would be trained; give head, "
+            "or patterns of names of parameters, or leave it out to train all"
+        )
+    for name, leaf in parameters.items():
+        leaf.requires_grad_(name in chosen)
+
+
+def _head(network: nn.Module) -> set[str]:
+    """Names of the classifier's parameters, as the network knows them: a tied one by the name of its first owner."""
+    if named := getattr(network, "head_names", frozenset[str]()):
+        return set(named)
+    last: set[int] = set()
+    for module in network.modules():
+        last = {id(leaf) for leaf in module.parameters(recurse=False)} or last
+    return {name for name, leaf in network.named_parameters() if id(leaf) in last}
+
+
+def _no_such(pattern: str, network: nn.Module, names: list[str]) -> str:
+    half = MOST_NAMES // 2
+    shown = names if len(names) <= MOST_NAMES else [*names[:half], f"… {len(names) - 2 * half} more …", *names[-half:]]
+    modules = [path for path, module in network.named_modules() if path and any(True for _ in module.parameters())]
+    meant = did_you_mean(pattern, [*names, *modules], "give patterns of its names, or head for the last layer.")
+    return (
+        f"--model.trainable has {pattern!r}, which matches no parameter of {type(network).__name__}; {meant} There are "
+        f"{', '.join(shown)}"
+    )
+
+
+def digest_of(leaves: Mapping[str, Tensor]) -> str:
+    """SHA-256 of names, types, shapes and values, as 64 hexadecimal digits; of nothing ''."""
+    if not leaves:
+        return ""
+    digest = hashlib.sha256()
+    for name, leaf in sorted(leaves.items()):
+        digest.update(f"{name} {leaf.dtype} {list(leaf.shape)}\n".encode())
+        digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 class Start(NamedTuple):

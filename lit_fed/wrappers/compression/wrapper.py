@@ -40,7 +40,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, ClientData, ClientResult, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import Around, WrappedShared
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.compression.codecs.base import (
     SMALLEST,
     Chances,
@@ -114,7 +114,7 @@ class SentPart(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Compressed(Around):
+class Compressed(AlgorithmWrapper):
     """Clients send encoded changes of their parameters.
 
     Args:
@@ -236,7 +236,7 @@ class Compressed(Around):
 
 def sent_leaves(algorithm: Any, ctx: Context, leaves: Leaves) -> Leaves:
     """The parameters that clients send: without normalisation that they keep."""
-    while isinstance(algorithm, Around):
+    while isinstance(algorithm, AlgorithmWrapper):
         if isinstance(algorithm, LocalNorm):
             return {name: leaf for name, leaf in leaves.items() if name not in ctx.task.norm_names}
         algorithm = algorithm.inner
@@ -256,7 +256,7 @@ class Broadcast(NamedTuple):
 
 
 @dataclass(frozen=True)
-class CompressedBroadcast(Around):
+class CompressedBroadcast(AlgorithmWrapper):
     """Clients hear encoded changes of the first shared models.
 
     Args:
@@ -407,11 +407,6 @@ class Compression:
 
     def check_models(self, algorithm: Any, ctx: Context, shared: Tree) -> None:
         """Refuse codecs that do not fit the models.
-
-        Args:
-            algorithm: the algorithm inside the wrappers that come before.
-            ctx: what every client knows.
-            shared: the shared state.
 
         Raises:
             ConfigError: naming the option, the leaf and its size.

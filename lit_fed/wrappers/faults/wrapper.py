@@ -29,7 +29,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.deltas import reference_of
 
 __all__ = [
@@ -237,7 +237,6 @@ class Faults:
     on_bad_client: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and what does not go together."""
         checks = {
             "dropout": (_all(self.dropout, lambda one: 0 <= one < 1), "numbers in [0, 1)"),
             "when": (self.when in ("before", "after"), "before or after"),
@@ -353,7 +352,7 @@ class Faults:
             chances = chances * in_time
         return chances
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return Unreliable(algorithm, self)
 
 
@@ -366,13 +365,8 @@ class _Missed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Unreliable(Around):
-    """Some clients of a round do not come, and some that work are not heard of.
-
-    Args:
-        inner: the algorithm.
-        faults: the settings.
-    """
+class Unreliable(AlgorithmWrapper):
+    """Some sampled clients drop out; the messages of others are lost."""
 
     faults: Faults
 

@@ -36,7 +36,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
 from lit_fed.wrappers.privacy.accountant import Accountant, accountant_name, epsilon_of_releases, noise_for_releases
 from lit_fed.wrappers.privacy.clipping import adapted_bound, bound_before_rounding, clip_factor, noise_beside_counts
@@ -113,7 +113,6 @@ class ClientPrivacy(Privacy):
     fixes_denominator = True
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and what does not go together."""
         self.check_budget()
         here = "--model.privacy"
         if self.adaptive and self.clip_norm is not None:
@@ -136,7 +135,7 @@ class ClientPrivacy(Privacy):
         }
         check_settings(self, checks, here)
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return PrivateAverage(algorithm, self)
 
     def usual_weighting(self) -> Literal["samples", "uniform"]:
@@ -151,12 +150,7 @@ class ClientPrivacy(Privacy):
 
 @dataclass(frozen=True)
 class PrivateAverage(Private):
-    """Clients send bounded changes, and the server adds noise to their average.
-
-    Args:
-        inner: the algorithm.
-        privacy: the settings.
-    """
+    """Clients send bounded changes, and the server adds noise to their average."""
 
     privacy: ClientPrivacy
 

@@ -30,7 +30,7 @@ from lit_fed.core.networks.layers import normalises_batches
 from lit_fed.core.plan import num_steps
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Phase, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, WrappedShared, own_work
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, own_work
 from lit_fed.wrappers.privacy.accountant import (
     Accountant,
     epsilon_of_mixed_releases,
@@ -87,7 +87,6 @@ class ExamplePrivacy(Privacy):
     noises_steps = True
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range, and what does not go together."""
         self.check_budget()
         here = "--model.privacy"
         if self.clip_norm is None:
@@ -114,7 +113,7 @@ class ExamplePrivacy(Privacy):
         """Where batches are cut."""
         return self.max_batch is not None
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return PrivateSteps(algorithm, self)
 
     def usual_weighting(self) -> None:
@@ -141,12 +140,7 @@ class Charged(NamedTuple):
 
 @dataclass(frozen=True)
 class PrivateSteps(Private):
-    """Clients take noisy steps; the server counts them.
-
-    Args:
-        inner: the algorithm.
-        privacy: the settings.
-    """
+    """Clients take noisy steps; the server counts them."""
 
     privacy: ExamplePrivacy
 

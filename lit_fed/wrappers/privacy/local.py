@@ -29,7 +29,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.types import ClientData, Message, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around
+from lit_fed.wrappers.base import AlgorithmWrapper
 from lit_fed.wrappers.deltas import delta_of, reference_of, with_delta
 from lit_fed.wrappers.privacy.accountant import accountant_name, epsilon_of_local_messages, noise_for_local_messages
 from lit_fed.wrappers.privacy.clipping import clip_factor
@@ -78,25 +78,19 @@ class LocalPrivacy(Privacy):
     adjacency = "replace by any other"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         self.check_budget()
         if self.clip_norm is None:
             raise ConfigError("--model.privacy.clip_norm is missing, the largest norm of a client's change; give a "
                               "number > 0")  # fmt: skip
         check_settings(self, {"clip_norm": (self.clip_norm > 0, "a number > 0")}, "--model.privacy")
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return NoisyClients(algorithm, self)
 
 
 @dataclass(frozen=True)
 class NoisyClients(Private):
-    """Clients send bounded changes with noise of their own.
-
-    Args:
-        inner: the algorithm.
-        privacy: the settings.
-    """
+    """Clients send bounded changes with noise of their own."""
 
     privacy: LocalPrivacy
 

@@ -10,7 +10,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import Secret
 from lit_fed.core.types import Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, WrappedShared, WrapperSettings, wrapper_of
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared, WrapperSettings, part_of, wrapper_of
 from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.privacy.accountant import accountant_name
 
@@ -21,7 +21,6 @@ __all__ = [
     "check_statistics",
     "planned",
     "privacy_of",
-    "private_part",
     "spent_by",
     "whole_guarantee",
     "with_private_part",
@@ -34,7 +33,7 @@ OF_PUBLIC_START = ", and the data that the models of --init_from learned from"
 """What else it says nothing of, of a run whose start was declared public and of all that start from it."""
 
 
-class Private(Around):
+class Private(AlgorithmWrapper):
     """A wrapper that knows what its releases cost, since it remembers them."""
 
     privacy: Privacy
@@ -127,11 +126,6 @@ class Privacy(WrapperSettings):
     def refuse_exceeding(self, epsilon: float, noise: float, after: str) -> None:
         """Refuse a fit that would exceed the target, since the run has begun with noise for fewer rounds.
 
-        Args:
-            epsilon: ε at its end.
-            noise: z.
-            after: how much will have been released by then, in words.
-
         Raises:
             ConfigError: naming the target.
         """
@@ -209,10 +203,6 @@ def privacy_of(algorithm: Any) -> Privacy | None:
 def check_statistics(algorithm: Any, ctx: Context) -> None:
     """Refuse BatchNorm whose running statistics would be averaged: a bound on changes does not cover them.
 
-    Args:
-        algorithm: the algorithm, with the wrappers inside.
-        ctx: what every client knows.
-
     Raises:
         ConfigError: naming the setting that keeps them with the clients.
     """
@@ -234,7 +224,7 @@ def whole_guarantee(
         starts: whether the run started from models of another.
         exact: as of `Private.guarantee`.
     """
-    found = private_part(algorithm, shared)
+    found = part_of(algorithm, shared, Private)  # type: ignore[type-abstract]
     if found is None:
         return {}
     private, own = found
@@ -272,12 +262,3 @@ def with_private_part(algorithm: Any, shared: Tree, own: Tree) -> Tree:
         return WrappedShared(shared.inner, own)
     inner = with_private_part(algorithm.inner, algorithm.inner_shared(shared), own)
     return WrappedShared(inner, shared.own) if algorithm.has_server_state else inner
-
-
-def private_part(algorithm: Any, shared: Tree) -> tuple[Private, Tree] | None:
-    """The private wrapper among those around an algorithm, with what it remembers; None: there is none."""
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, Private):
-            return algorithm, shared.own
-        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
-    return None

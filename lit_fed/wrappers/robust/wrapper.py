@@ -29,7 +29,7 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import Chosen, Reduced, Tree
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.wrappers.base import Around, WrappedShared
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedShared
 from lit_fed.wrappers.deltas import names_of_parameters, parameter_trees, reference_of, with_parameter_trees
 from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
@@ -37,7 +37,7 @@ from lit_fed.wrappers.robust.rules import Aggregate, Rule
 from lit_fed.wrappers.robust.rules.base import Started
 from lit_fed.wrappers.robust.rules.rows import Rows
 
-__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "Robustness", "judging_part"]
+__all__ = ["NEVER_JUDGED", "Judged", "RobustAverage", "Robustness"]
 
 NEVER_JUDGED = -1.0
 
@@ -54,7 +54,7 @@ class Judged(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RobustAverage(Around):
+class RobustAverage(AlgorithmWrapper):
     """The server sees every message, and takes what a rule makes of them for their average.
 
     Args:
@@ -239,15 +239,6 @@ def _zeros(leaves: Tree) -> Tree:
 def _of_some(models: Tree, clients: Tensor, place: int) -> Tree:
     """One model of those that some clients sent, leaves [k, ...]."""
     return tree.map_leaves(lambda leaf: leaf[clients, place], models)
-
-
-def judging_part(algorithm: Any, shared: Tree) -> tuple[RobustAverage, Judged] | None:
-    """The wrapper among those around an algorithm that judges messages, with what it remembers; None: there is none."""
-    while isinstance(algorithm, Around):
-        if isinstance(algorithm, RobustAverage):
-            return algorithm, shared.own
-        algorithm, shared = algorithm.inner, algorithm.inner_shared(shared)
-    return None
 
 
 class Robustness(NamedTuple):

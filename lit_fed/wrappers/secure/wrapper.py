@@ -31,7 +31,7 @@ from lit_fed.core.context import Context
 from lit_fed.core.seeds import uniforms
 from lit_fed.core.types import Batch, Chosen, ClientData, ClientResult, Message, Phase, Reduced, Tree
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.wrappers.base import Around, WrappedWork, WrapperSettings, own_work
+from lit_fed.wrappers.base import AlgorithmWrapper, WrappedWork, WrapperSettings, own_work
 from lit_fed.wrappers.compression.codecs.base import vectors_of
 from lit_fed.wrappers.compression.wrapper import Compressed, sent_leaves
 from lit_fed.wrappers.deltas import delta_of, reference_of
@@ -93,7 +93,6 @@ class SecureSum(SecureAggregation):
     masks: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         beside, fraction = self.neighbours, self.fraction_bits
         checks = {
             "fraction_bits": (fraction is None or abs(fraction) <= 1000, "a whole number from -1000 to 1000, or null"),
@@ -124,7 +123,7 @@ class SecureSum(SecureAggregation):
         point.check(num_messages, most_weight, PLACE)
         return point
 
-    def around(self, algorithm: Any) -> Around:
+    def around(self, algorithm: Any) -> AlgorithmWrapper:
         return MaskedAverage(algorithm, self)
 
 
@@ -136,14 +135,10 @@ class Masked(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MaskedAverage(Around):
+class MaskedAverage(AlgorithmWrapper):
     """Clients send masked whole numbers, of whose sum the server makes the average that the algorithm takes.
 
     Sums of whole numbers are exact in any order, so that blocks and ranks change no bit.
-
-    Args:
-        inner: the algorithm.
-        settings: the settings.
     """
 
     settings: SecureSum
@@ -284,7 +279,7 @@ class MaskedAverage(Around):
     def _num_sent(self, ctx: Context, shared: Tree, value: Tree) -> int:
         """Numbers of a message that leave the client, d: without those that stay there, or that a codec leaves out."""
         inner, private, left_out = self.inner, frozenset[str](), 0
-        while isinstance(inner, Around):
+        while isinstance(inner, AlgorithmWrapper):
             if isinstance(inner, LocalNorm):
                 private |= ctx.task.norm_names
             if isinstance(inner, Compressed):

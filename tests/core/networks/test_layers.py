@@ -9,14 +9,13 @@ from torch.nn import functional
 from lit_fed.core.networks.layers import (
     TrainedEnd,
     at_rest,
-    choose_trained,
-    digest_of,
     drops_units,
     frozen_leaves,
     last_layers,
     normalises_batches,
     train_mode,
 )
+from lit_fed.core.networks.start import choose_trained, digest_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch
 from lit_fed.errors import ConfigError

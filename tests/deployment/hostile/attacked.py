@@ -1,18 +1,14 @@
-"""What tables of attacks are made of: packets that are changed, a transport with one liar, and a watch over files."""
+"""What tables of attacks are made of: packets that are changed, and a transport with one liar."""
 
 import json
 import os
 import struct
-import sys
-import sysconfig
 import zlib
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from in_process import InProcess
 
-import lit_fed
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 
 MAGIC = b"litfed1\n"
@@ -140,12 +136,10 @@ class WithLiar(InProcess):
 
     def __init__(self, nodes):
         super().__init__(nodes)
-        self.lie, self.lies, self.is_silent = None, 0, False
+        self.lie, self.lies = None, 0
 
     def call(self, packets, *, most_bytes, seconds):
         kinds = {node: from_bytes(data).facts["kind"] for node, data in packets.items()}
-        if self.is_silent:
-            packets = {node: data for node, data in packets.items() if node != "carl"}
         answers = super().call(packets, most_bytes=dict.fromkeys(most_bytes, 2**40), seconds=seconds)
         if self.lie is not None and kinds.get("carl") == self.lie[0] and "carl" in answers:
             self.lies += 1
@@ -153,50 +147,7 @@ class WithLiar(InProcess):
         return {node: data for node, data in answers.items() if len(data) <= most_bytes[node]}
 
 
-# ---------------------------------------------------------------------- a watch
-_READ_ANYWHERE = [
-    Path(one).resolve()
-    for one in (
-        sys.prefix, sys.base_prefix, sysconfig.get_paths()["stdlib"], Path(lit_fed.__file__).parent,
-        "/usr", "/lib", "/proc", "/sys", "/dev", "/etc/localtime",
-    )
-]  # fmt: skip
-_WRITES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
-_WATCHED: list = []
-
-
-def _hook(event, arguments):
-    if not _WATCHED or (event != "open" and event not in _WRITES):
-        return
-    places, touched = _WATCHED[-1]
-    writes = event != "open" or bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-    for one in arguments[:1] if event in ("open", "os.mkdir", "os.remove", "os.rmdir") else arguments[:2]:
-        if not isinstance(one, str | bytes | os.PathLike):
-            continue
-        path = Path(os.path.realpath(os.fsdecode(one)))
-        allowed = places if writes else [*places, *_READ_ANYWHERE]
-        compiled = "__pycache__" in path.parts and any(path.is_relative_to(place) for place in _READ_ANYWHERE)
-        if not compiled and not any(path.is_relative_to(place) for place in allowed):
-            touched.append((event, str(path)))
-
-
-@contextmanager
-def watched(*places):
-    """Files outside some folders that are opened, made, moved or deleted; installed libraries may be read."""
-    if _hook not in _INSTALLED:
-        sys.addaudithook(_hook)
-        _INSTALLED.append(_hook)
-    touched = []
-    _WATCHED.append(([Path(one).resolve() for one in places], touched))
-    try:
-        yield touched
-    finally:
-        _WATCHED.pop()
-
-
-_INSTALLED: list = []
-
-
+# ---------------------------------------------------------------------- this process
 def resident():
     """Bytes of memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -16,7 +16,7 @@ OUTSIDE = [
     "torch.utils.tensorboard.SummaryWriter", "torch.utils.cpp_extension.load", "torch.utils.bottleneck.K",
     "torch.distributed.run.main", "torch.distributed.launch.main", "torch.package.PackageImporter",
     "torchvision.io.video_reader.K", "torchmetrics.text.BERTScore", "torchmetrics.image.fid.FrechetInceptionDistance",
-    "lit_fed.__main__.main", "lit_fed.cli.main", "lit_fed.deployment.flower_client.client_app",
+    "lit_fed.__main__.main", "lit_fed.cli.main", "lit_fed.deployment.flower_apps.client_app",
 ]  # fmt: skip
 """Paths of modules that are not loaded yet, and that nothing here may import."""
 
@@ -52,6 +52,7 @@ FORBIDDEN = sorted({path.rpartition(".")[0] for path in OUTSIDE} | {"canary", "t
 
 # ---------------------------------------------------------------------- settings of a server
 CLASS_ANYWHERE = {"class_path": "canary.K"}
+WRITE = "lit_fed.system.files.write_atomically"
 
 SETTINGS = {
     "metric": {"metrics": "canary.K"},
@@ -96,6 +97,20 @@ SETTINGS = {
     "a value of another type": {"client_memory_gb": "much"},
     "a word that is none": {"client_trainer": "canary.make"},
     "nested deep": {"metrics": json.loads("[" * 500 + "]" * 500)},
+    "a function of the system": {"algorithm": {"class_path": "os.system", "init_args": {"command": "true"}}},
+    "a function as a text": {"algorithm": "os.system"},
+    "a network that is a function": {"network": "subprocess.call"},
+    "a function of lit_fed": {"network": {"class_path": WRITE, "init_args": {"path": "x", "text": ""}}},
+    "an algorithm that is a function": {"algorithm": {"class_path": WRITE, "init_args": {"path": "x"}}},
+    "a builtin": {"network": {"class_path": "builtins.eval"}},
+    "a name that begins alike": {"loss": {"class_path": "lit_fed_elsewhere.Loss"}},
+    "a function for a number": {"solver": {"lr": {"class_path": "os.getcwd"}}},
+    "a function for a whole number": {
+        "algorithm": {"class_path": "lit_fed.FedEM", "init_args": {"num_components": {"class_path": "os.getcwd"}}}
+    },
+    "an unknown option": {"algorithm": {"class_path": "lit_fed.FedEM", "init_args": {"unknown": 1}}},
+    "a metric that is a function": {"metrics": ["os.system"]},
+    "unknown number": {"unknown": 1},
     "unknown setting": {"callbacks": [CLASS_ANYWHERE]},
     "logger": {"logger": CLASS_ANYWHERE},
 }

@@ -8,17 +8,22 @@ import struct
 
 import pytest
 import torch
-from attacked import descriptors, header_of, raw, resident, watched
+from attacked import descriptors, header_of, raw, resident
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_runs import fit, module_of
+from watched import watched
 
 import lit_fed
-from lit_fed.deployment.fleet import Fleet
-from lit_fed.deployment.forms import Most
-from lit_fed.deployment.messages import facts_of_answer, kept_of_answer, rows_of_answer, worked_of_answer
-from lit_fed.deployment.plausible import implausible_message, implausible_rows
-from lit_fed.deployment.refusal import REFUSALS
-from lit_fed.deployment.session_facts import session_name
+from lit_fed.deployment.messages import (
+    REFUSALS,
+    facts_of_answer,
+    kept_of_answer,
+    rows_of_answer,
+    session_name,
+    worked_of_answer,
+)
+from lit_fed.deployment.node_pool import Most, NodePool
+from lit_fed.deployment.remote import implausible_message, implausible_rows
 from lit_fed.deployment.wire import Packet, WireError, from_bytes, to_bytes
 
 NUMBER = int(os.environ.get("FUZZED_PACKETS", "1000"))
@@ -180,7 +185,7 @@ def read_like_the_server(kind, question, module):
 def test_the_server_survives_changed_answers(recorded, flat, tmp_path, capsys):
     _, module, asked = recorded
     chance, transport = random.Random(1), Answers()
-    fleet, outcomes = Fleet(transport, missing="drop", seconds=0.0, patience=0.0), set()
+    pool, outcomes = NodePool(transport, missing="drop", seconds=0.0, patience=0.0), set()
     for number in range(NUMBER):
         kind, question, answer = chance.choice(asked)
         packet = Packet(from_bytes(question).facts | {"kind": kind})
@@ -190,7 +195,7 @@ def test_the_server_survives_changed_answers(recorded, flat, tmp_path, capsys):
         transport.answer = chance.choice(CHANGES)(chance, answer)
         with watched(tmp_path) as touched:
             most = {"ben": Most(2**22, 2**17)}
-            found = fleet.ask({"ben": packet}, most, lambda _, one, read=read: read(one), may_drop=True)
+            found = pool.ask({"ben": packet}, most, lambda _, one, read=read: read(one), may_drop=True)
         assert not touched, (number, kind)
         outcomes.add((kind, bool(found)))
         said = capsys.readouterr().err

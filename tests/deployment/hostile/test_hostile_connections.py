@@ -11,24 +11,16 @@ import time
 
 import pytest
 from attacked import descriptors, resident
-from background import PATIENCE, InBackground, ServingThread, until
+from background import PATIENCE, InBackground, ServingThread, connected, fetch, read_to_end, request, until
 
-from lit_fed.deployment import https_connections, https_link, https_member
-from lit_fed.deployment.https_link import Link
-from lit_fed.deployment.https_node import run_node
-from lit_fed.deployment.https_protocol import ANSWERS, NAME, PACKET, PROCESS, WORK, Limits, address_of, version_headers
+from lit_fed.deployment import https_mailbox, https_node, https_server
+from lit_fed.deployment.https_node import Link, run_node
+from lit_fed.deployment.https_protocol import ANSWERS, NAME, PACKET, PROCESS, WORK, Limits, address_of
 from lit_fed.deployment.https_server import HttpsServer
 from lit_fed.errors import ConfigError
 
 QUICK = Limits(most_bytes=10_000_000, poll_seconds=0.3, idle_seconds=0.3, stall_seconds=0.2, least_speed=50_000)
 ESCAPES = "\x1b]0;owned\x07\x1b[2J"
-
-
-def request(line, *headers, body=b"", name="mallory", process="p1"):
-    """A request of a node, as bytes."""
-    known = {**version_headers(), NAME: name, PROCESS: process}
-    lines = [line, "Host: x", *(f"{key}: {value}" for key, value in known.items()), *headers, "", ""]
-    return "\r\n".join(lines).encode("latin-1") + body
 
 
 GET, POST = f"GET {WORK} HTTP/1.1", f"POST {ANSWERS}{'0' * 32} HTTP/1.1"
@@ -149,28 +141,22 @@ def _closed():
         OPEN.pop().close()
 
 
-def connected(server, tls=None, node="ben"):
-    host, port = address_of(server.address, "")
-    plain = socket.create_connection((host, port), timeout=PATIENCE)
-    OPEN.append(plain)
-    if tls is None:
-        return plain
-    context = ssl.create_default_context(cafile=tls / "ca.pem")
-    context.load_cert_chain(tls / node / "node.pem", tls / node / "node.key")
-    OPEN.append(context.wrap_socket(plain, server_hostname=host))
+def joined(server, tls=None, node="ben"):
+    """A connection, of a node that has certificates, which is closed at the end of the test."""
+    OPEN.append(connected(server))
+    if tls is not None:
+        context = ssl.create_default_context(cafile=tls / "ca.pem")
+        context.load_cert_chain(tls / node / "node.pem", tls / node / "node.key")
+        OPEN.append(context.wrap_socket(OPEN[-1], server_hostname=address_of(server.address, "")[0]))
     return OPEN[-1]
 
 
 def sent_and_read(connection, data, seconds=5.0):
     """What comes back until the other side closes the connection, as it has to, or for so long."""
     connection.settimeout(seconds)
-    read, end = bytearray(), time.monotonic() + seconds
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         connection.sendall(data)
-    with contextlib.suppress(ConnectionError, ssl.SSLError):
-        while time.monotonic() < end and (piece := connection.recv(2**16)):
-            read += piece
-    return bytes(read)
+    return read_to_end(connection, seconds)
 
 
 def node_of(server, tls, name="anna"):
@@ -183,7 +169,7 @@ def node_of(server, tls, name="anna"):
 def test_the_server_goes_on(data, kind, servers, tls, capfd):
     made, honest, said = servers
     folder = tls if kind == "tls" else None
-    with connected(made[kind], folder) as stranger:
+    with joined(made[kind], folder) as stranger:
         back = sent_and_read(stranger, data, 2.0)
     assert b"Traceback" not in back
     assert b"\x1b" not in back
@@ -197,8 +183,8 @@ def test_the_server_goes_on(data, kind, servers, tls, capfd):
 def test_outsiders_have_no_request(servers, tls):
     """Without a certificate nothing is read, whatever comes."""
     for data in (b"", b"GET / HTTP/1.1\r\n\r\n", TO_SERVERS["garbage: TLS in TLS"], bytes(100_000)):
-        with connected(servers[0]["tls"]) as stranger:
-            stranger.settimeout(https_connections.HANDSHAKE_SECONDS + 5)
+        with joined(servers[0]["tls"]) as stranger:
+            stranger.settimeout(https_server.HANDSHAKE_SECONDS + 5)
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(data)
                 stranger.shutdown(socket.SHUT_WR)
@@ -211,23 +197,15 @@ def server(start_server, tls):
     return start_server(tls, limits=QUICK)
 
 
-def slow_answer(server, tls, process):
-    """A connection on which an answer of ten million bytes comes slowly."""
-    connection = connected(server, tls)
-    connection.sendall(request(POST, "Content-Length: 9000000", body=b"x", process=process))
-    return connection
-
-
 def test_one_node_cannot_take_all_connections(server, tls, monkeypatch):
     """A slow answer under ever new names of processes: two connections stay at most, and twenty processes a minute."""
     waiting = InBackground(server.call, {"ben": b"work"}, most_bytes={"ben": 9_000_000}, seconds=10.0)
     with contextlib.closing(node_of(server, tls, "ben")) as ben:
-        while (packet := ben.ask("GET", WORK)).status != 200:
-            pass
+        packet = fetch(ben)
     before, held = descriptors(), []
     for number in range(40):
         with contextlib.suppress(ConnectionError, ssl.SSLError):
-            connection = connected(server, tls)
+            connection = joined(server, tls)
             held.append(connection)
             path = f"POST {ANSWERS}{packet.key} HTTP/1.1"
             connection.sendall(request(path, "Content-Length: 9000000", body=b"x", process=f"p{number}"))
@@ -236,7 +214,7 @@ def test_one_node_cannot_take_all_connections(server, tls, monkeypatch):
     ServingThread(lambda question: question[::-1], server.address, tls / "anna")
     assert server.call({"anna": b"abc"}, most_bytes={"anna": 9}, seconds=PATIENCE) == {"anna": b"cba"}
     replies = [sent_and_read(one, b"") for one in held]
-    assert sum(b"503" in one for one in replies) >= 40 - https_member.MOST_CHANGES
+    assert sum(b"503" in one for one in replies) >= 40 - https_mailbox.MOST_CHANGES
     assert any("ben was started twice" in line for line in server.said)
     assert len(server.said) < 10, "the log is not filled, either"
     for one in held:
@@ -247,16 +225,11 @@ def test_one_node_cannot_take_all_connections(server, tls, monkeypatch):
 
 
 def test_a_node_that_was_started_too_often_comes_later(server, tls, monkeypatch):
-    monkeypatch.setattr(https_member, "MOST_CHANGES", 3)
-    monkeypatch.setattr(https_member, "CHANGES_SECONDS", 0.5)
-    for number in range(3):
+    monkeypatch.setattr(https_mailbox, "MOST_CHANGES", 3)
+    monkeypatch.setattr(https_mailbox, "CHANGES_SECONDS", 0.5)
+    for _ in range(3):
         with contextlib.closing(node_of(server, tls)) as link:
-            if not number:
-                link.ask("GET", WORK)
-                member = server._mailbox.members["anna"]
-                member.changes = type(member.changes)(member.changes, maxlen=3)
-            else:
-                link.ask("GET", WORK)
+            link.ask("GET", WORK)
     said = []
     link = Link(server.address, tls / "anna", None, PATIENCE, said.append)
     with contextlib.closing(link):
@@ -265,10 +238,10 @@ def test_a_node_that_was_started_too_often_comes_later(server, tls, monkeypatch)
 
 
 def test_of_two_connections_of_one_process_the_newer_one_stays(server, tls):
-    older = connected(server, tls)
+    older = joined(server, tls)
     older.sendall(request(GET))
     assert older.recv(100).startswith(b"HTTP/1.1 204")
-    newer = connected(server, tls)
+    newer = joined(server, tls)
     newer.sendall(request(GET))
     assert newer.recv(100).startswith(b"HTTP/1.1 204")
     assert sent_and_read(older, b"", 2.0) == b""
@@ -283,10 +256,9 @@ def test_an_answer_has_a_least_speed(start_server, tls):
     server = start_server(tls, limits=limits)
     waiting = InBackground(server.call, {"ben": b"work"}, most_bytes={"ben": 50_000}, seconds=PATIENCE)
     with contextlib.closing(node_of(server, tls, "ben")) as ben:
-        while (packet := ben.ask("GET", WORK)).status != 200:
-            pass
+        packet = fetch(ben)
         process = ben._headers[PROCESS]
-    connection, begun = connected(server, tls), time.monotonic()
+    connection, begun = joined(server, tls), time.monotonic()
     connection.sendall(request(f"POST {ANSWERS}{packet.key} HTTP/1.1", "Content-Length: 50000", process=process))
     with contextlib.suppress(ConnectionError, ssl.SSLError):
         while time.monotonic() - begun < 5.0:
@@ -306,8 +278,8 @@ def test_descriptors_are_kept_for_the_process(start_server, monkeypatch):
     server.wait_for(1, PATIENCE)
     free = os.dup(0)
     os.close(free)
-    monkeypatch.setattr("os.sysconf", lambda name: free + https_connections.SPARE)
-    strangers = [connected(server) for _ in range(20)]
+    monkeypatch.setattr("os.sysconf", lambda name: free + https_server.SPARE)
+    strangers = [joined(server) for _ in range(20)]
     assert [sent_and_read(one, b"") for one in strangers] == [b""] * 20
     assert server.call({"anna": b"abc"}, most_bytes={"anna": 9}, seconds=PATIENCE) == {"anna": b"cba"}
     assert sum("files may be open (ulimit -n)" in line for line in server.said) == 1
@@ -318,7 +290,7 @@ def test_descriptors_are_kept_for_the_process(start_server, monkeypatch):
 
 def test_one_address_leaves_places_for_strangers_of_others(start_server):
     server = start_server(limits=Limits(poll_seconds=0.3, idle_seconds=5.0, per_address=3))
-    strangers = [connected(server) for _ in range(6)]
+    strangers = [joined(server) for _ in range(6)]
     until(lambda: any("3 are open without a request" in line for line in server.said))
     ended = [one for one in strangers if not sent_and_read_soon(one)]
     assert len(ended) == 3
@@ -373,7 +345,7 @@ class LyingServer:
 
 @pytest.mark.parametrize("parts", [pytest.param(parts, id=name) for name, parts in TO_NODES.items()])
 def test_a_node_reads_what_it_asked_for_and_no_more(parts, monkeypatch):
-    monkeypatch.setattr(https_link, "SECONDS", 0.5)
+    monkeypatch.setattr(https_node, "SECONDS", 0.5)
     said, before = [], resident()
     server = LyingServer(*parts)
     with contextlib.closing(server), pytest.raises(ConfigError) as error:

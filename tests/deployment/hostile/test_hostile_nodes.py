@@ -4,16 +4,17 @@ import copy
 import time
 
 import pytest
-from attacked import WithLiar, all_finite, cell, cut, entry, every, facts, garbage, header, leaf, raw, trees
-from in_process import make_nodes, node_folders, same
+import torch
+from attacked import WithLiar, all_finite, cell, cut, entry, every, facts, garbage, header, inside, leaf, raw, trees
+from in_process import InProcessFederation, make_nodes, same
 from test_conformance import sides
 
 from lit_fed import FedEM, FederatedModule
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.deployment.fleet import LostNodesError
+from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.wire import Packet, to_bytes
-from lit_fed.errors import ClientError
+from lit_fed.errors import ClientError, ConfigError
 from lit_fed.wrappers.faults.wrapper import Faults
 
 BOMB = b'{"facts":{},"trees":{}}' + b" " * 2**26
@@ -30,6 +31,7 @@ GARBAGE = {  # no packets at all, whatever was asked
     "bytes: random": garbage(bytes(range(256)) * 40),
     "bytes: an HTTP reply": garbage(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"),
     "length: cut in the middle": lambda honest: honest[: len(honest) // 2],
+    "length: one byte less": cut(stop=-1),
     "length: one byte more": cut(more=b"\0"),
     "length: header beyond the end": garbage(b"litfed1\n" + b"\xff" * 8 + b"x" * 100),
     "length: header of none": garbage(b"litfed1\n" + b"\0" * 100),
@@ -101,6 +103,8 @@ TRAINED = {  # packets in the place of what a client made of a phase
     "failures: escape sequences": facts(failed={"4": ["error", "client_step", ESCAPES]}),
     "failures: a path": facts(failed={"4": ["error", "../../x", "ValueError"]}),
     "failures: no whole number": facts(failed={"٤": FAILED}),
+    "trees: of another's client alone": garbage(to_bytes(Packet({"clients": []}, {"0": [torch.zeros(3)]}))),
+    "types: numbers": garbage(to_bytes(Packet({"clients": 7, "failed": 3}))),
     "trees: of nobody": header(trees={}),
     "trees: of another's client": trees(lambda found: found.update({"0": found.pop("4")})),
     "trees: of a client more": trees(lambda found: found.update({"0": found["4"]})),
@@ -163,6 +167,44 @@ KEPT = {
 }  # fmt: skip
 
 
+TOLD = {  # what a node says of its clients at the start
+    "version: another": facts(version="0.0.0"),
+    "version: no text": facts(version=5),
+    "version: escape sequences": facts(version=ESCAPES),
+    "facts: none": facts(facts=...),
+    "facts: a list": facts(facts=[]),
+    "facts: one more": inside("facts", "more", to=1),
+    "clients: a list": inside("facts", "clients", to=[]),
+    "clients: not three facts": inside("facts", "clients", ..., to=["seen"]),
+    "clients: a name of escape sequences": inside("facts", "clients", to={ESCAPES: ["seen", [9, 0, 4], 2]}),
+    "clients: a name without letters": inside("facts", "clients", to={"": ["seen", [9, 0, 4], 2]}),
+    "clients: a long name": inside("facts", "clients", to={"x" * 201: ["seen", [9, 0, 4], 2]}),
+    "clients: 200,000": inside("facts", "clients", to={str(one): ["seen", [9, 0, 4], 2] for one in range(200_000)}),
+    "clients: an unknown population": inside("facts", "clients", ..., 0, to="elsewhere"),
+    "sizes: negative": inside("facts", "clients", ..., 1, to=[-1, 0, 4]),
+    "sizes: two": inside("facts", "clients", ..., 1, to=[9, 4]),
+    "sizes: 2**40": inside("facts", "clients", ..., 1, to=[2**40, 0, 4]),
+    "sizes: fractions": inside("facts", "clients", ..., 1, to=[9.5, 0, 4]),
+    "labels: 2**31": inside("facts", "clients", ..., 2, to=2**31),
+    "labels: 2**20": inside("facts", "clients", ..., 2, to=2**20),
+    "labels: negative": inside("facts", "clients", ..., 2, to=-1),
+    "labels: none where there are classes": inside("facts", "clients", ..., 2, to=None),
+    "types: none": inside("facts", "types", to={}),
+    "types: unknown": inside("facts", "types", "x", to=["object", [16]]),
+    "types: a list": inside("facts", "types", "x", to=[["float32"], [16]]),
+    "types: many axes": inside("facts", "types", "x", to=["float32", [1] * 9]),
+    "types: 2**40 numbers": inside("facts", "types", "x", to=["float32", [2**20, 2**20]]),
+    "types: no numbers": inside("facts", "types", "x", to=["float32", [0]]),
+    "types: another shape": inside("facts", "types", "x", to=["float32", [17]]),
+    "types: other labels": inside("facts", "types", "y", to=["int32", []]),
+    "stored: escape sequences": inside("facts", "stored", to="\x1b[2J"),
+    "stored: another": inside("facts", "stored", to="uint8"),
+    "digest: none": inside("facts", "digest", to=""),
+    "digest: a path": inside("facts", "digest", to="../../x"),
+    "digest: long": inside("facts", "digest", to="a" * 129),
+}  # fmt: skip
+
+
 def cases(kind, *tables):
     return [pytest.param((kind, lie), id=f"{kind}-{name}") for table in tables for name, lie in table.items()]
 
@@ -178,8 +220,8 @@ class Federation:
         module = FederatedModule(FedEM(), LocalSolver(lr=0.1, momentum=0.9), client_trainer="sequential", **settings)
         self.settings, self.both = module.settings, sides(folders, states, module.settings)
         self.rounds, self.train = self.both.remote, self.both.remote_populations[0].train
-        self.fleet = self.rounds.client_trainer.questions.fleet
-        self.transport = self.fleet.transport = WithLiar(self.both.transport.nodes)
+        self.pool = self.rounds.client_trainer.pool
+        self.transport = self.pool.transport = WithLiar(self.both.transport.nodes)
         self.rounds.round(self.train)
         self.start = self.rounds.shared, self.rounds.server.rounds_done, copy.deepcopy(self.rounds.store.versions)
 
@@ -188,13 +230,8 @@ class Federation:
         self.rounds.discard()
         self.rounds.server.shared, self.rounds.server.rounds_done = shared, done
         self.rounds.store.versions.copy_(versions)
-        self.transport.lie, self.transport.lies, self.fleet.missing = lie, 0, missing
-        self.fleet.patience = 0.2
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
+        self.transport.lie, self.transport.lies, self.pool.missing = lie, 0, missing
+        self.pool.patience = 0.2
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +248,9 @@ def lenient(folders, tmp_path_factory):
 def without_carl(lenient):
     """The shared state after a round that carl missed."""
     lenient.begin(None, "drop")
-    lenient.transport.is_silent, lenient.fleet.seconds = True, 0.01
+    lenient.transport.lost, lenient.pool.seconds = lambda node, _: node == "carl", 0.01
     lenient.rounds.round(lenient.train)
-    lenient.transport.is_silent, lenient.fleet.seconds = False, 10.0
+    lenient.transport.lost, lenient.pool.seconds = lambda node, _: False, 10.0
     return tree.leaves(lenient.rounds.shared)
 
 
@@ -255,11 +292,11 @@ def test_an_update_that_nobody_computes_is_a_failed_client(strict, lenient, with
 
 def test_an_update_is_as_long_as_the_operator_allows(lenient, without_carl):
     lenient.begin(None, "drop")
-    lenient.fleet.max_update_norm = 1e3
+    lenient.pool.max_update_norm = 1e3
     assert not lenient.rounds.round(lenient.train).faults.errors
     lenient.begin(("train", entry(0, 1e4)), "drop")
     record = lenient.rounds.round(lenient.train)
-    lenient.fleet.max_update_norm = None
+    lenient.pool.max_update_norm = None
     assert "--data.dataset.max_update_norm is 1000" in record.faults.reasons[0]
     assert same(tree.leaves(lenient.rounds.shared), without_carl)
 
@@ -300,23 +337,23 @@ def test_a_false_promise_to_keep_is_none(strict, lie):
 
 def test_garbage_is_asked_again_until_an_answer_comes(strict, monkeypatch):
     """Where the server waits: one liar does not end a run that its honest successor can go on with."""
-    monkeypatch.setattr("lit_fed.deployment.fleet.PAUSES", (0.01, 0.02))
+    monkeypatch.setattr("lit_fed.deployment.node_pool.PAUSES", (0.01, 0.02))
     honest = strict.transport
     strict.begin(("train", lambda answer: answer if honest.lies > 3 else b"garbage"), "wait")
-    strict.fleet.patience = 30.0
+    strict.pool.patience = 30.0
     strict.rounds.round(strict.train)
     assert honest.lies == 4
 
 
 def test_a_second_process_without_the_states_does_not_end_the_run(strict, folders, tmp_path, monkeypatch, capsys):
     """It has the node's certificate and an empty folder of states; the first process, started again, goes on."""
-    monkeypatch.setattr("lit_fed.deployment.fleet.PAUSES", (0.01, 0.02))
+    monkeypatch.setattr("lit_fed.deployment.node_pool.PAUSES", (0.01, 0.02))
     strict.begin(None, "wait")
-    strict.fleet.patience = 30.0
+    strict.pool.patience = 30.0
     strict.rounds.round(strict.train)
     wanted = tree.leaves(strict.rounds.shared)
     strict.begin(None, "wait")
-    strict.fleet.patience = 30.0
+    strict.pool.patience = 30.0
     nodes, settings = strict.transport.nodes, strict.settings
     (second,) = make_nodes({"carl": folders["carl"]}, tmp_path / "elsewhere", settings=settings).values()
     first, asked = nodes["carl"], []
@@ -344,10 +381,65 @@ def test_settings_that_all_nodes_refuse_end_the_run_at_once(strict):
 
     for nodes, patience in ((dict.fromkeys(honest, Refusing()), 30.0), (honest | {"carl": Refusing()}, 0.3)):
         strict.begin(None, "wait")
-        strict.fleet.patience = patience
+        strict.pool.patience = patience
         strict.transport.nodes.update(nodes)
         begun = time.monotonic()
         with pytest.raises(LostNodesError, match="carl says: the models that clients start from are others here"):
             strict.rounds.round(strict.train)
         assert (time.monotonic() - begun < 0.2) == (patience == 30.0)
         strict.transport.nodes.update(honest)
+
+
+# ---------------------------------------------------------------------- at the start
+@pytest.fixture
+def starting(folders, tmp_path):
+    def start(lie, missing):
+        transport = WithLiar(make_nodes(folders, tmp_path / "states"))
+        transport.lie = lie
+        return InProcessFederation(transport, missing=missing, seconds=0.1, patience=0.1)
+
+    return start
+
+
+@pytest.mark.parametrize("lie", cases("facts", GARBAGE, TOLD))
+def test_a_false_start_is_of_one_node(starting, lie, capsys):
+    """It ends the run by name, or under `drop` the others go on."""
+    with pytest.raises((LostNodesError, ConfigError), match="carl") as error:
+        starting(lie, "stop").load()
+    told(error)
+    seen, unseen = starting(lie, "drop").load()
+    assert (seen.names, unseen.names) == (["a1", "a2", "b1", "b2"], ["b9"])
+    said = capsys.readouterr().err
+    assert "carl" in said
+    assert said.replace("\n", "").isprintable()
+
+
+def claiming(*names):
+    return ("facts", inside("facts", "clients", to={name: ["seen", [9, 0, 4], 2] for name in names}))
+
+
+def test_a_node_that_claims_the_clients_of_others_is_left_out(starting, capsys):
+    seen, _ = starting(claiming("a1", "b1"), "drop").load()
+    assert seen.names == ["a1", "a2", "b1", "b2"]
+    assert "going on without carl" in capsys.readouterr().err
+    seen, _ = starting(claiming("a1"), "drop").load()  # nobody can say which of two nodes has it
+    assert seen.names == ["b1", "b2"]
+    assert "client 'a1' stands on the nodes anna and carl; rename its file" in capsys.readouterr().err
+
+
+def test_a_node_that_claims_the_clients_of_others_may_be_corrected(starting, monkeypatch):
+    monkeypatch.setattr("lit_fed.deployment.node_pool.PAUSES", (0.01, 0.02))
+    federation = starting(claiming("a1", "b1"), "wait")
+    honest, times = federation.transport.lie[1], []
+    federation.transport.lie = (
+        "facts",
+        lambda answer: times.append(1) or (honest(answer) if len(times) < 3 else answer),
+    )
+    seen, _ = federation.load()
+    assert seen.names == ["a1", "a2", "b1", "b2", "c1"]
+
+
+def test_the_tables_are_long():
+    tables = (GARBAGE, TRAINED, BELIEVED, MEASURED, UNBELIEVABLE, KEPT, TOLD)
+    assert sum(map(len, tables)) + 2 * len(GARBAGE) >= 150
+    assert len({name.partition(":")[0] for table in tables for name in table}) >= 20

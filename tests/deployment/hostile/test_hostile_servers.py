@@ -4,15 +4,15 @@ import json
 import shutil
 
 import pytest
-from attacked import all_finite, every, facts, header_of, inside, leaf, raw, trees, watched
+from attacked import all_finite, every, facts, header_of, inside, leaf, raw, trees
 from in_process import InProcess, InProcessFederation, make_nodes, node_folders
 from test_hostile_nodes import ESCAPES, GARBAGE, cases
 from test_runs import fit, module_of
 from test_settings import written
+from watched import watched
 
+from lit_fed.deployment.messages import REFUSALS, session_name
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.refusal import REFUSALS
-from lit_fed.deployment.session_facts import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 
 UP = "../../../evil"
@@ -79,6 +79,7 @@ ASKED = {  # in the place of any question about a round
 
 TRAIN = {
     "version: a path": facts(version=UP),
+    "version: a path from the root": facts(version=f"/{UP}"),
     "version: a number in a text": facts(version="5"),
     "version: negative": facts(version=-5),
     "version: none": facts(version=...),

@@ -4,31 +4,23 @@ import json
 
 import pytest
 import torch
-from in_process import InProcess, InProcessFederation, make_nodes, node_folders, same
+from in_process import InProcess, InProcessFederation, make_nodes, same
 from test_runs import fit, module_of
 from test_settings import written
 
 from lit_fed.core.noise import protecting_normals
 from lit_fed.core.seeds import Secret
-from lit_fed.deployment.session_facts import session_name
+from lit_fed.deployment.messages import session_name
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.training.building import without_noise_seed
+from lit_fed.training.module import without_noise_seed
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 BUDGET = {"noise_multiplier": 2.0, "clip_norm": 0.5, "delta": 1e-3}
-KINDS = {
-    "messages": LocalPrivacy(**BUDGET),
-    "steps": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=2.0),
-}
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return node_folders(tmp_path_factory.mktemp("nodes"))
+KINDS = {"messages": LocalPrivacy(**BUDGET), "steps": ExamplePrivacy(**BUDGET, sample_rate=0.5, mixture_noise=2.0)}
 
 
 def trained(folders, tmp_path, privacy, arguments=None, **options):

@@ -7,7 +7,7 @@ import sysconfig
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["watch"]
+__all__ = ["watch", "watched"]
 
 READ_FROM = (
     Path(__file__).parents[3] / "lit_fed", sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"),
@@ -21,6 +21,7 @@ STARTS = {"os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork
 CONNECTS = {"socket.connect", "socket.getaddrinfo"}
 CHANGES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.chmod", "os.symlink", "os.link", "shutil.rmtree"}
 UNPICKLES = {"pickle.find_class"}
+WRITES = CHANGES - {"shutil.rmtree"} | {"os.truncate"}
 
 watched_by = []
 """Who is told of events; a hook cannot be taken back."""
@@ -59,6 +60,30 @@ def watch(forbidden=()):
                 found.append(f"open {path}")
         elif event in STARTS | CONNECTS | CHANGES | UNPICKLES and not _is_compiled(arguments):
             found.append(f"{event} {arguments}")
+
+    watched_by.append(note)
+    try:
+        yield found
+    finally:
+        watched_by.remove(note)
+
+
+@contextmanager
+def watched(*places):
+    """Files outside some folders that are opened, made, moved or deleted; installed libraries may be read."""
+    inside, found = [os.path.realpath(one) for one in places], []
+
+    def note(event, arguments):
+        if event != "open" and event not in WRITES:
+            return
+        writes = event != "open" or bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        several = event not in ("open", "os.mkdir", "os.remove", "os.rmdir")
+        for one in arguments[: 2 if several else 1]:
+            if isinstance(one, str | bytes | os.PathLike) and not _is_compiled((os.fsdecode(one),)):
+                path = os.path.realpath(os.fsdecode(one))
+                allowed = any(path == place or path.startswith(f"{place}/") for place in inside)
+                if not allowed and (writes or not path.startswith((*OWN, "/usr/", "/lib/", "/etc/localtime"))):
+                    found.append((event, path))
 
     watched_by.append(note)
     try:

@@ -15,14 +15,14 @@ from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Message, ModelState, Reduced
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import WrappedShared
+from lit_fed.wrappers.base import WrappedShared, part_of
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.deltas import delta_of
 from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.accountant import epsilon_of_releases
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy, Counted, PrivateAverage
 from lit_fed.wrappers.privacy.local import LocalPrivacy
-from lit_fed.wrappers.privacy.settings import private_part
+from lit_fed.wrappers.privacy.settings import Private
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 CHANGES = [[3.0, 4.0, 0.0], [0.3, 0.4, 0.0], [0.0, 0.0, -2.0], [0.6, -0.8, 0.0]]
@@ -284,7 +284,7 @@ def test_epsilon_follows_from_what_the_server_remembers():
     assert algorithm.guarantee(federation.terms, federation.shared.own)["epsilon"] == 0
     for cohort in ([0, 2], [], [1]):
         federation.round(cohort)
-    wrapper, own = private_part(federation.algorithm, federation.shared)
+    wrapper, own = part_of(federation.algorithm, federation.shared, Private)
     found = wrapper.guarantee(federation.terms, own)
     assert found["epsilon"] == epsilon_of_releases(0.5, 1.0, 3, 1e-3)
     assert found["epsilon_rdp"] == epsilon_of_releases(0.5, 1.0, 3, 1e-3, "rdp") > found["epsilon"]

@@ -14,10 +14,11 @@ from lit_fed.core.mixtures import e_step
 from lit_fed.core.mixtures.e_step import expectation, nearest_mixture, private_expectation
 from lit_fed.core.types import ClientData
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.base import part_of
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.example_level import Charged, ExamplePrivacy
-from lit_fed.wrappers.privacy.settings import private_part
+from lit_fed.wrappers.privacy.settings import Private
 from lit_fed.wrappers.robust.rules import Krum
 from lit_fed.wrappers.robust.wrapper import Robustness
 
@@ -96,7 +97,7 @@ def test_steps_are_charged_whatever_becomes_of_the_message(around):
     federation = Federation(algorithm, make_clients([4, 3, 2]), solver=LocalSolver(local_epochs=3))
     for _ in range(2):
         federation.round()
-    assert private_part(federation.algorithm, federation.shared)[1].steps.tolist() == [12, 12, 12]
+    assert part_of(federation.algorithm, federation.shared, Private)[1].steps.tolist() == [12, 12, 12]
 
 
 def test_the_noise_of_a_target_stays():

@@ -13,12 +13,12 @@ from lit_fed.clients.session import surround
 from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.types import Message, ModelState
 from lit_fed.errors import ConfigError
-from lit_fed.wrappers.base import WrappedShared
+from lit_fed.wrappers.base import WrappedShared, part_of
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.faults.wrapper import Faults
 from lit_fed.wrappers.privacy.accountant import epsilon_of_local_messages
 from lit_fed.wrappers.privacy.local import LocalPrivacy, NoisyClients
-from lit_fed.wrappers.privacy.settings import private_part
+from lit_fed.wrappers.privacy.settings import Private
 from lit_fed.wrappers.robust.rules import Krum
 from lit_fed.wrappers.robust.wrapper import Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
@@ -128,7 +128,7 @@ def test_a_message_is_charged_whatever_becomes_of_it(around, counted):
     before = federation.shared
     for _ in range(3):
         federation.round()
-    private, own = private_part(federation.algorithm, federation.shared)
+    private, own = part_of(federation.algorithm, federation.shared, Private)
     assert own.messages.tolist() == counted
     assert private.guarantee(federation.terms, own)["epsilon"] == epsilon_of_local_messages(5.0, 3, 1e-5)
     if "robustness" in around:  # the rule took nothing in

@@ -17,8 +17,8 @@ from lit_fed.core.types import Chosen, ModelState, Reduced
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.training.building import facts_of
-from lit_fed.wrappers.base import WrappedShared
+from lit_fed.training.module import facts_of
+from lit_fed.wrappers.base import WrappedShared, part_of
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.robust.attacks import Invalid, SignFlip
 from lit_fed.wrappers.robust.rules import (
@@ -31,7 +31,7 @@ from lit_fed.wrappers.robust.rules import (
     NormBound,
     TrimmedMean,
 )
-from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness, judging_part
+from lit_fed.wrappers.robust.wrapper import NEVER_JUDGED, RobustAverage, Robustness
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ROUND = torch.arange(5)
@@ -283,7 +283,7 @@ def test_what_a_run_tells(tmp_path, capsys):
     assert 0 < rounds["robust/kept_attackers"].tolist()[0] < 1
     assert rounds["robust/kept_honest"].between(0.1, 1).all()
     clients = pd.read_csv(folder / "clients.csv")
-    own = judging_part(module.federation.algorithm, module.shared)[1]
+    own = part_of(module.federation.algorithm, module.shared, RobustAverage)[1]
     assert (own.kept != NEVER_JUDGED).all()
     assert clients["kept"].tolist() == pytest.approx(own.kept.tolist())
     assert (clients.loc[clients["attacker"], "kept"] == 0).all()

@@ -11,7 +11,7 @@ from lit_fed.callbacks import SecureRounds
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.training.building import facts_of
+from lit_fed.training.module import facts_of
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
 

@@ -49,7 +49,6 @@ class QSGD(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "levels": (1 <= self.levels <= MOST_LEVELS, f"a whole number from 1 to {MOST_LEVELS}"),
             "bucket_size": (self.bucket_size is None or self.bucket_size >= 1, "a whole number >= 1, or null"),
@@ -130,7 +129,6 @@ class TernGrad(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         holds = self.clip_sigma is None or self.clip_sigma > 0
         check_settings(self, {"clip_sigma": (holds, "a number > 0, or null")}, type(self).__name__)
 

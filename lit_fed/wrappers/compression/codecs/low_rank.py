@@ -34,7 +34,6 @@ class LowRank(Codec):
     keeps_shape: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {name: (getattr(self, name) >= 1, "a whole number >= 1") for name in ("rank", "iterations")}
         check_settings(self, checks, type(self).__name__)
 

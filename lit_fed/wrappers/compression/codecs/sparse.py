@@ -25,7 +25,6 @@ class Sparse(Codec):
     k: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "fraction": (0 < self.fraction <= 1, "a number in (0, 1]"),
             "k": (self.k is None or self.k >= 1, "a whole number >= 1, or null"),

@@ -32,7 +32,6 @@ class Uniform(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         holds = 1 <= self.bits <= MOST_BITS
         check_settings(self, {"bits": (holds, f"a whole number from 1 to {MOST_BITS}")}, type(self).__name__)
 

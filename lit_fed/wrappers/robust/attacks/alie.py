@@ -39,7 +39,6 @@ class ALIE(Attack):
     z: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(
             self, {"z": (self.z is None or self.z != 0, "a number other than 0, or leave it out")}, "--model.attack"
         )

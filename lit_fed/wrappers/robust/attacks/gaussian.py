@@ -32,7 +32,6 @@ class Gaussian(Attack):
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"std": (self.std > 0, "a number > 0")}, "--model.attack")
 
     def changes(self, sent: Intercepted) -> Tree:

@@ -33,7 +33,6 @@ class IPM(Attack):
     epsilon: float = 0.1
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"epsilon": (self.epsilon > 0, "a number > 0")}, "--model.attack")
 
     def changes(self, sent: Intercepted) -> Tree:

@@ -34,7 +34,6 @@ class Mimic(Attack):
     client: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"client": (self.client >= 0, "the number of a client, from 0")}, "--model.attack")
 
     def changes(self, sent: Intercepted) -> Tree:

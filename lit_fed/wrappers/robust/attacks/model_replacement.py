@@ -31,7 +31,6 @@ class ModelReplacement(Attack):
     boost: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         allowed = self.boost is None or self.boost > 0
         check_settings(self, {"boost": (allowed, "a number > 0, or leave it out")}, "--model.attack")
 

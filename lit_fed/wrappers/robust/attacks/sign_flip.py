@@ -28,7 +28,6 @@ class SignFlip(Attack):
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"scale": (self.scale > 0, "a number > 0")}, "--model.attack")
 
     def changes(self, sent: Intercepted) -> Tree:
