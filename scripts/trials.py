@@ -68,16 +68,16 @@ def _jump(jumps: list[tuple[float, float]]) -> None:
 
 def _count(path: Path) -> None:
     """Write the bytes sent and received after each question to nodes."""
-    from lit_fed.deployment.fleet import Fleet
+    from lit_fed.deployment.node_pool import NodePool
 
-    ask = Fleet.ask
+    ask = NodePool.ask
 
-    def counted(self: Fleet, *arguments: Any, **options: Any) -> Any:
+    def counted(self: NodePool, *arguments: Any, **options: Any) -> Any:
         answers = ask(self, *arguments, **options)
         path.write_text(json.dumps({"sent": self.sent, "received": self.received}))
         return answers
 
-    Fleet.ask = counted  # type: ignore[method-assign]
+    NodePool.ask = counted  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
