@@ -189,7 +189,7 @@ def slow_map(size=8):
     return lambda x: fixed + rates * (x - fixed), fixed
 
 
-def run(steps, jumping):
+def distance_after(steps, jumping):
     image, fixed = slow_map()
     point, jumps = torch.zeros_like(fixed), Jumps()
     for _ in range(steps):
@@ -199,8 +199,8 @@ def run(steps, jumping):
 
 
 def test_jumps_arrive_long_before_plain_steps():
-    assert run(60, jumping=False) > 1
-    assert run(60, jumping=True) < 1e-3
+    assert distance_after(60, jumping=False) > 1
+    assert distance_after(60, jumping=True) < 1e-3
 
 
 def test_a_jump_that_makes_steps_longer_is_taken_back():
