@@ -11,7 +11,7 @@ import pytest
 import wandb
 import yaml
 from quiet import quiet_trainer
-from running import start
+from running import run
 from wandb_records import artefacts, config, history, records, summary
 
 from lit_fed import FederatedModule
@@ -109,9 +109,8 @@ def check_best(offline, folder, rows):
 @pytest.mark.slow
 def test_two_ranks_are_one_run(offline):
     ranks = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.max_epochs", "2"]
-    fit = start([*LOGGED, *SMALL, *ranks])
-    said = fit.communicate(120)
-    assert fit.returncode == 0, said
+    finished = run([*LOGGED, *SMALL, *ranks], ranks=2)
+    assert finished.returncode == 0, finished.stderr
     rows = history(offline)  # there is one file
     assert sorted(row["round"] for row in rows if "comm/bytes_up" in row) == [1, 2]
     assert [row["round"] for row in rows if "mixture_weights.path" in row] == [2]
