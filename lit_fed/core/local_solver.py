@@ -176,7 +176,7 @@ class LocalSolver:
         assert loss is not None
         return models, optimizer, loss
 
-    def move(
+    def step_without_loss(
         self,
         task: Task,
         models: ModelState,

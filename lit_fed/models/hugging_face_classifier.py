@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
 from lit_fed.system.packages import optional_package
 

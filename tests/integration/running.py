@@ -99,6 +99,7 @@ def _restored():
     hooks, mask, threads = (sys.excepthook, sys.unraisablehook), os.umask(0o022), torch.get_num_threads()
     os.umask(mask)
     places = [Path(one).resolve() for one in (*path, sys.base_prefix)]
+    temporary, tempfile.tempdir = tempfile.tempdir, None  # it is that of TMPDIR, and remembered
     generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
     handlers = {one: signal.getsignal(one) for one in SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell would hand on "ignore"
@@ -128,6 +129,7 @@ def _restored():
             signal.signal(one, handler)
         for one, *state in logged:
             one.level, one.disabled, one.propagate, one.handlers[:], one.filters[:] = state
+        tempfile.tempdir = temporary
         sys.argv, sys.path[:], (sys.excepthook, sys.unraisablehook) = argv, path, hooks
         os.environ.clear()
         os.environ.update(environment)

@@ -28,7 +28,7 @@ from lit_fed.data.data_sets.base import (
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = [
     "ClientArrays",

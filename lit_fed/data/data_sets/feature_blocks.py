@@ -17,7 +17,7 @@ from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.client_folder import ClientArrays, checked, read_files
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["FeatureBlocks"]
 

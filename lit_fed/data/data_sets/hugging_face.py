@@ -24,7 +24,7 @@ from lit_fed.data.data_sets.arrow_columns import (
 )
 from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, check_labels_options, names_of, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
 
 __all__ = [

@@ -21,8 +21,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import Names, Normalisation, PooledDataSet, Samples, names_of, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.files import whole_file
-from lit_fed.system.given_paths import given_path, require_file
+from lit_fed.system.files import given_path, require_file, whole_file
 
 __all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import input_array, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import require_file
+from lit_fed.system.files import require_file
 
 __all__ = ["LeafUser", "read_json", "read_leaf_users"]
 

@@ -26,7 +26,7 @@ from lit_fed.data.data_sets.base import (
     require,
 )
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]
 

@@ -20,7 +20,7 @@ import numpy as np
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_json, read_leaf_users
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["UNKNOWN", "VOCABULARY", "Shakespeare", "encode_text"]
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["Pictures", "TorchvisionSet"]
 

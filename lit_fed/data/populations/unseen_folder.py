@@ -44,7 +44,7 @@ from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client, find_client_name
 from lit_fed.data.populations.splits import split_rows
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = [
     "HELD_OUT",
