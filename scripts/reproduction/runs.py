@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, redirect_stdout, suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -139,37 +137,29 @@ def make_missing(
         done: told of every run that came to its end.
         unfinished: where runs lie that have no record yet, see `make`.
     """
+    from lit_fed.command_line.runner import Job, Outcome, run_many
     from lit_fed.errors import ClientError, ConfigError
 
-    for run, result in _results(kept.missing(runs), extra, jobs, unfinished):
-        try:
-            record = result()
-        except (ClientError, ConfigError) as error:
+    def ended(outcome: Outcome) -> None:
+        run, record, error = outcome
+        if error is not None:
             print(f"{run.name} is not run: {error}", file=sys.stderr, flush=True)
-            continue
+            return
         kept.write(run, record)
         if "diverged" in record:
             print(f"{run.name} diverged: {record['reason']}", file=sys.stderr, flush=True)
         else:
             done(run)
 
-
-def _results(
-    runs: Sequence[Run], extra: Callable[[Run], Sequence[str]], jobs: int, unfinished: Path | None
-) -> Iterator[tuple[Run, Callable[[], Record]]]:
-    """Each run with what gives its record or raises its error."""
-    if jobs == 1:
-        yield from ((run, partial(make, run, extra(run), unfinished)) for run in runs)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_one_thread) as pool:
-        futures = {pool.submit(make, run, extra(run), unfinished): run for run in runs}
-        for future in as_completed(futures):
-            yield futures[future], future.result
-
-
-def _one_thread() -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+    missing = kept.missing(runs)
+    waiting = (Job(run, partial(make, run, extra(run), unfinished)) for run in missing)
+    if min(jobs, len(missing)) > 1:
+        run_many(lambda: next(waiting, None), ended, min(jobs, len(missing)))
+    for run, call, _ in waiting:
+        try:
+            ended(Outcome(run, call(), None))
+        except (ClientError, ConfigError) as error:
+            ended(Outcome(run, None, str(error)))
 
 
 def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Record:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from reproduction.tables import Method, Scale, Setting
 
-__all__ = ["LABELS", "facts", "published", "settings_of", "some_settings"]
+__all__ = ["LABELS", "facts", "published", "settings_of", "some_settings", "words"]
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 LABELS: dict[str, str] = FILE["labels"]
@@ -49,28 +49,41 @@ def _inherited(pattern: str) -> dict[str, Any]:
     return base | fields | {key: base.get(key, {}) | fields.get(key, {}) for key in ("with", "each")}
 
 
-def _variants(pattern: str, each: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, tuple[str, str, str]]]]:
-    """The names in a product of choices, each with the name, label and words of what was chosen, by choice."""
-    choices = [[(key, _choice(name, each[key])) for name in each[key]] for key in each]  # a list is one of plain values
-    for chosen in product(*choices):
-        yield pattern.format_map({key: name for key, (name, _, _) in chosen}), dict(chosen)
+class Choice(NamedTuple):
+    """One of the values that a name stands for."""
+
+    name: str
+    label: str
+    words: str
+
+    @classmethod
+    def of(cls, name: Any, choices: Mapping[Any, Any] | list[Any]) -> Choice:
+        """What a file says of a choice: words, a label with words, or in a list nothing else."""
+        given = choices[name] if isinstance(choices, Mapping) else name
+        label, text = given if isinstance(given, list) else (name, given)
+        return cls(str(name), str(label), str(text))
 
 
-def _choice(name: Any, choices: Mapping[Any, Any] | list[Any]) -> tuple[str, str, str]:
-    given = choices[name] if isinstance(choices, Mapping) else str(name)
-    label, text = given if isinstance(given, list) else (str(name), given)
-    return str(name), str(label), str(text)
+Chosen = dict[str, Choice]
 
 
-def _setting(name: str, fields: Mapping[str, Any], chosen: Mapping[str, tuple[str, str, str]], smoke: bool) -> Setting:
+def _variants(pattern: str, each: Mapping[str, Any]) -> Iterator[tuple[str, Chosen]]:
+    """The names in a product of choices, each with what was chosen."""
+    choices = [[(key, Choice.of(name, each[key])) for name in each[key]] for key in each]
+    for pairs in product(*choices):
+        chosen = dict(pairs)
+        yield pattern.format_map({key: one.name for key, one in chosen.items()}), chosen
+
+
+def _setting(name: str, fields: Mapping[str, Any], chosen: Chosen, smoke: bool) -> Setting:
     less: Mapping[str, Any] = fields.get("smoke", {}) if smoke else {}
     known = {**FILE["words"], **fields.get("with", {}), **less.get("with", {})}
-    known |= {key: text for key, (_, _, text) in chosen.items()}
+    known |= {key: one.words for key, one in chosen.items()}
     arguments = (*words(fields.get("arguments", ""), known), *words(less.get("arguments", ""), known))
     methods, choices = _methods(fields, known)
     for only in (fields.get("only"), less.get("only")):
         methods = tuple(one for one in methods if only is None or one.name in only)
-    label = fields["label"].format_map({key: shown for key, (_, shown, _) in chosen.items()})
+    label = fields["label"].format_map({key: one.label for key, one in chosen.items()})
     draws = {key: fields[key] for key in ("draws_data", "draws_pool") if key in fields}
     found = Setting(name, label, fields["config"], methods, arguments, tuple(fields.get("measures", ())), **draws)
     return found._replace(choices=choices).without(*less.get("without", ()))
@@ -84,13 +97,13 @@ def _methods(fields: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple
         for name, chosen in _variants(pattern, one.get("each", {})):
             if name in (*one.get("but", ()), *fields.get("but", ())):
                 continue
-            shown = {key: label for key, (_, label, _) in chosen.items()}
+            shown = {key: choice.label for key, choice in chosen.items()}
             label = one["label"].format_map(shown) if "label" in one else _label(name)
             text = one.get("words", " ".join(f"{{{key}}}" for key in chosen))
-            arguments = words(text, {**known, **{key: value for key, (_, _, value) in chosen.items()}})
+            arguments = words(text, {**known, **{key: choice.words for key, choice in chosen.items()}})
             found.append(Method(name, label, arguments, tuple(one.get("measures", ()))))
-            for key, (choice, shown_as, _) in chosen.items():
-                choices.setdefault(key, {}).setdefault(choice, shown_as)
+            for key, choice in chosen.items():
+                choices.setdefault(key, {}).setdefault(choice.name, choice.label)
     for more in fields.get("added", ()):
         arguments, measures = words(more["words"], known), tuple(more.get("measures", ()))
         found = [one.more(arguments, measures) if one.name in more["to"] else one for one in found]
@@ -105,12 +118,7 @@ def _label(name: str) -> str:
 
 
 def words(text: str, known: Mapping[str, Any]) -> tuple[str, ...]:
-    """The arguments that a text in short stands for.
-
-    Example:
-        >>> words("FedEM num_components=3 | lr={rate} --data.seed 1", {"rate": 0.1})[2:]
-        ('--model.algorithm.num_components', '3', '--model.solver.lr', '0.1', '--data.seed', '1')
-    """
+    """The arguments that a text in short stands for, see the head of `settings.yaml`."""
     while "{" in text:
         text = text.format_map(known)
     found: list[str] = []

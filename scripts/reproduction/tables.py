@@ -17,8 +17,13 @@ from long_commands import in_lines
 
 from reproduction.runs import Kept, Record, Run, command_line
 
-__all__ = ["Method", "Published", "Scale", "Setting", "Table", "accuracies", "grid", "mean", "order", "page", "wrap"]
+__all__ = [
+    "ACCURACY", "PAGES", "SCALES", "Method", "Part", "Results", "Scale", "Setting", "Table",
+    "accuracies", "fill", "grid", "mean", "order", "page", "ranked", "wrap",
+]  # fmt: skip
 
+ACCURACY = "test/seen/accuracy"
+PAGES = Path(__file__).parent / "pages"
 Scale = Literal["smoke", "reduced", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "reduced", "paper")
 
@@ -49,8 +54,6 @@ class Results(NamedTuple):
 
 Body = Callable[[Results], dict[str, Part]]
 Picture = Callable[[Results, Path], None]
-ACCURACY = "test/seen/accuracy"
-PAGES = Path(__file__).parent / "pages"
 
 
 @dataclass(frozen=True)
@@ -127,13 +130,12 @@ class Setting(NamedTuple):
 
     def run(self, method: str, seed: int) -> Run | None:
         """The run of a method; None where the setting has no such method."""
-        for one in self.methods:
-            if one.name == method:
-                noise = ("--model.privacy.noise_seed", str(seed)) if "--model.privacy" in one.arguments else ()
-                arguments = (*self.arguments, *one.arguments, *noise, *self._seeds(seed))
-                measures = (*self.measures, *one.measures)
-                return Run(f"{self.name}/{method}-{seed}", self.config, arguments, measures)
-        return None
+        one = self.method(method)
+        if one is None:
+            return None
+        noise = ("--model.privacy.noise_seed", str(seed)) if "--model.privacy" in one.arguments else ()
+        arguments = (*self.arguments, *one.arguments, *noise, *self._seeds(seed))
+        return Run(f"{self.name}/{method}-{seed}", self.config, arguments, (*self.measures, *one.measures))
 
     def varied(self, name: str, *arguments: str) -> Setting:
         """This setting with more arguments and a longer name."""
@@ -169,19 +171,12 @@ class Setting(NamedTuple):
         return [run for run in found if run is not None]
 
 
-class Published(NamedTuple):
-    """A figure of a paper, in percent."""
-
-    mean: float
-    other: float | None = None  # the worst decile, or the standard deviation
-
-
-def accuracies(records: Sequence[Record], key: str = "test/seen/accuracy") -> list[float]:
+def accuracies(records: Sequence[Record], key: str = ACCURACY) -> list[float]:
     """A result of each record in percent."""
     return [100 * one["summary"][key] for one in records]
 
 
-def mean(records: Sequence[Record], key: str = "test/seen/accuracy") -> float:
+def mean(records: Sequence[Record], key: str = ACCURACY) -> float:
     """The mean over records in percent."""
     return statistics.mean(accuracies(records, key))
 

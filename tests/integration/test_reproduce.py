@@ -8,8 +8,8 @@ from lightning.pytorch import Callback
 from reproduction import runs
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, Run, make, make_missing, read_records
-from reproduction.settings import LABELS, settings_of
-from reproduction.tables import Table, mean, order, page
+from reproduction.settings import LABELS, settings_of, words
+from reproduction.tables import Table, fill, mean, order, page
 from running import forking
 
 from lit_fed.cli import FederatedCLI
@@ -238,6 +238,21 @@ def test_a_run_that_was_cut_short_goes_on(tmp_path):
     assert found == {"run": run.name} | json.loads(json.dumps(whole))
     assert len(found["mixture_curve"]) == 4
     assert not list((tmp_path / "runs").rglob("*.*"))
+
+
+def test_a_method_is_its_command_line_in_short():
+    known = {"rate": 0.1, "solver": "lr={rate} momentum=0.9", "callback": "--trainer.callbacks+=A"}
+    given = words("FedEM num_components=3 | {solver} {callback} --model.init_seeds '[1, 2]'", known)
+    assert given == (
+        "--model.algorithm", "FedEM", "--model.algorithm.num_components", "3", "--model.solver.lr", "0.1",
+        "--model.solver.momentum", "0.9", "--trainer.callbacks+=A", "--model.init_seeds", "[1, 2]",
+    )  # fmt: skip
+
+
+def test_parts_of_a_page_take_the_place_of_their_names():
+    text = "# {title}\n\nA line,\nand {number}.\n\n{table}\n\n{gone} is gone.\n\n- {said}\n- one\n  more\n- no {gone}"
+    parts = {"title": "T", "number": "2", "table": ["| a |", "| b |"], "gone": None, "said": ["x", "y"]}
+    assert fill(text, parts) == ["# T", "", "A line, and 2.", "", "| a |", "| b |", "", "- x", "- y", "- one more"]
 
 
 def test_order_names_the_pairs_that_stand_the_other_way_round():
