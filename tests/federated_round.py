@@ -17,7 +17,7 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.models import Linear, Network
+from lit_fed.models import MLP, Linear, Network
 from lit_fed.serving import client_scores
 
 BINARY = Binary()
@@ -47,6 +47,11 @@ class Tagger(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.embedding(x)))
+
+
+def small_mlp(shape: tuple[int, ...], num_outputs: int) -> MLP:
+    """One hidden layer of three."""
+    return MLP(shape, num_outputs, (3,))
 
 
 def make_clients(sizes, num_features=4, target=BINARY, seed=0, dtype=torch.float64, first_id=0) -> Split:
@@ -101,6 +106,12 @@ def quadratics(curvatures, centres) -> Split:
     roots = torch.tensor(curvatures, dtype=torch.float64).sqrt()
     y = roots * torch.tensor(centres, dtype=torch.float64)
     return Split(roots[:, None], y, torch.arange(len(roots) + 1))
+
+
+def two_quadratics(**fields: Any) -> dict[str, Any]:
+    """½w² and ½·3(w − 4)², from 0: the fields `train` and `task` of a federation, and others."""
+    task = make_task(REGRESSION, num_features=1, network=Scale)
+    return {"train": quadratics([1.0, 3.0], [0.0, 4.0]), "task": task} | fields
 
 
 def perturbed(value: Tree, scale=0.1, seed=0) -> Tree:

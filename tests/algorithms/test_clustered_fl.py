@@ -17,7 +17,8 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.clustered_fl_numpy import clustered_round, place, predict
+from references.clustered_fl_numpy import clustered_round, place
+from references.logistic import predict
 
 from lit_fed.algorithms import ClusteredFL, FedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -117,9 +118,7 @@ def test_what_keeps_a_cluster_together(fields):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"min_cluster_size": 3}, {"gamma_max": 0.999}, {"relative": True, "mean_norm_below": 0.1}],
-    ids=str,
+    "fields", [{"min_cluster_size": 3}, {"gamma_max": 0.999}, {"relative": True, "mean_norm_below": 0.1}], ids=str
 )
 def test_what_does_not(fields):
     assert pulled(**fields).shared.cluster.tolist() == [0, 1, 0, 1]

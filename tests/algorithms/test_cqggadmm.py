@@ -15,7 +15,8 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.cqggadmm_numpy import cqggadmm_round, predict
+from references.cqggadmm_numpy import cqggadmm_round
+from references.logistic import predict
 
 from lit_fed.algorithms import CQGGADMM, GADMM
 from lit_fed.clients import VectorizedTrainer

@@ -13,6 +13,7 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from references.decentralized_surrogate_numpy import decentralized_round, identity
 from references.dfedem_numpy import metropolis
@@ -26,7 +27,7 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [6, 1, 9, 3]
 COHORTS = [[0, 1, 2, 3], [2, 0], [1, 3, 2]]
@@ -43,10 +44,6 @@ EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
 @pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
 def trainer(request):
     return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def rows(federation):
@@ -260,11 +257,6 @@ def test_a_client_of_pfedme_starts_from_its_own_model():
     assert same_bits(federation.states.local.models, federation.shared.each)
 
 
-def test_seen_clients_are_served_with_what_they_kept():
-    federation = run_rounds(DecentralizedSurrogate(), None, make_clients(SIZES))
-    assert same_bits(federation.serve(), federation.states)
-
-
 def test_the_picture_is_the_mixing_matrix():
     federation = Federation(DecentralizedSurrogate(**CHAIN), make_clients(SIZES))
     found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
@@ -273,8 +265,6 @@ def test_the_picture_is_the_mixing_matrix():
 
 
 def test_wrong_settings_are_named_before_training():
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.unseen_steps is 0; give a whole number >= 1"):
-        DecentralizedSurrogate(unseen_steps=0)
     with pytest.raises(ConfigError, match="needs the topology Complete"):
         Federation(DecentralizedSurrogate(topology=Ring(), mixing="uniform"), make_clients(SIZES))
     with pytest.raises(ConfigError, match="makes 4 clients swap models and never agree"):

@@ -293,11 +293,6 @@ def test_an_unseen_client_weighs_all_models(client_trainer):
         np.testing.assert_allclose(found.exp().numpy(), predict(weights, owners, x), rtol=0, atol=1e-10)
 
 
-def test_seen_clients_are_served_as_they_are():
-    federation = run_rounds(FedeRiCo(), None, make_clients(SIZES), rounds=1)
-    assert same_bits(federation.serve(), federation.states)
-
-
 # ---------------------------------------------------------------------- prediction, traffic, pictures
 def test_models_without_weight_do_not_matter(client_trainer):
     train = make_clients(SIZES)

@@ -14,6 +14,7 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
+    two_quadratics,
 )
 from references.fedopt_numpy import adaptive, averaged_change
 from torch import nn
@@ -66,9 +67,8 @@ def test_rounds_are_those_of_the_reference(method, square, aggregation, client_t
 # ---------------------------------------------------------------------- two quadratics
 def on_quadratics(algorithm, rounds=1, lr=0.1):
     """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights, one step of rate 0.1."""
-    task, train = make_task(REGRESSION, num_features=1, network=Scale), quadratics([1.0, 3.0], [0.0, 4.0])
-    solver = LocalSolver(lr=lr, local_steps=1)
-    return run_rounds(algorithm, None, train, rounds=rounds, task=task, solver=solver, weighting="uniform")
+    setting = two_quadratics(solver=LocalSolver(lr=lr, local_steps=1), weighting="uniform")
+    return run_rounds(algorithm, rounds=rounds, **setting)
 
 
 @pytest.mark.parametrize(
@@ -156,21 +156,3 @@ def test_small_changes_are_not_lost_in_float32():
     new = federation.algorithm.server_step(federation.context("train"), shared, average, torch.arange(3))
     new = as_shared(new, shared, "FedAdam")
     torch.testing.assert_close(flat(new.first), torch.full((1, 5), 0.5e-7), rtol=1e-5, atol=0)
-
-
-# ---------------------------------------------------------------------- the rest
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_all_are_served_with_the_global_model(algorithm, client_trainer):
-    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(algorithm, client_trainer, train)
-    assert federation.states == federation.serve() == federation.serve(unseen, seen=False) == ()
-    theta = federation.weights[0].numpy()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found[:, 1].exp(), 1 / (1 + np.exp(-(x @ theta[:4] + theta[4]))), atol=1e-12)
-
-
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_one_model_goes_each_way(algorithm, client_trainer):
-    train, task = make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32)
-    federation = run_rounds(algorithm, client_trainer, train, rounds=1, cohorts=[[0, 2]], task=task)
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]

@@ -17,10 +17,12 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
 from references.fedu_numpy import fedu_round, fixed_point
-from references.local_numpy import local_round, predict
+from references.local_numpy import local_round
+from references.logistic import predict
 
 from lit_fed.algorithms import FedAvg, FedU, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -29,7 +31,7 @@ from lit_fed.core.graphs.topology import Complete, GraphFile, PathGraph, Ring, T
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [5, 2, 8, 4]
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}, {"lr": 0.05, "optimizer": "adam"}]
@@ -39,10 +41,6 @@ CHAIN = np.eye(4, k=1) + np.eye(4, k=-1)
 @pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
 def trainer(request):
     return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def rows(federation):

@@ -15,7 +15,8 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.gadmm_numpy import exact, gadmm_round, inexact, predict, rewire
+from references.gadmm_numpy import exact, gadmm_round, inexact, rewire
+from references.logistic import predict
 
 import lit_fed.algorithms.gadmm as module
 from lit_fed.algorithms import GADMM

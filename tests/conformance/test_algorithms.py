@@ -29,6 +29,7 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
 
@@ -41,7 +42,7 @@ from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
@@ -101,10 +102,6 @@ def algorithm(cls):
 def strict_trainer(request):
     """Clients one by one, where no function may return a NaN even if it is not used, and at once."""
     return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):

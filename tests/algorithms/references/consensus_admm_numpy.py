@@ -4,19 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. The server keeps what 
 """
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def gradient(theta, x, y):
-    features = with_bias(x)
-    return features.T @ (sigmoid(features @ theta) - y) / len(y)
+from references.logistic import gradient, sigmoid, with_bias
 
 
 def exact(theta, x, y, share, dual, rho, z):
@@ -85,9 +73,3 @@ def consensus_admm_round(
     for i in present:
         duals[i] = duals[i] + rho * (alpha * xs[i] + (1 - alpha) * old - z)
     return z, xs, duals, sent
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)

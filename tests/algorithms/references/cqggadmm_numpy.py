@@ -6,19 +6,7 @@ A model is a vector [d + 1] whose last entry is the bias. The random numbers of 
 import math
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def gradient(theta, x, y):
-    features = with_bias(x)
-    return features.T @ (sigmoid(features @ theta) - y) / len(y)
+from references.logistic import gradient, sigmoid, with_bias
 
 
 def exact(theta, x, y, share, linear, curvature):
@@ -117,9 +105,3 @@ def cqggadmm_round(
         for i in range(len(clients))
     ]
     return thetas, hats, alphas, grids, sent
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)

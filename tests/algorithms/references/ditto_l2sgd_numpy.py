@@ -4,15 +4,14 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
+from references.logistic import gradient
 
 
 def personal(v, w, x, y, batches, prox_weight, lr, momentum=0.0, weight_decay=0.0):
     """Proximal SGD towards w."""
     velocity = np.zeros_like(v)
-    features = np.hstack([x, np.ones((len(x), 1))])
     for batch in batches:
-        p = 1 / (1 + np.exp(-features[batch] @ v))
-        slope = features[batch].T @ (p - y[batch]) / len(batch) + weight_decay * v
+        slope = gradient(v, x[batch], y[batch]) + weight_decay * v
         velocity = momentum * velocity + slope + prox_weight * (v - w)
         v = v - lr * velocity
     return v

@@ -4,14 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. Sums over clients are 
 """
 
 import numpy as np
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def with_bias(x):
-    return np.hstack([x, np.ones((len(x), 1))])
+from references.logistic import sigmoid, with_bias
 
 
 def slope_of(theta, x, y):
@@ -82,12 +75,6 @@ def mixture_admm_round(state, solve, *, form, lam, rho=0.0, beta=0.0, rho_i=0.0,
         total = sum(copy)
     z = (rho * total - y) / (rho * N - lam)
     return {"x": x, "copy": copy, "y_i": y_i, "z": z, "y": y + beta * (N * z - total)}
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)
 
 
 def mixture_solution(clients, lam, *, bias=True):
