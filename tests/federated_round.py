@@ -37,6 +37,17 @@ class Scale(Network):
         return x * self.weight
 
 
+class NormalisedLinear(Network):
+    """A linear model of normalised features."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(*input_shape), nn.Linear(*input_shape, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))
+
+
 class Tagger(Network):
     """Sequence labels: outputs [B, L, K] of tokens [B, L]."""
 
@@ -69,6 +80,14 @@ def make_clients(sizes, num_features=4, target=BINARY, seed=0, dtype=torch.float
         return Split(x, scores[:, 0].to(dtype), offsets, first_id)
     y = (scores[:, 0] > 0).long() if target.kind == "binary" else scores.argmax(1)
     return Split(x, y, offsets, first_id)
+
+
+def reordered(split: Split, order: list[int] | Tensor) -> Split:
+    """The same clients under other numbers: the new client k is the old client order[k]."""
+    order = torch.as_tensor(order)
+    clients = [split.client(one) for one in order.tolist()]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), split.sizes[order].cumsum(0)])
+    return Split(torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients]), offsets)
 
 
 def make_parties(table: Split, num_parties: int | None = None) -> Split:

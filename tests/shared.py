@@ -101,6 +101,12 @@ def _no_needless_newton_steps(request, monkeypatch):
 
 
 @pytest.fixture
+def newton_step(monkeypatch):
+    """Quadratics are solved by one iteration, and long runs on them need no more."""
+    monkeypatch.setitem(newton.minimise.__kwdefaults__, "iterations", 1)
+
+
+@pytest.fixture
 def rendered():
     """For tests that look at pictures."""
     with prepared.rendering():
@@ -110,6 +116,12 @@ def rendered():
 @pytest.fixture(params=CLIENT_TRAINERS, ids=lambda one: one.name)
 def client_trainer(request):
     """How clients are run."""
+    return request.param()
+
+
+@pytest.fixture(params=CLIENT_TRAINERS, ids=lambda one: one.name)
+def trainer(request):
+    """How clients are run, where each of the two is to be tested."""
     return request.param()
 
 

@@ -14,6 +14,7 @@ from federated_round import (
     make_context,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
@@ -236,9 +237,7 @@ def test_names_of_clients_do_not_matter(client_trainer):
     """The same sets of clients, with the same models, in whatever order the clients come."""
     train = make_clients(SIZES)
     order = [3, 5, 0, 2, 4, 1]
-    rows = torch.cat([torch.arange(int(train.offsets[i]), int(train.offsets[i + 1])) for i in order])
-    sizes = train.sizes[torch.tensor(order)]
-    renamed = Split(train.x[rows], train.y[rows], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+    renamed = reordered(train, order)
     one, other = (
         run_rounds(ClusteredFL(**EAGER), client_trainer, data, batch_size=0, rounds=4) for data in (train, renamed)
     )

@@ -4,6 +4,7 @@ import torch
 from federated_round import (
     REGRESSION,
     Federation,
+    NormalisedLinear,
     as_arrays,
     batch_orders,
     distance,
@@ -25,12 +26,6 @@ from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8]
 EXACT = {"local_solve": "exact"}
-
-
-@pytest.fixture
-def newton_step(monkeypatch):
-    """Quadratics are solved by one iteration, and long runs on them need no more."""
-    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 1)
 
 
 def run_reference(federation, cohorts, solver=None, **options):
@@ -217,19 +212,8 @@ def test_a_huge_penalty_moves_nothing(local_solve):
 
 
 # ---------------------------------------------------------------------- cohorts, traffic, serving
-class Normalised(torch.nn.Module):
-    """A linear model of normalised features."""
-
-    def __init__(self, shape, outputs):
-        super().__init__()
-        self.norm, self.linear = torch.nn.BatchNorm1d(*shape), torch.nn.Linear(*shape, outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
-
-
 def test_running_statistics_are_averaged_over_all_clients(client_trainer):
-    train, task = make_clients([6, 4, 8]), make_task(network=Normalised)
+    train, task = make_clients([6, 4, 8]), make_task(network=NormalisedLinear)
     federation = Federation(ConsensusADMM(), train, task, trainer=client_trainer, batch_size=0)
     for cohort in ([0, 1, 2], [2], [0, 1]):
         federation.round(cohort)

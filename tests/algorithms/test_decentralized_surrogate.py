@@ -11,6 +11,7 @@ from federated_round import (
     distance,
     make_clients,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
     small_mlp,
@@ -20,12 +21,10 @@ from references.dfedem_numpy import metropolis
 from references.surrogate_optimization_numpy import mixture, moreau
 
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedAvg, SurrogateOptimization
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
-from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 
@@ -39,11 +38,6 @@ SOLVERS = [
 ]
 CHAIN = {"topology": PathGraph(), "mixing": "metropolis"}
 EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
 
 
 def rows(federation):
@@ -208,9 +202,7 @@ def test_clients_under_other_numbers(tmp_path, client_trainer):
     new = {old: k for k, old in enumerate(order.tolist())}
     (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
     train = make_clients(SIZES)
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
     options = {"trainer": client_trainer, "batch_size": 0}
     old, other = (

@@ -13,6 +13,7 @@ from federated_round import (
     flat,
     make_clients,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
     small_mlp,
@@ -23,7 +24,6 @@ from references.logistic import with_bias
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
 from lit_fed.algorithms.dfedem import PeerMixture
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.graphs.mixing import mixing_matrix, second_eigenvalue
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, Star, TimeVarying, adjacency
@@ -37,11 +37,6 @@ SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}, {"lr
 CHAIN = {"topology": PathGraph(), "mixing": "metropolis"}
 EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
 ALONE = {"topology": Complete(), "mixing": "identity"}
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
 
 
 def rows(federation):
@@ -243,9 +238,7 @@ def test_clients_under_other_numbers(tmp_path, client_trainer):
     new = {old: k for k, old in enumerate(order.tolist())}
     (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
     train = make_clients(SIZES)
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
     options = {"trainer": client_trainer, "batch_size": 0, "solver": LocalSolver(lr=0.3, local_epochs=2)}
     old, other = (

@@ -11,6 +11,7 @@ from federated_round import (
     make_clients,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
@@ -254,9 +255,7 @@ def test_collaboration_is_the_weights_of_the_last_step():
 def test_names_of_clients_do_not_matter(client_trainer):
     """With all models sent and nothing held out no random number decides anything."""
     train, order = make_clients(SIZES), torch.tensor([2, 0, 4, 3, 1])
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     algorithm = FedFOMO(4, val_fraction=0.0)
     one, other = (run_rounds(algorithm, client_trainer, data, batch_size=0) for data in (train, renamed))
     assert distance(tree.index(one.states.models, order), other.states.models) < 1e-12

@@ -4,6 +4,7 @@ import torch
 from federated_round import (
     REGRESSION,
     Federation,
+    NormalisedLinear,
     Scale,
     as_arrays,
     batch_orders,
@@ -17,28 +18,16 @@ from federated_round import (
     two_quadratics,
 )
 from references.fedopt_numpy import adaptive, averaged_change
-from torch import nn
 
 from lit_fed.algorithms import FedAdagrad, FedAdam, FedAvg, FedYogi
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.types import ModelState, Reduced
-from lit_fed.models import Network
 
 SIZES = [5, 2, 8]
 ADAPTIVE = {"adagrad": FedAdagrad, "yogi": FedYogi, "adam": FedAdam}
 EVERY = [FedAdagrad(), FedYogi(), FedAdam()]
-
-
-class Normalised(Network):
-    def __init__(self, input_shape, num_outputs):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.linear = nn.Linear(input_shape[0], num_outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -138,7 +127,7 @@ def test_no_change_and_no_momentum_move_nothing(algorithm):
 @pytest.mark.parametrize("algorithm", EVERY, ids=repr)
 def test_moments_are_of_parameters_alone(algorithm, client_trainer):
     """Running statistics are those of FedAvg."""
-    options = {"task": make_task(network=Normalised), "rounds": 1}
+    options = {"task": make_task(network=NormalisedLinear), "rounds": 1}
     one, other = (run_rounds(kind, client_trainer, make_clients(SIZES), **options) for kind in (algorithm, FedAvg()))
     assert distance(one.shared.models.buffers, other.shared.models.buffers) < 1e-14
     assert set(one.shared.first) == set(one.shared.second) == set(one.shared.models.parameters)

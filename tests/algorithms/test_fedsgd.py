@@ -3,6 +3,7 @@ import pytest
 import torch
 from federated_round import (
     Federation,
+    NormalisedLinear,
     as_arrays,
     distance,
     make_clients,
@@ -19,19 +20,9 @@ from torch.nn import functional as F
 from lit_fed.algorithms import FedAvg, FedSGD
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.models import Linear, Network
+from lit_fed.models import Linear
 
 SIZES = [5, 2, 8]
-
-
-class Normalised(Network):
-    def __init__(self, input_shape, num_outputs):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.linear = nn.Linear(input_shape[0], num_outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -95,7 +86,7 @@ def test_it_is_fedavg_with_one_step_on_all_samples(network, weight_decay, client
 
 
 def test_running_statistics_are_averaged(client_trainer):
-    options = {"task": make_task(network=Normalised), "batch_size": 0, "solver": LocalSolver(local_steps=1)}
+    options = {"task": make_task(network=NormalisedLinear), "batch_size": 0, "solver": LocalSolver(local_steps=1)}
     one, other = (run_rounds(kind(), client_trainer, make_clients(SIZES), **options) for kind in (FedSGD, FedAvg))
     assert distance(one.shared.models, other.shared.models) < 1e-14
     assert int(one.shared.models.buffers["norm.num_batches_tracked"]) == 3

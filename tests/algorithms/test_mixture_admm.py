@@ -4,6 +4,7 @@ import torch
 from federated_round import (
     REGRESSION,
     Federation,
+    NormalisedLinear,
     as_arrays,
     batch_orders,
     distance,
@@ -29,12 +30,6 @@ from lit_fed.errors import ClientError, ConfigError
 SIZES = [5, 2, 8]
 FORMS = ["alternating_prox", "jacobi", "copies", "gauss_seidel"]
 CONSTRAINED = FORMS[1:]
-
-
-@pytest.fixture
-def newton_step(monkeypatch):
-    """Quadratics are solved by one iteration, and long runs on them need no more."""
-    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 1)
 
 
 def exact(form, lam=0.7, **options):
@@ -248,19 +243,8 @@ def test_sequential_is_vectorized_in_every_form(form, local_solve):
 
 
 # ---------------------------------------------------------------------- cohorts, traffic, serving
-class Normalised(torch.nn.Module):
-    """A linear model of normalised features."""
-
-    def __init__(self, shape, outputs):
-        super().__init__()
-        self.norm, self.linear = torch.nn.BatchNorm1d(*shape), torch.nn.Linear(*shape, outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
-
-
 def test_running_statistics_are_averaged_over_all_clients(client_trainer):
-    train, task = make_clients([6, 4, 8]), make_task(network=Normalised)
+    train, task = make_clients([6, 4, 8]), make_task(network=NormalisedLinear)
     federation = Federation(MixtureADMM(form="jacobi"), train, task, trainer=client_trainer, batch_size=0)
     for cohort in ([0, 1, 2], [2], [0, 1]):
         federation.round(cohort)

@@ -47,11 +47,6 @@ SOLVERS = [
 MIXTURE, MOREAU = SurrogateOptimization(MixtureSurrogate(3)), SurrogateOptimization(MoreauSurrogate(2.0))
 
 
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
-
-
 # ---------------------------------------------------------------------- against the reference
 @pytest.mark.parametrize("options", SOLVERS[:2], ids=str)
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

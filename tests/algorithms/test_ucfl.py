@@ -11,6 +11,7 @@ from federated_round import (
     flat,
     make_clients,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
 )
@@ -243,9 +244,7 @@ def test_a_client_drawn_twice_counts_twice(client_trainer):
 @pytest.mark.parametrize("num_streams", ["personal", "silhouette"])
 def test_other_numbers_for_the_clients_permute_the_results(num_streams, client_trainer):
     train, order = make_clients(SIZES[:4]), torch.tensor([2, 0, 3, 1])
-    rows = torch.cat([torch.arange(int(train.offsets[one]), int(train.offsets[one + 1])) for one in order.tolist()])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(train.x[rows], train.y[rows], offsets)
+    renamed = reordered(train, order)
     algorithm = UCFL(num_streams, 1, num_batches=9)  # each sample is a batch, whatever the division
     one, other = (run_rounds(algorithm, client_trainer, data, batch_size=0) for data in (train, renamed))
     assert distance(rows_of(one)[order][:, order], rows_of(other)) < 1e-10

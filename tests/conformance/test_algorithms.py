@@ -27,6 +27,7 @@ from federated_round import (
     make_clients,
     make_parties,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
     small_mlp,
@@ -288,9 +289,7 @@ def test_client_order(algorithm, client_trainer):
     """Clients in another order, and under other names, with batches that do not depend on the names."""
     train = make_clients(SIZES)
     order = torch.tensor([2, 0, 3, 1])
-    rows = torch.cat([torch.arange(int(train.offsets[one]), int(train.offsets[one + 1])) for one in order.tolist()])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(train.x[rows], train.y[rows], offsets)
+    renamed = reordered(train, order)
     groups = torch.arange(len(SIZES)) % 2
     federations = [
         federation_of(algorithm, data, client_trainer, batch_size=0, groups=own)

@@ -15,7 +15,6 @@ from federated_round import (
 )
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
@@ -31,11 +30,6 @@ PLAIN = {"local_epochs": 2}
 def problem(request):
     target, network = request.param
     return {"train": make_clients(SIZES, target=target), "task": make_task(target, network=network)}
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
 
 
 @pytest.mark.parametrize(
