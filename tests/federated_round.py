@@ -37,6 +37,17 @@ class Scale(Network):
         return x * self.weight
 
 
+class Plain(Network):
+    """The arithmetic and names of Linear, without its closed form."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(input_shape), num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1))
+
+
 class NormalisedLinear(Network):
     """A linear model of normalised features."""
 

@@ -17,8 +17,8 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.gadmm_numpy import exact, gadmm_round, inexact, rewire
-from references.logistic import predict
+from references.gadmm_numpy import gadmm_round, rewire
+from references.logistic import exact, inexact, predict
 
 import lit_fed.algorithms.gadmm as module
 from lit_fed.algorithms import GADMM

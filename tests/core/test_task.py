@@ -9,6 +9,7 @@ from federated_round import (
     POSITIONS,
     REGRESSION,
     NormalisedLinear,
+    Plain,
     Tagger,
     distance,
     make_clients,
@@ -25,21 +26,10 @@ from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear, Network
+from lit_fed.models import MLP, Linear
 
 TARGETS = {"binary": BINARY, "multiclass": MULTICLASS, "regression": REGRESSION}
 TIGHT = {"rtol": 0, "atol": 1e-12}
-
-
-class Plain(Network):
-    """The arithmetic and names of Linear, without its closed form."""
-
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(math.prod(input_shape), num_outputs)
-
-    def forward(self, x):
-        return self.linear(x.flatten(1))
 
 
 def pytorchs(input_shape, num_outputs):

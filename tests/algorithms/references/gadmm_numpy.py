@@ -4,34 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. λ[p] ties the clients
 """
 
 import numpy as np
-from references.logistic import gradient, sigmoid, with_bias
-
-
-def exact(theta, x, y, share, added, curvature):
-    """argmin share·f(θ) + terms with the gradient `added`(θ) and a constant curvature, by damped Newton steps."""
-    features = with_bias(x)
-    for _ in range(100):
-        slope = share * gradient(theta, x, y) + added(theta)
-        p = sigmoid(features @ theta)
-        hessian = share * features.T @ (features * (p * (1 - p))[:, None]) / len(y) + curvature * np.eye(len(theta))
-        step, size = np.linalg.solve(hessian, slope), 1.0
-        while size > 1e-6:
-            new = theta - size * step
-            if np.linalg.norm(share * gradient(new, x, y) + added(new)) <= np.linalg.norm(slope):
-                break
-            size /= 2
-        theta = theta - size * step
-    return theta
-
-
-def inexact(theta, x, y, share, added, batches, lr, momentum=0.0, weight_decay=0.0):
-    """SGD on the same objective divided by the share."""
-    velocity = np.zeros_like(theta)
-    for batch in batches:
-        slope = gradient(theta, x[batch], y[batch]) + added(theta) / share + weight_decay * theta
-        velocity = momentum * velocity + slope
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import exact, inexact
 
 
 def gadmm_round(xs, lambdas, clients, batches, *, order, rho, samples=False, solver=None):

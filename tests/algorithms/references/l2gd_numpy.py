@@ -4,7 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-from references.logistic import gradient
+from references.logistic import gradient, sgd
 
 
 def l2gd_round(models, mean, coins, clients, batches, *, lr, p, prox_weight, n, momentum=0.0, weight_decay=0.0):
@@ -47,10 +47,7 @@ def l2gd_round(models, mean, coins, clients, batches, *, lr, p, prox_weight, n, 
 
 def tune(mean, x, y, batches, lr, prox_weight):
     """The model of a client that was not in training."""
-    theta = mean
-    for batch in batches:
-        theta = theta - lr * (gradient(theta, x[batch], y[batch]) + prox_weight * (theta - mean))
-    return theta
+    return sgd(mean, x, y, batches, lr, added=lambda theta: prox_weight * (theta - mean))
 
 
 def mixture_solution(curvatures, centres, prox_weight):

@@ -4,7 +4,7 @@ The regulariser is differentiated as λ/2·tr(W Ω Wᵀ) with the centring matri
 """
 
 import numpy as np
-from references.logistic import gradient
+from references.logistic import gradient, sgd
 
 
 def mtl_round(columns, clients, batches, mean_weight, present, lr, momentum=0.0, weight_decay=0.0):
@@ -26,7 +26,4 @@ def mtl_round(columns, clients, batches, mean_weight, present, lr, momentum=0.0,
 
 def unseen_client(mean, x, y, batches, mean_weight, lr):
     """A client without a column: from the mean, tied to it."""
-    model = mean
-    for batch in batches:
-        model = model - lr * (gradient(model, x[batch], y[batch]) + mean_weight * (model - mean))
-    return model
+    return sgd(mean, x, y, batches, lr, added=lambda model: mean_weight * (model - mean))
