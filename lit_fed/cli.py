@@ -35,10 +35,9 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.settings import check_modules, classes_in, trusted_arguments
 from lit_fed.errors import ClientError, ConfigError, WriteError
-from lit_fed.system.files import write_atomically
+from lit_fed.system.files import quote, write_atomically
 from lit_fed.system.folder_lock import FolderLock
-from lit_fed.system.given_paths import shown
-from lit_fed.system.roll_call import LostRanksError
+from lit_fed.system.heartbeat import LostRanksError
 from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, DamagedCheckpointError, load_checkpoint
 from lit_fed.training.hooks import federated
@@ -240,7 +239,7 @@ class FederatedCLI(LightningCLI):
             return None
         if config.ckpt_path not in KEYWORDS:
             if not os.path.isfile(config.ckpt_path):  # false too for a name that no file can have
-                raise ConfigError(f"--ckpt_path {shown(config.ckpt_path)}: no such file; give a .ckpt file, or last")
+                raise ConfigError(f"--ckpt_path {quote(config.ckpt_path)}: no such file; give a .ckpt file, or last")
             if self.config.subcommand == "fit":
                 load_checkpoint(Path(config.ckpt_path), resumable=True, values=False)  # before the data are read
             return Path(config.ckpt_path)
@@ -362,12 +361,7 @@ def run_folder(checkpoint: Path) -> Path:
 
 
 def with_command(error: DamagedCheckpointError, given: Sequence[str]) -> str:
-    """The message about a damaged checkpoint, with the command that takes the one before it, if there is one.
-
-    Args:
-        error: the damage.
-        given: the arguments of the command.
-    """
+    """The message about a damaged checkpoint, with the command that takes the one before it, if there is one."""
     if error.previous is None:
         return str(error)
     instead = {"last": "previous", str(error.path): str(error.previous)}
@@ -387,9 +381,6 @@ class ArgumentsCLI(FederatedCLI):
 
 def arguments_of(given: list[str]) -> Namespace:
     """The parsed arguments of a command, without running it.
-
-    Args:
-        given: a command and its arguments.
 
     Raises:
         ConfigError: if an argument is refused.

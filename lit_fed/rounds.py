@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.clients.arrivals import Arrivals, PhaseUnderWay, RoundUnderWay, faults_in, heard_in
+from lit_fed.clients.aggregation import PhaseAggregator, PhaseState, RoundState, faults_in, heard_in
 from lit_fed.clients.base import ClientTrainer, Failed, TrainJob
 from lit_fed.clients.choose import choose_trainer
 from lit_fed.clients.sequential import SequentialTrainer
@@ -79,7 +79,7 @@ class FederatedRounds:
         self.algorithm, self.terms, self.server, self._choose = algorithm, terms, server, choose
         self.name = type(innermost(algorithm)).__name__
         self.schedule_rounds: int | None = None
-        self._round: RoundUnderWay | None = None
+        self._round: RoundState | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the client trainer, which may hold connections or CUDA graphs; it is chosen again."""
@@ -143,9 +143,9 @@ class FederatedRounds:
         phase, ids = self._phase_of(block), block.phase.client_ids
         idle = self._idle(block.data, ids, block.phase.work)
         if idle.any():
-            phase.arrivals.without_steps(ids[idle.to(ids.device)])
+            phase.aggregator.without_steps(ids[idle.to(ids.device)])
         for part in map(block._replace(data=block.data.select(ids)).part, self.store.portions(len(ids))):
-            yield from (done for done in self._train(phase, part) if not part.is_ghost)
+            yield from (done for done in self._train(phase, part) if not part.is_placeholder)
 
     def _idle(self, train: Split, client_ids: Tensor, work: LocalWork) -> Tensor:
         """Mask of the clients that take no step of this local work, [C] bool."""
@@ -193,33 +193,33 @@ class FederatedRounds:
                 "before it serves it; add some, or choose an algorithm that does not adapt, such as FedAvg"
             )
 
-    def _train(self, phase: PhaseUnderWay, block: ClientBlock) -> Iterator[int]:
+    def _train(self, phase: PhaseState, block: ClientBlock) -> Iterator[int]:
         """Run some clients of a block, gathering their states together."""
-        ids, ghost, kept = block.phase.client_ids, block.is_ghost, self.store.gather(block.phase.client_ids)
+        ids, placeholder, kept = block.phase.client_ids, block.is_placeholder, self.store.gather(block.phase.client_ids)
         job = TrainJob(
             self.algorithm, phase.ctx, self.shared, block, kept["state"], kept.get("optimizer"), self.terms.batch_size,
-            phase.arrivals.forgives,
+            phase.aggregator.forgives,
         )  # fmt: skip
         for done in self.client_trainer.train(job):
             some = ids[done.rows]
-            rows = phase.arrivals.take(some, block.multiplicity[done.rows], done, ghost)
+            rows = phase.aggregator.take(some, block.multiplicity[done.rows], done, placeholder)
             if not isinstance(done, Failed) and len(some[rows]):
                 new = {"state": done.result.state, "optimizer": done.optimizers}
                 self.store.stage(some[rows], tree.index({name: new[name] for name in self.store.template}, rows))
             yield len(some)
 
-    def _phase_of(self, block: ClientBlock) -> PhaseUnderWay:
+    def _phase_of(self, block: ClientBlock) -> PhaseState:
         """The phase of a block; its first block begins the phase, and maybe the round."""
-        self._round = self._round or RoundUnderWay()
+        self._round = self._round or RoundState()
         if self._round.phase is None:
             named, device, num_clients = block.phase, self.server.device, self.terms.num_clients
             reduce = self.algorithm.message.reduce
-            arrivals = Arrivals(reduce, block.slices, named.absences, num_clients, device, self._round.ended)
+            aggregator = PhaseAggregator(reduce, block.slices, named.absences, num_clients, device, self._round.ended)
             draws = None if named.draws is None else named.draws.to(device)
-            ctx = self.context(named.name, arrivals.present)._replace(draws=draws)
+            ctx = self.context(named.name, aggregator.present)._replace(draws=draws)
             if named.absences is not None:
                 ctx = ctx._replace(drawn_weight=named.absences.drawn_weight(block.data.sizes, ctx.weighting))
-            self._round.phase = PhaseUnderWay(ctx, block, arrivals)
+            self._round.phase = PhaseState(ctx, block, aggregator)
         return self._round.phase
 
     def end_phase(self) -> None:
@@ -230,26 +230,26 @@ class FederatedRounds:
         this = self._round
         assert this is not None
         assert this.phase is not None
-        ctx, block, arrivals = this.phase
-        for ghost in arrivals.ghosts(block):
-            list(self.train_block(ghost))
-        arrivals.agree()
-        ctx = ctx._replace(present=arrivals.present)
-        reduced, (up, down), means = arrivals.reduce()
-        self.store.exchange(*arrivals.kept)
-        asked = arrivals.asked
+        ctx, block, aggregator = this.phase
+        for placeholder in aggregator.placeholders(block):
+            list(self.train_block(placeholder))
+        aggregator.agree()
+        ctx = ctx._replace(present=aggregator.present)
+        reduced, (up, down), means = aggregator.reduce()
+        self.store.exchange(*aggregator.kept)
+        asked = aggregator.asked
         payloads = self.algorithm.num_payloads(ctx, self.shared, len(asked)) if len(asked) else 0
-        this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, arrivals.wait))
+        this.traffic.append(PhaseTraffic(len(asked), block.phase.work.trains, payloads, up, down, aggregator.wait))
         for name, (value, of_weight) in means.items():
             this.means.add(name, value, of_weight)
         weight = float(reduced.weight.sum())
-        steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, arrivals.heard.client_ids
+        steps, heard = weight or self.algorithm.participation.steps_on_empty_rounds, aggregator.heard.client_ids
         shared = self.shared
         if isinstance(self.algorithm, AlgorithmWrapper) and len(asked):
             shared = self.algorithm.charge(ctx, shared, asked, bool(tree.leaves(reduced.value)))
         new = self.algorithm.server_step(ctx, shared, reduced, heard) if steps else shared
         this.shared, this.phase = as_shared(new, self.shared, self.name), None
-        this.ended.append(arrivals)
+        this.ended.append(aggregator)
 
     def commit(self) -> RoundRecord:
         """Commit the staged shared and client states."""

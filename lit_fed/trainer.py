@@ -1,9 +1,14 @@
-"""A Lightning trainer whose epochs are federated rounds."""
+"""A Lightning trainer whose epochs are federated rounds: epoch = round, batch = block of clients, global step = rounds.
+
+Lightning has no public way to change its loops; the private names used here are listed, and tested, in
+`tests/training/test_lightning_contract.py`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -12,20 +17,23 @@ from typing import Any, Literal
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lit_fed.callbacks.defaults import callbacks_of
 from lit_fed.callbacks.report import print_table
 from lit_fed.callbacks.served_clients import ServedClients, served_in_words, unseen_tables
 from lit_fed.core import tree
+from lit_fed.core.types import ClientBlock
 from lit_fed.data.module import FederatedDataModule, Predicted
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.errors import ConfigError, notice
+from lit_fed.system.heartbeat import LostRanksError, check_timeout
 from lit_fed.system.packages import DataFrame
-from lit_fed.system.roll_call import LostRanksError, check_timeout
 from lit_fed.training.checkpoint import load_checkpoint, with_atomic_checkpoints
 from lit_fed.training.export import PersonalModel, check_program_file, personal_model, save_program
 from lit_fed.training.hooks import federated
-from lit_fed.training.loop import FederatedLoop
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import (
     check_new_folder,
@@ -392,3 +400,70 @@ class FederatedTrainer(Trainer):
         """The run's folder; None if nothing is logged."""
         own = [logger.log_dir for logger in self.loggers if isinstance(logger, RoundLogger)]
         return own[0] if own else super().log_dir if self.loggers else None
+
+
+class ClientLoop(_ManualOptimization):
+    """One block of clients; the last of a phase is followed by the server's step, the last of a round by the commit."""
+
+    def advance(self, kwargs: OrderedDict[str, Any]) -> None:
+        """Train the block and take the server's step, where Lightning counts optimizer steps."""
+        block: ClientBlock = kwargs["batch"]
+        super().advance(kwargs)
+        module = federated(self.trainer.lightning_module)
+        if block.ends_phase:
+            module.tell("on_phase_reduce")
+        if block.ends_round:
+            module.commit_round()
+
+
+class RoundLoop(_TrainingEpochLoop):
+    """One round."""
+
+    def __init__(self, trainer: Trainer, min_steps: int | None = None, max_steps: int = -1) -> None:
+        super().__init__(trainer, min_steps, max_steps)
+        self.manual_optimization = ClientLoop(trainer)
+
+    @property
+    def done(self) -> bool:
+        """Whether the round is complete; a request to stop waits for it."""
+        return self._is_training_done and self._is_validation_done
+
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        return self._num_ready_batches_reached() and super()._should_check_val_fx(data_fetcher)
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """Do nothing: the ranks compare their requests once per round, see `StopRequests`."""
+
+    def _should_accumulate(self) -> bool:
+        """Whether the logged step stays: it advances once per round."""
+        return not self._num_ready_batches_reached()
+
+    def reset(self) -> None:
+        """Replay a round from its start if the checkpoint was written inside it: none of it is committed."""
+        super().reset()
+        if self.restarting and 0 < self.batch_progress.current.ready < self.trainer.num_training_batches:
+            self.batch_progress.reset_on_run()
+
+
+class FederatedLoop(_FitLoop):
+    """All rounds."""
+
+    def __init__(self, trainer: Trainer, stock: _FitLoop) -> None:
+        super().__init__(trainer, min_epochs=stock.min_epochs, max_epochs=stock.max_epochs)
+        self.epoch_loop = RoundLoop(trainer, stock.epoch_loop.min_steps, stock.epoch_loop.max_steps)
+
+    def on_advance_end(self) -> None:
+        """End the round, and the run if requested: the checkpoint is written by now."""
+        super().on_advance_end()
+        self._stop_requests.agree()
+
+    @property
+    def done(self) -> bool:
+        """Whether all rounds are done, or an early end was agreed."""
+        return self._stop_requests.agreed or super().done
+
+    @property
+    def _stop_requests(self) -> StopRequests:
+        requests: Any = self.trainer._signal_connector
+        assert isinstance(requests, StopRequests)
+        return requests

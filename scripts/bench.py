@@ -1,10 +1,10 @@
-"""Measures what lit_fed costs against yardsticks in the same run; writes docs/results/speed.json and speed.md.
+"""Measure lit_fed's costs beside yardsticks in the same run; writes docs/results/speed.json and speed.md.
 
     python scripts/bench.py                     # all rows
     python scripts/bench.py fedem_round         # some rows
 
-All figures are process CPU seconds on one thread unless a row says otherwise, medians over turns, and ratios within one
-run: machines are noisy, ratios less so. The yardstick is a textbook loop (scripts/textbook.py).
+Values are process CPU seconds on one thread unless a row says otherwise, medians over turns; ratios within one run are
+less noisy. The yardstick is a textbook loop (scripts/textbook.py).
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import lightning
 import numpy as np
 import torch
-from bench_codecs import CODEC_ROWS
-from bench_frozen import FROZEN_ROWS
-from bench_networks import NETWORK_ROWS
+from bench_networks import FROZEN_ROWS, NETWORK_ROWS
 from bench_scale import SCALE_ROWS
 from bench_small_clients import SMALL_CLIENT_ROWS
-from bench_wrappers import WRAPPER_ROWS
-from measuring import PlainLoop, in_process, medians, with_ratios
+from bench_wrappers import CODEC_ROWS, WRAPPER_ROWS
+from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
 from textbook import Textbook, index_batches
 from torch import nn
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedEM
 from lit_fed.core.graphs.fastest_mixing import certified
 from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
@@ -111,39 +109,18 @@ def lightning_overhead() -> dict[str, float]:
     rounds = 150
     seconds: dict[str, list[float]] = {"fit": [], "plain": []}
     data = synthetic(test_size=1)
-    for _ in range(3):  # in turn, so that both see the machine in the same moods
+    for _ in range(3):
         plain = PlainLoop(data, FederatedModule(FedEM(), solver()))
         for _ in range(rounds):
             start = time.process_time()
             plain.round()
             seconds["plain"].append(time.process_time() - start)
+        clock, module = RoundClock(), FederatedModule(FedEM(), solver())
         with tempfile.TemporaryDirectory() as folder:
-            trainer = FederatedTrainer(
-                accelerator="cpu",
-                max_epochs=rounds,
-                limit_val_batches=0,
-                logger=RoundLogger(folder, "bench"),
-                callbacks=[Clock(seconds["fit"])],
-                enable_progress_bar=False,
-            )
-            trainer.fit(FederatedModule(FedEM(), solver()), datamodule=data)
-    fit, plain_loop = (float(np.median(seconds[how])) for how in ("fit", "plain"))
-    return {"fit": fit, "plain": plain_loop, "milliseconds per round": 1000 * (fit - plain_loop)}
-
-
-class Clock(lightning.pytorch.Callback):
-    """CPU seconds from the start of each round to the start of the next."""
-
-    def __init__(self, seconds: list[float]) -> None:
-        self.seconds = seconds
-        self.start: float | None = None
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """A round begins where the one before ended."""
-        now = time.process_time()
-        if self.start is not None:
-            self.seconds.append(now - self.start)
-        self.start = now
+            fit(data, module, folder, max_epochs=rounds, limit_val_batches=0, callbacks=[clock])
+        seconds["fit"] += clock.seconds
+    whole, plain_loop = (float(np.median(seconds[how])) for how in ("fit", "plain"))
+    return {"fit": whole, "plain": plain_loop, "milliseconds per round": 1000 * (whole - plain_loop)}
 
 
 def start_up() -> dict[str, float]:
@@ -177,15 +154,11 @@ def memory_child() -> None:
     dataset = Synthetic(num_clients=10_000, test_size=50)
     data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = FederatedTrainer(
-            accelerator="cpu", max_epochs=3, logger=RoundLogger(folder, "bench"),
-            enable_progress_bar=False,
-        )  # fmt: skip
-        trainer.fit(FederatedModule(FedEM(), solver()), datamodule=data)
+        fit(data, FederatedModule(FedEM(), solver()), folder, max_epochs=3)
     splits = (data.seen.train, data.seen.val, data.seen.test)
     held = sum(split.x.nbytes + split.y.nbytes for split in splits) / 1e9
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    sys.stdout.write(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}) + "\n")
+    peak = peak_gigabytes()
+    print(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}))
 
 
 def fmmc() -> dict[str, float]:
@@ -227,7 +200,7 @@ def page(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def findings(rows: dict[str, dict[str, Any]]) -> list[str]:
-    """What the rows say that readers ask for first."""
+    """The findings at the top of the page."""
     told = {
         "fedem_round": "A round of FedEM with 300 clients takes {lit_fed:.2g} CPU seconds, {textbook / lit_fed:.0f} "
         "times less than a textbook program.",
@@ -239,11 +212,11 @@ def findings(rows: dict[str, dict[str, Any]]) -> list[str]:
 
 
 FACTS = ("what", "load", "torch", "lightning", "python", "date")
-"""What is kept beside the figures of a row."""
+"""Facts kept with the values of a row."""
 
 
 def main() -> None:
-    """Measure the rows asked for and keep them."""
+    """Measure the requested rows and keep them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", choices=[*ROWS, []], help=f"of {', '.join(ROWS)}; all without")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/results/speed.json")

@@ -1,42 +1,44 @@
-"""Rows of bench.py about networks on a CPU: memory format, precision, client trainers, ranks, memory."""
+"""Rows of bench.py about networks on a CPU: memory format, precision, client trainers, ranks, memory, frozen bodies."""
 
 from __future__ import annotations
 
 import json
-import resource
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
-from measuring import PlainLoop, in_process, medians, with_ratios
+from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
 from textbook import Textbook
+from torch import Tensor, nn
 
-from lit_fed import FederatedModule, FederatedTrainer
-from lit_fed.algorithms import FedEM
+from lit_fed import FederatedModule
+from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import Population
-from lit_fed.data import ClientDataSet
+from lit_fed.core.types import Population, Split
+from lit_fed.data import CIFAR10, ClientDataSet
 from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
-from lit_fed.models import MLP, CharLSTM, FedEMCNN, LeNet5, Linear, MobileNetV2, Network
+from lit_fed.data.partitions import Dirichlet
+from lit_fed.models import MLP, CharLSTM, FedEMCNN, LeafCNN, LeNet5, Linear, MobileNetV2, Network
 
-__all__ = ["NETWORK_ROWS"]
+__all__ = ["FROZEN_ROWS", "NETWORK_ROWS"]
 
 
 @dataclass(frozen=True)
 class Noise(ClientDataSet):
-    """Clients with random images or texts: what a round costs does not depend on what they show.
+    """Clients with random images or texts; a round costs the same for any content.
 
     Args:
-        shape: of one sample; one number for texts of so many characters.
+        shape: shape of a sample; one number means texts of this length.
         num_clients: number of clients T.
         samples: training samples of each.
         classes: number of classes.
@@ -63,7 +65,7 @@ class Noise(ClientDataSet):
 
 
 class Case:
-    """A network on random data, for lit_fed and for the textbook."""
+    """A network on random data, for lit_fed and the textbook."""
 
     def __init__(self, network: type[Network], dataset: Noise, batch_size: int, options: dict | None = None) -> None:
         self.network = partial(network, **(options or {}))
@@ -86,7 +88,7 @@ class Case:
 
 
 def compare(repetitions: int, rounds: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Medians after a round of warming up, and ratios to the textbook."""
+    """Medians after a warm-up round, and ratios to the textbook."""
     for one in rounds.values():
         one()
     return with_ratios(medians(repetitions, **{name: (one, 1) for name, one in rounds.items()}))
@@ -104,11 +106,11 @@ def fedem_cnn() -> dict[str, float]:
 
 
 TUNED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
-"""Keeps large blocks that were freed, instead of having their pages cleared again."""
+"""Keep freed blocks instead of clearing their pages again."""
 
 
 def fedem_cnn_child(contiguous: bool = True) -> None:
-    """Measure and print the row, with the other memory format or without."""
+    """Measure and print the row, optionally with the contiguous format."""
     torch.set_num_threads(1)
     case = Case(FedEMCNN, Noise(), 128)
     rounds = {
@@ -177,31 +179,16 @@ def ranks() -> dict[str, float]:
     return {"one rank": one, "two ranks": two, "ratio": one / two}
 
 
-class RoundStarts(Callback):
-    """When each round began, in wall seconds."""
-
-    def __init__(self) -> None:
-        self.starts: list[float] = []
-
-    def on_train_epoch_start(self, trainer: object, pl_module: object) -> None:
-        """A round begins where the one before ended."""
-        self.starts.append(time.perf_counter())
-
-
 def fit_as_rank(count: int) -> None:
     """Fit as one rank of `count` and print the wall seconds of every round but the first."""
     torch.set_num_threads(1)
-    clock = RoundStarts()
+    clock = RoundClock(time.perf_counter)
     data = FederatedDataModule(Noise(num_clients=16), batch_size=128)
     extra = {"devices": 2, "strategy": "fed_ddp"} if count == 2 else {"devices": 1}
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=6, precision="bf16-mixed", logger=False, enable_checkpointing=False,
-        limit_val_batches=0, callbacks=[clock],
-        enable_progress_bar=False, **extra,
-    )  # fmt: skip
-    trainer.fit(FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN), datamodule=data)
+    module = FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN)
+    trainer = fit(data, module, max_epochs=6, precision="bf16-mixed", limit_val_batches=0, callbacks=[clock], **extra)
     if trainer.is_global_zero:
-        print(json.dumps({"rounds": np.diff(clock.starts)[1:].tolist()}))
+        print(json.dumps({"rounds": clock.seconds[1:]}))
 
 
 def memory_cnn() -> dict[str, float]:
@@ -212,19 +199,121 @@ def memory_cnn() -> dict[str, float]:
 def memory_cnn_child() -> None:
     """Train two rounds with an evaluation and print the peak."""
     data = FederatedDataModule(Noise(num_clients=100, samples=64), batch_size=128)
+    module = FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = FederatedTrainer(
-            accelerator="cpu", max_epochs=2, precision="bf16-mixed", default_root_dir=folder, logger=False,
-            enable_checkpointing=False, limit_val_batches=0,
-            enable_progress_bar=False,
-        )  # fmt: skip
-        trainer.fit(FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN), datamodule=data)
-    held = data.seen.train.x.nbytes / 1e9
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    print(json.dumps({"data GB": held, "peak GB": peak}))
+        fit(data, module, max_epochs=2, precision="bf16-mixed", default_root_dir=folder, limit_val_batches=0)
+    print(json.dumps({"data GB": data.seen.train.x.nbytes / 1e9, "peak GB": peak_gigabytes()}))
 
 
 NETWORK_ROWS = {one.__name__: one for one in (fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn)}
+
+
+# ---------------------------------------------------------------------- heads over a frozen body
+IMAGES = 2048
+BODY_ROUNDS = 2
+
+
+class TrainedBody(LeafCNN):
+    """LEAF's network from the weights of a file.
+
+    Args:
+        input_shape: as of `LeafCNN`.
+        num_outputs: K.
+        weights: a state dict.
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str = "") -> None:
+        super().__init__(input_shape, num_outputs, dropout=0.0)
+        if weights:
+            self.load_state_dict(torch.load(weights, weights_only=True))
+
+    @property
+    def body(self) -> nn.Module:
+        """All but the last layer."""
+        return nn.Sequential(self.features, self.classifier[:-1])
+
+
+@dataclass(frozen=True)
+class Features(ClientDataSet):
+    """Features of clients' samples, computed once by a network's body.
+
+    Args:
+        clients: the clients.
+        body: gives the features [n, d] of samples [n, ...].
+    """
+
+    clients: Population = field(repr=False)
+    body: nn.Module = field(repr=False)
+    num_classes: ClassVar[int | None] = 10
+
+    def load(self) -> tuple[Population, None]:
+        """The clients with features as inputs."""
+        train, test = (self._features(split) for split in (self.clients.train, self.clients.test))
+        return self.clients._replace(train=train, val=test, test=test), None
+
+    def _features(self, split: Split) -> Split:
+        with torch.no_grad():
+            z: Tensor = torch.cat([self.body(x) for x in split.x.split(256)] or [split.x.flatten(1)])
+        return make_split(z.numpy(), split.y.numpy(), split.sizes.numpy())
+
+
+def pictures() -> FederatedDataModule:
+    """Clients with images of CIFAR-10 from `CIFAR_ROOT`, or with random images."""
+    root = os.environ.get("CIFAR_ROOT")
+    if root is None:
+        data = FederatedDataModule(Noise((3, 32, 32), 8, IMAGES // 8, 10), batch_size=64)
+    else:
+        some = CIFAR10(root=root, download=False, fraction=IMAGES / 48000)
+        data = FederatedDataModule(some, Dirichlet(alpha=0.4), num_clients=8, batch_size=64)
+    data.setup()
+    return data
+
+
+def frozen_features() -> dict[str, float]:
+    """FedEM, M = 3, LeafCNN, 2,048 images of CIFAR-10: CPU seconds and bytes of a round, whole and of heads alone.
+
+    The body is trained by FedAvg first. `heads` trains the last layer of the whole network (`--model.trainable head`),
+    `heads on kept features` a linear model on what the body made of the samples, once.
+    """
+    data = pictures()
+    with tempfile.TemporaryDirectory() as folder:
+        weights = Path(folder) / "body.pt"
+        first = FederatedModule(FedAvg(), LocalSolver(lr=0.05), TrainedBody)
+        loop = PlainLoop(data, first)
+        for _ in range(BODY_ROUNDS):
+            loop.round()
+        models = loop.federation.shared.models
+        state = {name: leaf[0] for name, leaf in (models.parameters | models.buffers).items()}
+        torch.save(state, weights)
+        body = TrainedBody(data.input_shape, data.target.num_outputs, str(weights)).body.eval()
+
+        def network(shape: tuple[int, ...], outputs: int) -> TrainedBody:
+            return TrainedBody(shape, outputs, str(weights))
+
+        kept = FederatedDataModule(Features(data.seen, body), batch_size=64)
+        kept.setup()
+        loops = {
+            "whole network": PlainLoop(data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network)),
+            "heads": PlainLoop(data, FederatedModule(FedEM(), LocalSolver(lr=0.05), network, trainable="head")),
+            "heads on kept features": PlainLoop(kept, FederatedModule(FedEM(), LocalSolver(lr=0.05), Linear)),
+        }
+        return _row(loops)
+
+
+def _row(loops: dict[str, PlainLoop]) -> dict[str, float]:
+    """Seconds, ratios to the whole network, and megabytes sent to each client."""
+    for loop in loops.values():
+        loop.round()
+    row = medians(3, **{name: (loop.round, 1) for name, loop in loops.items()})
+    whole = row["whole network"]
+    row |= {f"whole network / {name}": whole / seconds for name, seconds in row.items() if name != "whole network"}
+    for name, loop in loops.items():
+        sent = sum(leaf.nbytes for leaf in loop.federation.shared.models.parameters.values())
+        row[f"{name}, MB down to each client"] = sent / 1e6
+    return row
+
+
+FROZEN_ROWS = {"frozen_features": frozen_features}
 
 if __name__ == "__main__":
     fit_as_rank(int(sys.argv[1]))

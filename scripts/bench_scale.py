@@ -1,20 +1,15 @@
-"""Rows of bench.py on populations of a million clients: what a round costs must not grow with who is not in it."""
+"""Rows of bench.py on a million clients: the cost of a round depends on its sampled clients only."""
 
 from __future__ import annotations
 
 import json
-import resource
-import sys
 import tempfile
-import time
 from pathlib import Path
-from typing import Any
 
-import lightning
 import numpy as np
-from measuring import in_process
+from measuring import RoundClock, fit, in_process, peak_gigabytes
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import Ditto, FedEM
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
@@ -46,7 +41,7 @@ SCALE_ROWS = {"many_clients": many_clients, "many_models": many_models}
 
 
 def _few_and_many(algorithm: str, most: int) -> dict[str, float]:
-    """The figures of a thousand clients and of many more, in turn, each time in processes of their own."""
+    """Values for a thousand clients and for many more, in turns of separate processes."""
     turns = [
         [in_process("bench_scale", f"child({algorithm!r}, {number})") for number in (1_000, most)] for _ in range(3)
     ]
@@ -60,7 +55,7 @@ def _few_and_many(algorithm: str, most: int) -> dict[str, float]:
 
 
 def child(algorithm: str, num_clients: int) -> None:
-    """Train some rounds and print what they cost."""
+    """Train some rounds and print their costs."""
     whole_models = algorithm == "Ditto"
     sizes = {"dimension": 300, "test_size": 5} if whole_models else {"test_size": 50}
     dataset = Synthetic(num_clients=num_clients, variant="corrected", on_demand=True, **sizes)  # type: ignore[arg-type]
@@ -69,37 +64,29 @@ def child(algorithm: str, num_clients: int) -> None:
     module = FederatedModule(chosen, LocalSolver(), client_memory_gb=memory_gb)
     with tempfile.TemporaryDirectory() as folder:
         watch = Watch(Path(folder))
-        trainer = FederatedTrainer(
-            accelerator="cpu", max_epochs=ROUNDS, logger=RoundLogger(folder, "bench"), callbacks=[watch],
-            enable_progress_bar=False,
-        )  # fmt: skip
-        trainer.fit(module, datamodule=data)
+        fit(data, module, folder, max_epochs=ROUNDS, callbacks=[watch])
         (last,) = Path(folder).rglob("last.ckpt")
         row = {
             "CPU seconds of a round": float(np.median(watch.seconds[1:])),
-            "peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+            "peak GB": peak_gigabytes(),
             "checkpoint MB": last.stat().st_size / 1e6,
         }
         if whole_models:
             row["files"] = float(max(watch.written))
-    sys.stdout.write(json.dumps(row) + "\n")
+    print(json.dumps(row))
 
 
-class Watch(lightning.pytorch.Callback):
-    """CPU seconds of each round, and how many files of clients it wrote."""
+class Watch(RoundClock):
+    """CPU seconds of each round, and the number of client files it wrote."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
-        self.seconds: list[float] = []
         self.written: list[int] = []
         self._known: set[str] = set()
-        self._since: float | None = None
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """A round begins where the one before ended; counting its files is none of its work."""
-        if self._since is not None:
-            self.seconds.append(time.process_time() - self._since)
+    def between_rounds(self) -> None:
+        """Count files."""
         found = {path.name for path in self._folder.rglob("clients/*.pt")}
         self.written.append(len(found - self._known))
         self._known = found
-        self._since = time.process_time()

@@ -233,6 +233,8 @@ def _carries(value: Any, depth: int = 0) -> bool:
     """Whether this is the value, a list or a configuration that contains it, or settings that have it as a field."""
     if isinstance(value, str):
         return value == VALUE
+    if hasattr(value, "client_init"):  # the wrapped algorithm, at the end of the way
+        return False
     if hasattr(value, "_fields") or is_dataclass(value):
         named = value if isinstance(value, tuple) else vars(value).values()
         return any(isinstance(one, str) and one == VALUE for one in named)

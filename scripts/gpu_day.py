@@ -1,10 +1,10 @@
-"""Measures on a GPU, stage by stage, what docs/results/gpu.md shows; goes on where it stopped, by the library alone.
+"""Measure the stages of docs/results/gpu.md on a GPU; continues where it stopped.
 
-    python scripts/gpu_day.py --data.root DIR     # all stages, 540 seconds at most; then again, until all is there
+    python scripts/gpu_day.py --data.root DIR     # all stages, at most 540 seconds; repeat until all are done
     python scripts/gpu_day.py speed graphs --seconds 300 --only "FedEM, *"
 
-Neither jsonargparse nor wandb is needed. Without a GPU it says so, and runs the stages at toy size on the CPU into
-runs/gpu/. DIR holds `cifar-10-batches-py`; without it the stage `paper` is left out.
+Needs neither jsonargparse nor wandb. Without a GPU it runs toy sizes on the CPU into runs/gpu/. DIR holds
+`cifar-10-batches-py`; without it the stage `paper` is left out.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import torch
 from gpu_stages.cells import Cells
-from gpu_stages.graphs import graphs
 from gpu_stages.page import page
 from gpu_stages.paper import Budget, paper
-from gpu_stages.parity import parity, tests
-from gpu_stages.speed import speed
+from gpu_stages.stages import graphs, parity, speed, tests
 from gpu_stages.workload import Size
 
 from lit_fed.system.files import write_atomically
@@ -35,14 +33,14 @@ FULL, TOY = Size(80, 38400), Size(3, 24, (3, 16, 16), 8)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run stages, then write the page."""
+    """Run stages and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stages", nargs="*", choices=[*STAGES, "paper", []], help="by default all")
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, "paper", []], help="default: all")
     parser.add_argument("--output", type=Path, help="folder of gpu.json and gpu.md")
-    parser.add_argument("--seconds", type=float, default=540, help="no cell begins later")
-    parser.add_argument("--only", default="*", help="cells, by a pattern with stars")
-    parser.add_argument("--data.root", dest="root", type=Path, help="where CIFAR-10 lies")
-    parser.add_argument("--write", action="store_true", help="write the page from gpu.json, and measure nothing")
+    parser.add_argument("--seconds", type=float, default=540, help="no cell starts later")
+    parser.add_argument("--only", default="*", help="pattern of cells with *")
+    parser.add_argument("--data.root", dest="root", type=Path, help="folder of CIFAR-10")
+    parser.add_argument("--write", action="store_true", help="only write the page from gpu.json")
     chosen = parser.parse_args(arguments)
     found = torch.cuda.is_available()
     output = chosen.output or ROOT / ("docs/results" if found or chosen.write else "runs/gpu")
@@ -52,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(chosen: argparse.Namespace, output: Path, found: bool) -> None:
-    """Fill cells until the time is over."""
+    """Measure cells until the time is over."""
     cells = Cells(output / "gpu.json", chosen.seconds, chosen.only)
     name = torch.cuda.get_device_name() if found else "no GPU: toy sizes on the CPU, figures mean nothing"
     print(name, flush=True)

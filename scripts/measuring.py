@@ -1,9 +1,10 @@
-"""What the rows of bench.py measure with: medians in turn, rounds without Lightning, processes of their own."""
+"""Tools of bench.py's rows: medians in turns, rounds without Lightning, separate processes, clocks of rounds."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -13,22 +14,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import Callback
 
-from lit_fed import FederatedModule
+from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
 from lit_fed.core.blocks import serving_blocks
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.serving import measure
 
-__all__ = ["PlainLoop", "in_process", "medians", "with_ratios"]
+__all__ = ["PlainLoop", "RoundClock", "fit", "in_process", "medians", "peak_gigabytes", "with_ratios"]
 
 
 def medians(repetitions: int, **functions: tuple[Callable[[], Any], int]) -> dict[str, float]:
     """Median process CPU seconds of each function.
 
     Args:
-        repetitions: how often the functions are measured in turn, so that all see the machine in the same moods.
-        functions: name -> function and how often it runs in each turn.
+        repetitions: number of turns; in turns all functions see the same load of the machine.
+        functions: name -> function and its calls per turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repetitions):
@@ -41,7 +43,7 @@ def medians(repetitions: int, **functions: tuple[Callable[[], Any], int]) -> dic
 
 
 def with_ratios(row: dict[str, float], yardstick: str = "textbook") -> dict[str, float]:
-    """The row with how many times fewer CPU seconds everything else takes than the yardstick."""
+    """The row with ratios of the yardstick's CPU seconds and the others'."""
     others = [name for name in row if name != yardstick]
     return row | {f"{yardstick} / {name}": row[yardstick] / row[name] for name in others}
 
@@ -82,16 +84,50 @@ class PlainLoop:
 
 
 def in_process(module: str, call: str, environment: dict[str, str] | None = None) -> dict[str, float]:
-    """Run `module.call` in a process of its own; it prints its row as JSON in the last line.
-
-    Args:
-        module: a file of this folder, without ending.
-        call: a call of one of its functions.
-        environment: variables to be set.
-    """
+    """Run `module.call` in a new process, which prints its row as JSON in the last line; `environment` is added."""
     program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import {module}; {module}.{call}"
     env = {**os.environ, **(environment or {})}
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
     if out.returncode:
         raise RuntimeError(out.stderr)
     return json.loads(out.stdout.splitlines()[-1])
+
+
+class RoundClock(Callback):
+    """Seconds from the start of each round to the start of the next.
+
+    Args:
+        clock: `time.process_time` or `time.perf_counter`.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
+        self.clock, self.seconds = clock, []  # type: ignore[var-annotated]
+        self._since: float | None = None
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """A round starts where the last one ended."""
+        now = self.clock()
+        if self._since is not None:
+            self.seconds.append(now - self._since)
+        self.between_rounds()
+        self._since = self.clock()
+
+    def between_rounds(self) -> None:
+        """Work that does not count."""
+
+
+def fit(
+    data: FederatedDataModule, module: FederatedModule, folder: str | None = None, **options: Any
+) -> FederatedTrainer:
+    """Train on a CPU without a progress bar; with a folder log and keep checkpoints there, else neither."""
+    kept = (
+        {"logger": False, "enable_checkpointing": False} if folder is None else {"logger": RoundLogger(folder, "bench")}
+    )
+    trainer = FederatedTrainer(accelerator="cpu", enable_progress_bar=False, **kept | options)
+    trainer.fit(module, datamodule=data)
+    return trainer
+
+
+def peak_gigabytes() -> float:
+    """Peak memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9

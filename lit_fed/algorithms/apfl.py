@@ -106,7 +106,7 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
         """Steps of w_i, v_i and α_i on one batch, all from the values before it."""
         mixed = tree.lerp(work.models.parameters, work.personal.parameters, work.alpha)
         loss, gradient, buffers = ctx.own.task.value_and_grad(work.personal._replace(parameters=mixed), batch)
-        models, of_global = ctx.solver.move(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
+        models, of_global = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer[0], batch, ctx.lr)
         slope = tree.scale(gradient, work.alpha) if self.gradient_factor else gradient
         personal, of_own = ctx.own.solver.update(work.personal.parameters, slope, work.optimizer[1], ctx.lr)
         return APFLRun(

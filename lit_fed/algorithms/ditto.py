@@ -90,7 +90,7 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
         if ctx.phase == "adapt":
             return work
         optimizer, personal = work.optimizer
-        models, optimizer = ctx.solver.move(ctx.task, work.models, optimizer, batch, ctx.lr)
+        models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, optimizer, batch, ctx.lr)
         return work._replace(models=models, optimizer=(optimizer, personal))
 
     def _personal_steps(self, ctx: Context, shared: GlobalModels, work: DittoWork, batch: Batch) -> DittoWork:

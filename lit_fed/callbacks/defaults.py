@@ -24,7 +24,7 @@ from lit_fed.callbacks.progress import FederatedProgressBar
 from lit_fed.callbacks.report import RunReport
 from lit_fed.callbacks.robust_rounds import RobustRounds
 from lit_fed.callbacks.secure_rounds import SecureRounds
-from lit_fed.system.roll_call import sign_of_life
+from lit_fed.system.heartbeat import sign_of_life
 from lit_fed.training.hooks import FederatedCallback, federated
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.refusals import refuse_callbacks

@@ -15,7 +15,7 @@ from lit_fed.core import tree
 from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
 from lit_fed.system.files import whole_file
-from lit_fed.system.roll_call import exchange
+from lit_fed.system.heartbeat import exchange
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import prediction_table
 

@@ -111,7 +111,6 @@ class RoundTime:
     uplink: Literal["serial", "parallel"] = "serial"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "uplink_ratio": (self.uplink_ratio >= 0, "a number >= 0"),
             "compute_min": (self.compute_min >= 0, "a number >= 0"),

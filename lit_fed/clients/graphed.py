@@ -177,7 +177,7 @@ class GraphedTrainer(SequentialTrainer):
 
     def _judged(self, job: TrainJob, done: Trained, finite: Tensor) -> Trained | Failed:
         """What a client returned, if it is finite."""
-        if job.block.is_ghost or finite:
+        if job.block.is_placeholder or finite:
             return done
         try:
             check_finite(done.result, job.block.phase.client_ids[done.rows], job.ctx)

@@ -79,7 +79,7 @@ class SequentialTrainer:
     def _checked(self, job: TrainJob, row: int, client_id: int) -> Trained:
         """The result of one client, checked to be finite."""
         done = self._trained(job, row, client_id)
-        if not job.block.is_ghost:
+        if not job.block.is_placeholder:
             check_finite(done.result, job.block.phase.client_ids[row : row + 1], job.ctx)
         return done
 
@@ -194,9 +194,6 @@ class SequentialTrainer:
                     data.all_y[rows][None],
                     data.mask[rows][None],
                 )
-
-
-Value = TypeVar("Value")
 
 
 class DebugTrainer(SequentialTrainer):

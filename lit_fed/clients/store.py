@@ -17,7 +17,7 @@ from lit_fed.clients.store_files import INDEX_KEY, ClientFiles, choose_leaves, f
 from lit_fed.core import tree
 from lit_fed.core.reduce import gather_rows
 from lit_fed.core.types import Tree
-from lit_fed.system.machine import from_boundary
+from lit_fed.system.machine import aligned
 from lit_fed.wrappers.base import buffer_names
 
 __all__ = ["ClientStore"]
@@ -355,7 +355,7 @@ def _read_rows(table: Tensor, client_ids: Tensor) -> Tensor:
     """Rows [C, ...] of a table [T, ...]; on a CPU a single row is a view, which saves copying a large model."""
     if len(client_ids) == 1 and table.device.type == "cpu":
         only = int(client_ids[0])
-        return from_boundary(table[only : only + 1])
+        return aligned(table[only : only + 1])
     return table.index_select(0, client_ids)
 
 

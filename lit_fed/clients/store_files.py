@@ -21,8 +21,7 @@ from torch import Tensor
 
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
-from lit_fed.system.files import whole_file, write_atomically
-from lit_fed.system.given_paths import reason
+from lit_fed.system.files import os_error_text, whole_file, write_atomically
 
 __all__ = [
     "INDEX_KEY",
@@ -125,7 +124,7 @@ class ClientFiles:
         try:
             content = load_checked(path)
         except (DamagedFileError, OSError) as error:
-            raise self.unreadable(client_id, version, reason(error), path) from error
+            raise self.unreadable(client_id, version, os_error_text(error), path) from error
         entries = content if isinstance(content, dict) else {}
         whose = entries.get(OWNER, wanted := {"client": client_id, "version": version})  # older files do not say it
         if whose != wanted:

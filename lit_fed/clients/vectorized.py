@@ -34,7 +34,7 @@ from lit_fed.core.types import Batch, ClientData, ClientResult, Split, Tree
 from lit_fed.errors import ClientError
 from lit_fed.system.machine import keep_freed_memory
 
-__all__ = ["VectorizedTrainer", "at_once"]
+__all__ = ["VectorizedTrainer", "vmap_clients"]
 
 
 class VectorizedTrainer:
@@ -91,7 +91,7 @@ class VectorizedTrainer:
             chunk = job.part(rows)
             try:
                 result, optimizers = self._train_chunk(chunk, sizes[rows], losses, starts[rows])
-                if not job.block.is_ghost:
+                if not job.block.is_placeholder:
                     check_finite(result, client_ids[rows], job.ctx)
             except ClientError as error:
                 if not job.forgives(error):
@@ -146,13 +146,13 @@ class VectorizedTrainer:
         fields = (index, mask, client_ids)
         stage = "client_init"
         try:
-            work = at_once(client_init, job.states, each_losses, *fields)
+            work = vmap_clients(client_init, job.states, each_losses, *fields)
             if job.keeps_optimizers:
                 work = work._replace(optimizer=job.optimizers)
             stage = "client_step"
             work = self._steps(job, work, sizes)
             stage = "client_final"
-            return at_once(client_final, work, *fields), work.optimizer if job.keeps_optimizers else job.optimizers
+            return vmap_clients(client_final, work, *fields), work.optimizer if job.keeps_optimizers else job.optimizers
         except Exception as error:
             raise _blame(job, stage, error) from error
 
@@ -187,7 +187,7 @@ class VectorizedTrainer:
                 if ctx.augmentation is not None:
                     counts = plan.counts[:active, position][members]
                     batch = batch._replace(x=_augmented(job, batch.x, ids[:active][members], counts, position))
-                parts.append(at_once(step, work if len(groups) == 1 else tree.index(work, members), batch))
+                parts.append(vmap_clients(step, work if len(groups) == 1 else tree.index(work, members), batch))
             work = parts[0] if len(groups) == 1 else _merge(parts, [members for members, _ in groups])
         if not finished:
             return work
@@ -195,9 +195,9 @@ class VectorizedTrainer:
 
     def _plan(self, job: TrainJob, sizes: Tensor) -> tuple[Plan, Tensor, Tensor]:
         """The plan of a chunk, and rows of the split and mask of its batches, [C, S, K, B]."""
-        ghost, data, client_ids = job.block.multiplicity.cpu() == 0, job.block.data, job.block.phase.client_ids
+        placeholder, data, client_ids = job.block.multiplicity.cpu() == 0, job.block.data, job.block.phase.client_ids
         plan = make_plan(
-            sizes.masked_fill(ghost, 0).tolist(), client_ids.tolist(), job.block.phase.work,
+            sizes.masked_fill(placeholder, 0).tolist(), client_ids.tolist(), job.block.phase.work,
             batch_size=job.batch_size, seed=job.ctx.seed_of_batches(job.block.phase.work),
             round_idx=job.ctx.round_idx, phase=job.ctx.phase, smallest_batch=job.ctx.task.smallest_batch,
         )  # fmt: skip
@@ -295,7 +295,7 @@ class VectorizedTrainer:
 
         states = tree.index(job.states, chosen.to(data.x.device))
         x = x.view(*shape, *data.x.shape[1:])
-        prediction = at_once(predict, states, x, outputs)
+        prediction = vmap_clients(predict, states, x, outputs)
         mask = (torch.arange(shape[1]) < left[:, None]).to(data.x.device, torch.float32)
         return Served(chosen.to(data.x.device), prediction, y, mask)
 
@@ -404,7 +404,7 @@ class _Layer(NamedTuple):
     remove: Callable[[Tensor, int, int, int], Tensor]
 
 
-def at_once(function: Callable[..., Any], *arguments: Tree) -> Any:
+def vmap_clients(function: Callable[..., Any], *arguments: Tree) -> Any:
     """`torch.func.vmap` over the leading axis of every leaf, without its own, slow look at trees.
 
     A step of small models takes less time than `vmap` takes to flatten and rebuild its arguments. If this PyTorch lacks

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lit_fed.command_line.classes import refuse_file, with_function
 from lit_fed.data.data_sets.base import ClientDataSet
 from lit_fed.errors import ConfigError, notice
-from lit_fed.system.given_paths import reason, shown
+from lit_fed.system.files import os_error_text, quote
 
 __all__ = [
     "CONFIG",
@@ -67,9 +67,6 @@ def prepared(given: Sequence[str]) -> list[str]:
     `--config configs/…` names the shipped file if there is no such file here; W&B's agent passes null as None; a
     function that makes a network becomes a class path, so that it can have options.
 
-    Args:
-        given: arguments of a command.
-
     Raises:
         ConfigError: naming a configuration that cannot be read, with the line if there is one; or a file given as a
             class.
@@ -109,12 +106,7 @@ def config_files(given: Sequence[str]) -> list[str]:
 
 
 def default_name(given: list[str], config: Namespace) -> str:
-    """The name of a run without `--name`: the last configuration's stem, else the algorithm's class.
-
-    Args:
-        given: arguments of a command.
-        config: the parsed arguments.
-    """
+    """The name of a run without `--name`: the last configuration's stem, else the algorithm's class."""
     stems = [Path(file).stem for file in config_files(given)]
     return stems[-1] if stems else str(config.model.algorithm.class_path).rpartition(".")[2]
 
@@ -124,10 +116,6 @@ def giving_way(given: list[str], config: Namespace) -> list[str]:
 
     A data set that comes with its clients is not divided; if they are on nodes, none is held out here. Settings of the
     command line itself stay, and are refused later.
-
-    Args:
-        given: arguments of a command.
-        config: the parsed arguments.
     """
     set_here = {one.partition("=")[0] for one in given}
     if "--data.dataset" not in set_here:
@@ -158,7 +146,7 @@ def _check(name: str) -> None:
             f"--config {name} is not text in UTF-8 (byte {error.start}); give a YAML or JSON file, saved as UTF-8"
         ) from error
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(f"--config {shown(name)}: {reason(error)}; give another file") from error
+        raise ConfigError(f"--config {quote(name)}: {os_error_text(error)}; give another file") from error
     if size > MOST_BYTES:
         raise ConfigError(f"--config {name} has {size:,} bytes; give a configuration, YAML or JSON")
     try:

@@ -79,9 +79,6 @@ def class_names(base: type) -> list[str]:
 def explain_class(message: str) -> list[str]:
     """Explain jsonargparse's message about an option whose value is no class that it takes.
 
-    Args:
-        message: jsonargparse's.
-
     Returns:
         Lines; none if the message is about something else.
     """
@@ -155,10 +152,6 @@ def _file_for_class(option: str, given: str) -> str:
 def check_parsed(parser: Any, config: Namespace) -> None:
     """Refuse values that jsonargparse accepts although no object can be made of them: null, and base classes.
 
-    Args:
-        parser: the parser of a command.
-        config: the parsed arguments.
-
     Raises:
         ConfigError: naming the option.
     """
@@ -204,12 +197,7 @@ def with_function(option: str, value: str) -> str:
 
 
 def options_of_own_network(maker: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Options of the parser for a plain class or a function: no sizes, which the data give, and any types.
-
-    Args:
-        maker: a class or a function.
-        kwargs: those for a class derived from `Network`.
-    """
+    """Options of the parser for a plain class or a function: no sizes, which the data give, and any types."""
     is_class = isinstance(maker, type)
     if is_class and (not issubclass(maker, nn.Module) or Network in maker.__mro__):
         return kwargs
@@ -220,9 +208,6 @@ def as_function(config: Namespace) -> Namespace:
     """A configuration whose network, if it is the path of a function, is that function with its options bound.
 
     The parser would call the function at once, which needs the sizes of the data.
-
-    Args:
-        config: of a command, or of all commands.
     """
     command = config.get("subcommand")
     key = f"{command}.{NETWORK}" if command else NETWORK

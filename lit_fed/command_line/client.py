@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.https_node import AwayError, Link, run_node
 from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped
+from lit_fed.system.files import given_path
 from lit_fed.system.folder_lock import FolderLock
-from lit_fed.system.given_paths import given_path
 
 if TYPE_CHECKING:
     from lit_fed.deployment.kept import KeptTraining
@@ -82,11 +82,7 @@ def _add_trust(parser: PlainParser) -> None:
 
 
 def serving_parser(command: str) -> PlainParser:
-    """The arguments of a command that serves clients after the training.
-
-    Args:
-        command: `measure`, `predict` or `export`.
-    """
+    """The arguments of a command that serves clients after the training."""
     parser = PlainParser(
         f"client {command}",
         f"{SERVING[command]} Each client is served by its state and the shared state that this node kept when the "
@@ -117,9 +113,6 @@ def serving_parser(command: str) -> PlainParser:
 
 def run_client(arguments: list[str]) -> None:
     """Run the command.
-
-    Args:
-        arguments: arguments of the command `client`.
 
     Raises:
         ConfigError: naming a refused argument, or the reason why the node cannot go on.

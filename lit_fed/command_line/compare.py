@@ -93,9 +93,6 @@ def compare_parser() -> FederatedParser:
 def compare_runs(arguments: list[str]) -> None:
     """Run the command.
 
-    Args:
-        arguments: arguments of the command `compare`.
-
     Raises:
         ConfigError: naming a refused run or argument; nothing has been written then.
     """
@@ -403,14 +400,7 @@ def print_rows(title: str, headings: Sequence[str], lines: Sequence[Sequence[str
 
 # ---------------------------------------------------------------------- figures
 def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats: Sequence[str]) -> None:
-    """Draw the metric against rounds and against bytes, and the clients of every run.
-
-    Args:
-        groups: runs with different seeds under one name.
-        metric: `accuracy`, `mse` or `loss`.
-        output: folder of the figures.
-        formats: of each figure, `png`, `pdf` or `svg`.
-    """
+    """Draw the metric against rounds and against bytes, and the clients of every run."""
     import matplotlib as mpl
 
     with mpl.rc_context(COLUMN):

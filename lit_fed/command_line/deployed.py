@@ -22,7 +22,7 @@ from lit_fed.command_line.start_page import COMMANDS, PlainParser
 from lit_fed.deployment.certificates import DAYS, make_certificates
 from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.errors import ClientError, ConfigError, WriteError, logged, notice
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = [
     "DEPLOYED", "certificates_parser", "federation_parser", "main", "run_deployed", "run_local_federation",
@@ -36,12 +36,7 @@ SECONDS_TO_END = 5.0
 
 
 def run_deployed(command: str, arguments: list[str], load: Callable[[], ModuleType]) -> None:
-    """Run one of these commands.
-
-    Args:
-        command: its name.
-        arguments: arguments of the command.
-        load: imports `lit_fed.cli`, for a command that runs a fit.
+    """Run one of these commands; `load` imports `lit_fed.cli` for one that runs a fit.
 
     Raises:
         ConfigError: naming a refused argument, or the reason why the command cannot go on.
@@ -53,11 +48,7 @@ def run_deployed(command: str, arguments: list[str], load: Callable[[], ModuleTy
 
 
 def main(load: Callable[[], ModuleType]) -> None:
-    """Run the command of this process; expected failures end with a message and a non-zero status.
-
-    Args:
-        load: see `run_deployed`.
-    """
+    """Run the command of this process; expected failures end with a message and a non-zero status."""
     try:
         run_deployed(sys.argv[1], sys.argv[2:], load)
     except (ConfigError, ClientError, WriteError, KeyboardInterrupt) as error:
@@ -86,9 +77,6 @@ def certificates_parser() -> PlainParser:
 
 def write_certificates(arguments: list[str]) -> None:
     """Run the command.
-
-    Args:
-        arguments: arguments of the command `certificates`.
 
     Raises:
         ConfigError: naming a refused argument.
@@ -128,10 +116,6 @@ def federation_parser() -> PlainParser:
 
 def run_local_federation(arguments: list[str], load: Callable[[], ModuleType]) -> None:
     """Run the command; it ends with the status of the fit.
-
-    Args:
-        arguments: arguments of the command `federation`.
-        load: gives `lit_fed.cli`, and with it PyTorch and Lightning, once for all processes.
 
     Raises:
         ConfigError: naming a refused argument.

@@ -67,11 +67,7 @@ def flower_app_parser() -> FederatedParser:
 
 
 def write_flower_app(arguments: list[str], parse: Callable[[list[str]], Any]) -> None:
-    """Run the command.
-
-    Args:
-        arguments: arguments of the command `flower-app`.
-        parse: makes a command line that has parsed its arguments, without running anything.
+    """Run the command; `parse` makes a command line that has parsed its arguments, without running it.
 
     Raises:
         ConfigError: if the arguments or the folder are refused, or make no run of Flower; nothing is written then.

@@ -87,9 +87,6 @@ CLASSES = re.compile(r", known subclasses: ([\w., ]+)")
 def plain_type(spelled: str) -> str:
     """A type as it reads on a command line: alternatives between bars; for a function, the type that it returns.
 
-    Args:
-        spelled: Python's spelling.
-
     Example:
         >>> plain_type("Callable[[tuple[int, ...], int], lit_fed.models.Network] | None")
         'Network | null'
@@ -171,11 +168,7 @@ def _names_of_classes(found: re.Match[str]) -> str:
 
 
 def explain_arguments(parser: Any) -> None:
-    """Explain a command's arguments in federated terms, and list Lightning's last.
-
-    Args:
-        parser: the complete parser of a command.
-    """
+    """Explain a command's arguments in federated terms, and list Lightning's last."""
     for action in parser._actions:
         if action.dest in REFUSED_OR_FIXED or action.dest.removesuffix(".help") in REFUSED_OR_FIXED:
             action.help = SUPPRESS

@@ -156,13 +156,7 @@ class FederatedParser(LightningArgumentParser):
 
 
 def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:
-    """All arguments as text, without checking them again, which takes longer than writing them.
-
-    Args:
-        parser: the parser of a command.
-        config: the parsed arguments.
-        options: of `ArgumentParser.dump`, such as the `format`.
-    """
+    """All arguments as text, without checking them again, which takes longer than writing them."""
     text: str = parser.dump(config, skip_unset=False, skip_validation=True, **options)
     return text
 

@@ -51,9 +51,6 @@ def partition_parser() -> FederatedParser:
 def show_partition(arguments: list[str]) -> None:
     """Run the command.
 
-    Args:
-        arguments: arguments of the command `partition`.
-
     Raises:
         ConfigError: if the arguments, the data or the folder are refused; nothing has been written then.
     """
@@ -88,9 +85,6 @@ def _title(data: FederatedDataModule) -> str:
 
 def partition_table(data: FederatedDataModule) -> pd.DataFrame:
     """One row per client: samples of each split, and of each label in all splits together.
-
-    Args:
-        data: after its `setup`.
 
     Returns:
         Columns `client` (name), `client_id`, `population`, `group` where true groups are known, `num_train`, `num_val`,
@@ -128,12 +122,7 @@ def _label_counts(population: Population, target: Target) -> np.ndarray | None:
 
 
 def print_partition(table: pd.DataFrame, title: str) -> None:
-    """Print the sizes of the clients, a line for each population.
-
-    Args:
-        table: as `partition_table` makes it.
-        title: title of the table.
-    """
+    """Print the sizes of the clients, a line for each population."""
     from rich.console import Console
     from rich.table import Table
 

@@ -64,11 +64,7 @@ more:
 
 
 def answer(given: list[str]) -> bool:
-    """Answer `--help`, `--version` and a command line without any argument; returns whether it was one of these.
-
-    Args:
-        given: the arguments of the program.
-    """
+    """Answer `--help`, `--version` and a command line without any argument; returns whether it was one of these."""
     if given in (["-h"], ["--help"]):
         sys.stdout.write(start_page())
     elif given == ["--version"]:

@@ -262,10 +262,6 @@ Parse = Callable[[list[str]], Namespace]
 def check_arguments(sweep: Sweep, parse: Parse) -> None:
     """Parse the first point, then one with each other value, and check that the first one measures the metric.
 
-    Args:
-        sweep: the sweep.
-        parse: the command line up to its parsed arguments.
-
     Raises:
         ConfigError: naming the file, the key and the refused value, with the reason; or a metric that no run has.
     """

@@ -117,13 +117,7 @@ def _label(value: Any) -> str:
 
 # ---------------------------------------------------------------------- figure
 def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
-    """Draw the metric against the keys that vary: two with choices as a heat map, else a panel for each.
-
-    Args:
-        sweep: the sweep.
-        results: its finished points, at least one.
-        path: the file to write.
-    """
+    """Draw the metric against the keys that vary: two with choices as a heat map, else a panel for each."""
     import matplotlib as mpl
 
     choices = all(isinstance(one, CategoricalDistribution) for one in sweep.parameters.values())

@@ -212,7 +212,7 @@ def _longest_first(client_ids: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 def round_blocks(
     phases: Sequence[Phase], data: Split, *, batch_size: int, clients_per_block: int, rank: int = 0, num_ranks: int = 1
 ) -> list[ClientBlock]:
-    """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a ghost.
+    """One rank's blocks of a round, the same number on every rank: a rank short of clients gets a placeholder.
 
     In a phase without clients all ranks have one, the first client: the server learns the form of the messages from it,
     and whoever adds to their sum may act.
@@ -236,10 +236,10 @@ def round_blocks(
             for share in split_by_work(ids, work, num_ranks)
         ]
         slices = tuple(torch.from_numpy(np.concatenate([ids[:0], *one])) for one in ordered)
-        ghost = ids[:1] if len(ids) else np.zeros(1, dtype=np.int64)
+        placeholder = ids[:1] if len(ids) else np.zeros(1, dtype=np.int64)
         for position in range(max(1, *map(len, ordered))):
             present = position < len(ordered[rank])
-            chosen = ordered[rank][position] if present else ghost
+            chosen = ordered[rank][position] if present else placeholder
             multiplicity = counts[np.searchsorted(ids, chosen)] if present else np.zeros(1)
             if phase.absences is not None and phase.absences.factors is not None:
                 multiplicity = multiplicity * phase.absences.factors.numpy()[chosen]

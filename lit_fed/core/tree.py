@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core.types import ModelState, Tree
-from lit_fed.system.machine import from_boundary
+from lit_fed.system.machine import aligned
 
 __all__ = [
     "add",
@@ -136,7 +136,7 @@ def index(tree: Tree, position: int | slice | Tensor) -> Tree:
 
 def row(tree: Tree, position: int) -> Tree:
     """Entry of the leading axis of every leaf, in memory of its own where it would begin anywhere."""
-    return map_leaves(lambda leaf: from_boundary(leaf[position]), tree)
+    return map_leaves(lambda leaf: aligned(leaf[position]), tree)
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.system.machine import from_boundary
+from lit_fed.system.machine import aligned
 
 __all__ = [
     "Absences",
@@ -271,7 +271,7 @@ class Split:
         position = int(self.positions(torch.tensor([client_id])))
         lo, hi = int(self.offsets[position]), int(self.offsets[position + 1])
         mask = torch.ones(hi - lo, device=self.x.device)
-        x = from_boundary(self.x[lo:hi])
+        x = aligned(self.x[lo:hi])
         own_id = torch.full((), client_id, device=self.x.device)  # a copy to a device would synchronise
         return ClientData(x, self.y[lo:hi], None, mask, own_id)
 
@@ -352,7 +352,9 @@ class ClientBlock(NamedTuple):
     """The unit of work of a client trainer: some clients of one phase on one rank, longest first."""
 
     phase: Phase  # its `client_ids` are this block's alone, [C]
-    multiplicity: Tensor  # [C] float64, how often each was drawn; 0 for a ghost, which only tells the message's shape
+    multiplicity: (
+        Tensor  # [C] float64, how often each was drawn; 0 for a placeholder, which only tells the message's shape
+    )
     data: Split
     slices: tuple[Tensor, ...] = ()  # ids of each rank in this phase, in the order of its blocks
     ends_phase: bool = True  # the last block of its phase on this rank
@@ -364,7 +366,7 @@ class ClientBlock(NamedTuple):
         return self._replace(phase=phase, multiplicity=self.multiplicity[rows])
 
     @property
-    def is_ghost(self) -> bool:
+    def is_placeholder(self) -> bool:
         """Whether its one client takes no part: nothing but the shapes of what it sends is looked at."""
         return not bool(self.multiplicity.any())
 

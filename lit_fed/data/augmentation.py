@@ -22,7 +22,7 @@ from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import Normalisation
 from lit_fed.data.populations.checks import looked_at
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import shown
+from lit_fed.system.files import quote
 from lit_fed.system.names import did_you_mean
 
 __all__ = ["Augmentation", "BatchTransform", "check_augmentation", "in_batches", "make_augmentation", "written_out"]
@@ -129,7 +129,7 @@ def _calls(text: str) -> list[ast.expr]:
         body = ast.parse(text.strip(), mode="eval").body
         ast.unparse(body)  # fails here if it is nested too deeply
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ConfigError(f"--data.augment {shown(text)!r} cannot be read ({error}); {FIX}") from error
+        raise ConfigError(f"--data.augment {quote(text)!r} cannot be read ({error}); {FIX}") from error
     given = [body] if not isinstance(body, ast.Tuple) else body.elts
     listed = [call for one in given for call in (one.elts if isinstance(one, ast.List) else [one])]
     calls: list[ast.expr] = [_Names().visit(one) for one in listed]

@@ -369,11 +369,9 @@ class FederatedDataModule(LightningDataModule):
         )  # fmt: skip
 
     def val_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's seen clients, for periodic evaluation."""
         return self.serving("seen", self.evaluation_split)
 
     def test_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's seen clients, for the test."""
         return self.serving("seen", "test")
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:

@@ -19,7 +19,7 @@ from lit_fed.deployment.messages import SPLITS
 from lit_fed.deployment.node_pool import Missing, NodePool
 from lit_fed.deployment.transport import Transport
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["Federation", "RemoteClients"]
 

@@ -24,8 +24,7 @@ from lit_fed.deployment.settings import settings_from_json
 from lit_fed.deployment.wire import Packet, WireError
 from lit_fed.errors import ConfigError
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
-from lit_fed.system.files import whole_file
-from lit_fed.system.given_paths import reason
+from lit_fed.system.files import os_error_text, whole_file
 
 __all__ = ["KEPT_FILE", "KeptTraining", "keep_training", "kept_versions"]
 
@@ -109,8 +108,8 @@ class KeptTraining:
             sent, packet = _read(path)
         except (DamagedFileError, OSError) as error:
             raise ConfigError(
-                f"--states: {path} cannot be read: {reason(error)}; put it back from a copy, or let the server run the "
-                "same fit with --ckpt_path last, which sends it again"
+                f"--states: {path} cannot be read: {os_error_text(error)}; put it back from a copy, or let the server "
+                "run the same fit with --ckpt_path last, which sends it again"
             ) from error
         if settings is None:
             if sent["model"] is None:

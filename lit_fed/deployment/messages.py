@@ -37,7 +37,7 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "POPULATIONS", "REFUSALS", "SPLITS", "ClientFacts", "Failure", "NodeFacts", "Worked", "facts_from_json",
-    "facts_of_answer", "facts_to_json", "kept_of_answer", "marks_of_start", "read_question", "read_session",
+    "facts_of_answer", "kept_of_answer", "marks_of_start", "read_question", "read_session",
     "refusal_of", "rows_of_answer", "session_name", "worked_of_answer",
 ]  # fmt: skip
 
@@ -142,7 +142,7 @@ FACTS = record(
         "attackers": NOTHING, "learned": tuple_of(), "sizes": NOTHING, "named": NOTHING, "stored_type": text(16),
     }
 )  # fmt: skip
-"""Facts of a training, see `TrainingFacts`."""
+"""Facts of a training, see `TrainingFacts.public`."""
 
 SESSION = record(
     {
@@ -152,18 +152,9 @@ SESSION = record(
 )  # fmt: skip
 
 
-def facts_to_json(facts: TrainingFacts) -> dict[str, Any]:
-    """Facts for JSON, without those for the server alone: groups, attackers, names and sizes of single clients."""
-    facts = facts._replace(groups=None, attackers=None, columns=None, class_names=None, named=None, sizes=None)
-    return facts._replace(learned=()).plain()
-
-
 def facts_from_json(plain: Any) -> TrainingFacts:
-    """The inverse of `facts_to_json`; a `WireError` names the wrong fact."""
+    """Facts of a training from JSON; a `WireError` names the wrong one."""
     read = FACTS(plain, "facts")
-    read = {name: tuple(one) if isinstance(one, list) else one for name, one in read.items()}
-    if read["normalisation"] is not None:
-        read["normalisation"] = tuple(map(tuple, read["normalisation"]))
     try:
         return TrainingFacts.from_plain(read)
     except ConfigError as error:

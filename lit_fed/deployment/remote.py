@@ -128,7 +128,7 @@ class RemoteTrainer:
     def train(self, job: TrainJob) -> Iterator[Trained | Failed]:
         """Run a phase on the nodes of its clients; results come in the order of the block."""
         form = _answer_form(job, self.rounds.server.initial_shared, self._device)
-        if job.block.is_ghost:
+        if job.block.is_placeholder:
             yield Trained(slice(0, 1), _versioned(form, -1), None)
             return
         self._kept = self.pool.over = False

@@ -478,9 +478,6 @@ class _Stored(Whitelist):
 def check_modules(trusted: Sequence[str]) -> None:
     """Refuse names that are not names of modules.
 
-    Args:
-        trusted: values of `--trust`.
-
     Raises:
         ConfigError: naming it.
     """

@@ -162,7 +162,6 @@ class ChosenMetrics:
         return [one.name for one in self.metrics]
 
     def meter(self, num_clients: int) -> ClientMeter:
-        """A `ClientMeter` for this number of clients."""
         return ClientMeter(self, num_clients)
 
     def statistics(self, values: Tensor, num_samples: Tensor) -> dict[str, float]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from lit_fed.system.roll_call import exchange
+from lit_fed.system.heartbeat import exchange
 
 __all__ = ["ClientTable"]
 

@@ -155,7 +155,6 @@ def _items(given: Any) -> Iterator[tuple[str | None, Any]]:
 
 
 def _wanted(name: str | None, given: Any) -> WantedMetric:
-    """Parse one request."""
     arguments: dict[str, Any] = {}
     if isinstance(given, torchmetrics.Metric):
         return WantedMetric(name or _snake_case(type(given).__name__), given, arguments)
@@ -201,7 +200,6 @@ def _no_such_metric(path: str, error: Exception) -> ConfigError:
 
 
 def _places() -> tuple[ModuleType, ...]:
-    """Modules searched for plain class names."""
     return torchmetrics, torchmetrics.classification, torchmetrics.regression
 
 

@@ -73,7 +73,6 @@ class LowRankAdapters(NamedTuple):
         return network
 
     def _targets(self, network: nn.Module, called: set[str]) -> list[str]:
-        """Names of the layers that get adapters."""
         layers, network_name = _linear_layers(network), type(network).__name__
         frozen = [name for name, layer in layers.items() if not any(one.requires_grad for one in layer.parameters())]
         if self.targets is None:
@@ -141,7 +140,6 @@ def _called(network: nn.Module, outputs: Callable[[], Tensor]) -> set[str]:
 
 
 def _why_none(matched: list[str], called: set[str], network: str) -> str:
-    """Why no matched layer can have an adapter."""
     if not matched:
         return f"which matches no linear layer of {network}"
     if matched[0] in called:

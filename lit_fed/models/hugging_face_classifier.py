@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.models.base import Network, check_dropout
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 from lit_fed.system.names import check_library_options, did_you_mean, names_in
 from lit_fed.system.packages import optional_package
 
@@ -185,7 +185,6 @@ def _check_source(settings: Any) -> None:
 
 
 def _read(read: Any, place: str, option: str, **options: Any) -> Any:
-    """Read from a folder, a file or the hub."""
     path = given_path(place, option.partition(" ")[0])
     if not path.exists() and HUB_NAME.fullmatch(place) is None:
         raise ConfigError(f"{option} does not exist; give a folder of save_pretrained, or a hub name")
@@ -233,7 +232,6 @@ def _with_fields(settings: Any, fields: dict[str, Any]) -> Any:
 
 
 def _dropouts(settings: Any) -> dict[str, float]:
-    """All dropout rates of a configuration."""
     shares = {name: value for name, value in settings.to_dict().items() if "drop" in name}
     return {name: value or 0.0 for name, value in shares.items() if value is None or type(value) in (int, float)}
 
@@ -310,7 +308,6 @@ def _build(library: Any, kind: str, settings: Any, weights: str | None) -> tuple
 
 
 def _said(error: Exception) -> str:
-    """The exception in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no reason given"]
     said = " ".join(lines[: 2 if lines[0].endswith(":") else 1])
     return f"{type(error).__name__}: {said}"[:300]

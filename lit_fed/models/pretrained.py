@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 if TYPE_CHECKING:
     from torchvision.models import WeightsEnum

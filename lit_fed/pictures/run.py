@@ -8,26 +8,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_fed.pictures.client_weights import weight_figures
+from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.errors import ConfigError
 from lit_fed.pictures.style import (
+    COLOURS,
     COLUMN,
     COLUMN_WIDTH,
+    DASHES,
     FULL_WIDTH,
     byte_unit,
     draw_curve,
     few_ticks,
     frame,
     legend_above,
+    look,
     name_clients,
     percent,
     save,
     scale_of,
-)
+    short_name,
+)  # fmt: skip
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["draw", "evaluated_split", "read_history"]
+__all__ = ["draw", "draw_graph", "evaluated_split", "mixture_heat_map", "read_history", "weight_figures"]
 
 LINES = {
     ("seen", ""): {"color": "#1b4f8a", "linestyle": "-", "marker": "o"},
@@ -43,6 +48,15 @@ MOST_GROUPS = 12
 
 MOST_NUMBERS = 12
 """Upper limit of columns of a heat map with numbers in its cells."""
+
+PANELS = 4
+"""Upper limit of rounds side by side."""
+
+MOST_NODES = 40
+"""Upper limit of clients in a graph with names and groups."""
+
+MOST_CURVES = 12
+"""Upper limit of clients with a panel of curves each; of more, means over clients are drawn."""
 
 
 def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",), *, private: bool = False) -> None:
@@ -240,3 +254,210 @@ def _number_cells(axes: Any, values: np.ndarray, image: Any) -> None:
         colour = "white" if image.norm(value) > 0.55 else "black"
         text = f"{value:.1f}" if values.max() >= 10 else f"{value:.2g}"
         axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
+
+
+# ---------------------------------------------------------------------- weights.npz
+def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
+    """Figures of a run's folder, by file name; none without `weights.npz`.
+
+    Args:
+        folder: the run's folder.
+        new_figure: makes a figure of a size.
+
+    Raises:
+        ConfigError: naming that file if it cannot be read.
+    """
+    path = folder / "weights.npz"
+    if not path.is_file():
+        return []
+    try:
+        parts = ("mixture", "collaboration", "on_graph", "groups", "names")
+        weights: dict[str, Any] = dict(read_npz(path, ("rounds",), parts))
+    except ConfigError as error:
+        raise ConfigError(f"{path} cannot be read ({error}); it is not this run's, so move it away") from error
+    figures = []
+    if "mixture" in weights and len(weights["rounds"]) > 1:
+        figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))
+    if "collaboration" in weights:
+        figures.append(("collaboration.png", _heat_map(weights, new_figure)))
+        if len(weights["rounds"]) > 1 and not weights["on_graph"]:
+            figures.append(("collaboration_over_rounds.png", _curves(weights, new_figure)))
+        if weights["on_graph"]:
+            groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
+            graph = draw_graph(weights["collaboration"][-1], groups, new_figure, weights.get("names"))
+            figures.append(("graph.png", graph))
+    return figures
+
+
+def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: Sequence[Any] | None = None) -> Any:
+    """Weights between clients as a graph: clients on a circle, darker edges for larger weights.
+
+    Neighbours of a ring or a chain stand side by side, on other graphs the clients of a group. Nodes show the number of
+    the group; names stand beside them if there is room.
+
+    Args:
+        matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
+        groups: the group of each client, [T].
+        new_figure: figure factory.
+        names: of the clients, [T]; None: their numbers.
+    """
+    import matplotlib as mpl
+    import networkx as nx
+
+    weights = (matrix + matrix.T) / 2 * (1 - np.eye(len(matrix)))
+    graph = nx.from_numpy_array(weights)
+    order = _around(graph, groups)
+    edges = sorted(graph.edges(data="weight"), key=lambda edge: edge[2])  # the darkest on top
+    values = np.array([edge[2] for edge in edges])
+    scale = mpl.colors.Normalize(0, values.max(initial=0.0) or 1.0)
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
+    axes = figure.subplots()
+    positions = nx.circular_layout(order)
+    few = len(order) <= MOST_NODES
+    _, colours = np.unique(groups, return_inverse=True)
+    nx.draw(
+        graph, positions, ax=axes, nodelist=order, node_color=colours[order], cmap="Set3", vmin=0, vmax=11,
+        edgecolors="black", linewidths=0.6 if few else 0.2, node_size=80 if few else max(6, 2400 / len(order)),
+        edgelist=[edge[:2] for edge in edges], edge_color=values.tolist(), edge_cmap=mpl.colormaps["Greys"],
+        edge_vmin=0, edge_vmax=scale.vmax, width=float(np.clip(200 / max(len(edges), 1), 0.08, 1.0)),
+    )  # fmt: skip
+    if few:
+        _write_beside(axes, positions, range(len(order)) if names is None else names)
+        if colours.any():
+            groups_of = {client: str(int(groups[client])) for client in order}
+            nx.draw_networkx_labels(graph, positions, groups_of, ax=axes, font_size=6)
+    axes.set_aspect("equal")
+    axes.margins(0.22 if few else 0.05)
+    if len(values) and np.ptp(values) > 1e-6 * values.max():
+        figure.colorbar(mpl.cm.ScalarMappable(scale, "Greys"), ax=axes, label="mixing weight", shrink=0.8)
+    elif len(values):
+        axes.set_title(f"every mixing weight is {values[0]:.3g}", y=-0.04)
+    return figure
+
+
+def _around(graph: Any, groups: np.ndarray) -> list[int]:
+    """Order of the clients on the circle: along a ring or chain, else by group."""
+    import networkx as nx
+
+    by_group: list[int] = np.argsort(groups, kind="stable").tolist()
+    degrees = dict(graph.degree())
+    if len(graph) < 3 or max(degrees.values()) > 2 or not nx.is_connected(graph):
+        return by_group
+    ends = [client for client in by_group if degrees[client] == 1]
+    return list(nx.dfs_preorder_nodes(graph, (ends or by_group)[0]))
+
+
+def _write_beside(axes: Any, positions: dict[int, np.ndarray], names: Sequence[Any]) -> None:
+    """Write names outside the circle."""
+    for client, (x, y) in positions.items():
+        side = "left" if x > 0.1 else "right" if x < -0.1 else "center"
+        level = "bottom" if y > 0.9 else "top" if y < -0.9 else "center"
+        axes.annotate(short_name(names[client]), (1.1 * x, 1.1 * y), ha=side, va=level, fontsize=6)
+
+
+def _panels(num_rounds: int) -> list[int]:
+    return sorted(set(np.linspace(0, num_rounds - 1, min(PANELS, num_rounds)).round().astype(int).tolist()))
+
+
+def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Heat maps of all clients' mixture weights in a few rounds, ordered by the last one."""
+    mixture, last = weights["mixture"], weights["mixture"][-1]
+    order = np.lexsort((-last.max(1), last.argmax(1)))
+    names = weights["names"][order] if len(weights.get("names", ())) == len(order) else None
+    shown = _panels(len(mixture))
+    figure = new_figure(figsize=(0.7 + 1.55 * len(shown), 0.95 + 0.26 * mixture.shape[2]))
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    for one, idx in zip(axes, shown, strict=True):
+        image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
+        one.set(title=_round(weights, idx), xlabel=f"{len(order):,} clients")
+        frame(one)
+        name_clients(one, names, len(order), most=16)
+    axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
+    figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
+    return figure
+
+
+def _round(weights: dict[str, Any], idx: int) -> str:
+    return f"round {int(weights['rounds'][idx])}"
+
+
+def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Clients ordered by true group, and the positions at which a new group begins."""
+    num_clients = weights["collaboration"].shape[1]
+    groups = weights.get("groups", np.zeros(num_clients, dtype=int))
+    order = np.argsort(groups, kind="stable")
+    return order, np.flatnonzero(np.diff(groups[order])) + 1
+
+
+def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Heat maps of the weights between clients in a few rounds; clients are ordered by true group."""
+    between = weights["collaboration"]
+    order, bounds = _group_order(weights)
+    names = weights["names"][order] if "names" in weights else order
+    shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
+    figure = new_figure(figsize=(0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (COLUMN_WIDTH, 2.7))
+    axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    largest = max(float(between[shown].max()), 1e-12)
+    for one, idx in zip(axes, shown, strict=True):
+        image = one.imshow(between[idx][np.ix_(order, order)], cmap="Greys", vmin=0, vmax=largest)
+        for bound in bounds:
+            one.axhline(bound - 0.5, color="#d1701f", linewidth=0.8)
+            one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
+        one.set(title=_round(weights, idx), xlabel="whose model")
+        frame(one)
+        name_clients(one, names, len(order), most=18 if len(shown) > 1 else 30)
+    axes[0].set_yticks(axes[0].get_xticks(), [label.get_text() for label in axes[0].get_xticklabels()], fontsize=6)
+    by_group = ",\nby true group" if "groups" in weights else ""
+    axes[0].set_ylabel(f"client served{by_group}")
+    figure.colorbar(image, ax=axes.tolist(), label="weight")
+    return figure
+
+
+def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
+    """Curves of each client's weights over the rounds; of many clients, the share within their groups."""
+    between, rounds = weights["collaboration"], weights["rounds"]
+    num_clients = between.shape[1]
+    groups = weights.get("groups", np.zeros(num_clients, dtype=int))
+    if num_clients > MOST_CURVES:
+        return _share_in_group(between, rounds, groups, new_figure)
+    names = weights.get("names", [f"client {number}" for number in range(num_clients)])
+    columns = min(4, num_clients)
+    rows = -(-num_clients // columns)
+    figure = new_figure(figsize=(1.65 * columns + 0.4, 1.3 * rows + 0.6))
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for served, one in enumerate(axes.flat):
+        one.set_visible(served < num_clients)
+        for other in range(num_clients if served < num_clients else 0):
+            group = int(groups[other])
+            one.plot(
+                rounds, between[:, served, other], color=COLOURS[group % len(COLOURS)],
+                linestyle=DASHES[group % len(DASHES)], linewidth=2.2 if other == served else 0.9,
+            )  # fmt: skip
+        if served < num_clients:
+            one.set_title(f"{short_name(names[served])}, group {int(groups[served])}", fontsize=7)
+            one.xaxis.set_major_locator(few_ticks(whole=True, most=4))
+    figure.supxlabel("round")
+    figure.supylabel("weight (thick: its own model)")
+    handles = [
+        axes.flat[0].plot([], [], color=COLOURS[group % len(COLOURS)], linestyle=DASHES[group % len(DASHES)])[0]
+        for group in np.unique(groups)
+    ]
+    names = [f"models of group {group}" for group in np.unique(groups)]
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def _share_in_group(between: np.ndarray, rounds: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
+    same = groups[:, None] == groups
+    inside = (between * same).sum(2) / np.maximum(between.sum(2), 1e-12)
+    own = np.einsum("rii->ri", between) / np.maximum(between.sum(2), 1e-12)
+    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
+    axes = figure.subplots()
+    for position, (values, name) in enumerate(((inside, "its true group"), (own, "its own model"))):
+        label, color = f"to {name}, mean over clients", COLOURS[position]
+        draw_curve(axes, rounds, values.mean(1), label=label, color=color, **look(position))
+        axes.fill_between(rounds, *np.quantile(values, [0.1, 0.9], axis=1), color=color, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(few_ticks(whole=True))
+    axes.set(xlabel="round", ylabel="share of a client's weights", ylim=(-0.02, 1.02))
+    legend_above(figure, columns=1)
+    return figure

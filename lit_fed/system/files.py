@@ -1,4 +1,4 @@
-"""Files that stand whole or not at all."""
+"""Files that are written whole or not at all, and paths given by users."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from lit_fed.errors import WriteError
+from lit_fed.errors import ConfigError, WriteError
 
-__all__ = ["whole_file", "write_atomically"]
+__all__ = ["given_path", "os_error_text", "quote", "require_file", "whole_file", "write_atomically"]
 
 OWNER_ONLY = 0o600
-"""Mode of files that hold what one client keeps for itself."""
+"""Mode of files with private states of clients."""
 
 
 @contextmanager
 def whole_file(path: Path, *, private: bool = False, keep: Path | None = None) -> Iterator[IO[bytes]]:
-    """A file to write into beside `path`, which is moved there at the end, or deleted after an error.
+    """Context of writing a temporary file that replaces `path` at the end, or is deleted after an error.
 
     Args:
-        path: where the file belongs; whatever stood there stands until the new one is whole.
-        private: none but the owner may read or write it; else the umask decides.
-        keep: where whatever stood there is kept, in the same folder; None: it is gone.
+        path: the file; an existing one stays until the new one is whole.
+        private: only the owner may read and write it; else the umask decides.
+        keep: new path of an existing file, in the same folder; None: it is overwritten.
 
     Raises:
-        WriteError: naming the file, where the system refuses to take it: a full disk, a limit on the size of files.
+        WriteError: naming the file, if the system refuses: a full disk, a limit of file sizes.
     """
     partial = path.with_name(f".{path.name}.partial")
     try:
-        partial.unlink(missing_ok=True)  # of a process that was killed: its mode may be another
+        partial.unlink(missing_ok=True)  # left by a killed process, maybe with another mode
         if private:
             partial.touch(mode=OWNER_ONLY)
         with partial.open("w+b") as file:
@@ -48,7 +48,7 @@ def whole_file(path: Path, *, private: bool = False, keep: Path | None = None) -
 
 
 def _set_aside(path: Path, keep: Path) -> None:
-    """Let a file be found under another name, too; where there are no links, for a moment under that one alone."""
+    """Link a file under another name; without hard links, rename it."""
     if not path.is_file():
         return
     beside = keep.with_name(f".{keep.name}.partial")
@@ -59,11 +59,11 @@ def _set_aside(path: Path, keep: Path) -> None:
         path.replace(keep)
         return
     beside.replace(keep)
-    beside.unlink(missing_ok=True)  # it is left where both names are of one file already
+    beside.unlink(missing_ok=True)  # it remains if both names already link to the same file
 
 
 def _from_system(error: BaseException) -> OSError | None:
-    """The system's error behind another one: PyTorch's writer turns it into a RuntimeError of its own."""
+    """The OSError behind an error: PyTorch's writer raises a RuntimeError."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__context__
@@ -78,3 +78,66 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     with whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+# ---------------------------------------------------------------------- paths given by users
+SHOWN = 200
+"""Characters of a long path in an error."""
+
+INSIDE = 200
+"""Characters reserved for names of files inside a folder."""
+
+
+def quote(path: str | Path) -> str:
+    """A path for a message, shortened if it is longer than any file system allows."""
+    text = str(path)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} letters)"
+
+
+def os_error_text(error: Exception) -> str:
+    """Reason of an error, in the words of the operating system."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def given_path(path: str, option: str) -> Path:
+    """Expand `~` in a path of the command line; it need not exist.
+
+    Args:
+        path: the given path.
+        option: its option, for the message.
+
+    Raises:
+        ConfigError: if it is too long, or its home folder does not exist.
+    """
+    try:
+        expanded = Path(path).expanduser()
+        os.stat(expanded / ("x" * INSIDE))
+    except FileNotFoundError:
+        return expanded
+    except NotADirectoryError:  # a file, or something below one
+        return expanded
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{option} {quote(path)!r}: {os_error_text(error)}; give another path") from error
+    return expanded
+
+
+def require_file(path: Path, fix: str) -> None:
+    """Refuse a path that is no readable file; opening a pipe would block.
+
+    Args:
+        path: the path.
+        fix: what to do, for the message.
+
+    Raises:
+        ConfigError: saying what it is, or why it cannot be read.
+    """
+    if not path.exists() and not path.is_symlink():
+        raise ConfigError(f"{path}: there is no such file; {fix}")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no file, but a pipe or a device" if path.exists() else "a broken link"
+        raise ConfigError(f"{path} is {kind}; {fix}")
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); {fix}") from error

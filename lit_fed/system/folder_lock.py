@@ -11,7 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import reason
+from lit_fed.system.files import os_error_text
 
 __all__ = ["LOCK_NAME", "FolderLock"]
 
@@ -50,7 +50,7 @@ class FolderLock:
         except Timeout as error:
             raise ConfigError(f"{self.shown}: {self._holder()}; {self.fix}") from error
         except OSError as error:
-            raise ConfigError(f"{self.shown}: {reason(error)}; choose a folder that can be written") from error
+            raise ConfigError(f"{self.shown}: {os_error_text(error)}; choose a folder that can be written") from error
         since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
         with contextlib.suppress(OSError):  # a full disk: the lock holds without the name of its holder
             Path(self._file.lock_file).write_text(f"process {os.getpid()} on {socket.gethostname()}\n{since}\n")

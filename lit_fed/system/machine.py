@@ -13,9 +13,9 @@ from torch import Tensor
 from lit_fed.errors import ConfigError
 
 __all__ = [
+    "aligned",
     "available_memory",
     "cores",
-    "from_boundary",
     "keep_freed_memory",
     "require_cores",
     "require_memory",
@@ -90,7 +90,7 @@ BOUNDARY = 64
 """Bytes; PyTorch aligns its allocations on a CPU to multiples."""
 
 
-def from_boundary(leaf: Tensor) -> Tensor:
+def aligned(leaf: Tensor) -> Tensor:
     """The tensor, or a copy if it is not aligned like a fresh allocation.
 
     Alignment changes the summation order of matrix products, and a client's numbers must not depend on which samples

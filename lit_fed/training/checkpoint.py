@@ -15,8 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lit_fed.clients.store_files import LAST, PREVIOUS, folder_beside
 from lit_fed.errors import ConfigError
 from lit_fed.system.checked_archive import DamagedFileError, load_checked
-from lit_fed.system.files import whole_file
-from lit_fed.system.given_paths import reason
+from lit_fed.system.files import os_error_text, whole_file
 
 __all__ = [
     "CHECKPOINT_KEY",
@@ -140,7 +139,7 @@ def load_checkpoint(
     except DamagedFileError as error:
         raise DamagedCheckpointError(path, option, str(error), fix) from error
     except OSError as error:
-        raise ConfigError(f"{option} {path} cannot be read ({reason(error)}); {fix}") from error
+        raise ConfigError(f"{option} {path} cannot be read ({os_error_text(error)}); {fix}") from error
     if not isinstance(content, dict) or not isinstance(content.get(CHECKPOINT_KEY), dict):
         found = "a checkpoint of another program" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise ConfigError(f"{option} {path} holds {found}; {fix}")

@@ -28,8 +28,7 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.errors import ConfigError
 from lit_fed.models.adapters import merge_adapters
 from lit_fed.rounds import FederatedRounds
-from lit_fed.system.files import write_atomically
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path, write_atomically
 from lit_fed.training.output import check_writable
 
 __all__ = ["PersonalModel", "check_program_file", "personal_model", "save_program"]

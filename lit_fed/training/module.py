@@ -26,7 +26,6 @@ from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.populations.unseen_folder import UnseenFolder
 from lit_fed.deployment.federation import RemoteClients, RemoteSplit
-from lit_fed.deployment.messages import facts_to_json
 from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.errors import ConfigError, notice
 from lit_fed.metrics import summarise
@@ -195,7 +194,7 @@ class FederatedModule(LightningModule):
         self.settings.check_combination(deployed=True, missing=dataset.missing, poison=data.poison is not None)
         assert isinstance(seen.train, RemoteSplit)
         session = {
-            "model": without_noise_seed(self.history.arguments.get("model")), "facts": facts_to_json(self.facts),
+            "model": without_noise_seed(self.history.arguments.get("model")), "facts": self.facts.public.plain(),
             "val_fraction": data.val_fraction if seen.train.is_cut else 0.0, "data_seed": data.seed,
         }  # fmt: skip
         return RemoteTrainer(dataset.pool, self.federation, (seen, unseen), session)

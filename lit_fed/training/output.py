@@ -17,8 +17,7 @@ from torch import Tensor
 
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
-from lit_fed.system.files import whole_file
-from lit_fed.system.given_paths import given_path, reason, shown
+from lit_fed.system.files import given_path, os_error_text, quote, whole_file
 from lit_fed.system.spreadsheets import quoted_table
 
 if TYPE_CHECKING:
@@ -56,7 +55,9 @@ def check_writable(folder: Path, option: str) -> None:
         probe.touch()
         probe.unlink()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{option} {shown(folder)}: {reason(error)}; choose a folder that can be written") from error
+        raise ConfigError(
+            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
+        ) from error
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -75,7 +76,9 @@ def check_creatable(folder: Path, option: str) -> None:
         with TemporaryFile(dir=existing):
             pass
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(f"{option} {shown(folder)}: {reason(error)}; choose a folder that can be written") from error
+        raise ConfigError(
+            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
+        ) from error
 
 
 def check_run_name(name: str | None) -> None:

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from lit_fed.core.reduce import guard_collectives
 from lit_fed.errors import ConfigError
-from lit_fed.system.roll_call import (
+from lit_fed.system.heartbeat import (
     LostRanksError,
     check_timeout,
     exchange,
-    join,
-    roll_call,
-    take_up,
+    rank_monitor,
+    rendezvous,
+    use_monitor,
     waiting_for_work,
 )
 from lit_fed.training.stopping import Terminated
@@ -84,8 +84,9 @@ class FederatedLauncher(_SubprocessScriptLauncher):
 class FederatedStrategy(DDPStrategy):
     """Process group and launcher of DDP without its wrapper: each client trains a whole model on one rank.
 
-    On CPUs every rank uses one thread, since more ranks use cores better than more threads. Before each exchange the
-    ranks call the roll (`RollCall`), so that all end with a `LostRanksError` if one is missing, whatever the backend.
+    On CPUs every rank uses one thread, since more ranks use cores better than more threads. Before each collective all
+    ranks report to rank zero (`RankMonitor`), so that all end with a `LostRanksError` if one is missing, whatever the
+    backend.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -126,8 +127,10 @@ class FederatedStrategy(DDPStrategy):
         if self.world_size > 1 and not dist.is_initialized():
             address = environment.main_address, environment.main_port
             hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            roll = join(self.global_rank, self.world_size, self.timeout, address, hosted=hosted, gone=self._ended_ranks)
-            take_up(roll)
+            monitor = rendezvous(
+                self.global_rank, self.world_size, self.timeout, address, hosted=hosted, gone=self._ended_ranks
+            )
+            use_monitor(monitor)
             guard_collectives(exchange)
             with exchange(), self._ending_if_stuck():
                 super().setup_distributed()
@@ -168,9 +171,9 @@ class FederatedStrategy(DDPStrategy):
     def on_exception(self, exception: BaseException) -> None:
         """Tell the other ranks why this one ends, and kill stuck ones."""
         super().on_exception(exception)
-        if (roll := roll_call()) is not None:
+        if (monitor := rank_monitor()) is not None:
             kinds = {Terminated: "terminated", KeyboardInterrupt: "interrupted"}
-            roll.leave(kinds.get(type(exception), "failed"))
+            monitor.leave(kinds.get(type(exception), "failed"))
         if isinstance(exception, LostRanksError):
             first = self.node_rank * self.num_processes
             self._own_launcher.kill_ranks({rank - first for rank in exception.ranks})

@@ -13,7 +13,7 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
 from lit_fed.rounds import FederatedRounds
-from lit_fed.system.given_paths import shown
+from lit_fed.system.files import quote
 from lit_fed.training.checkpoint import CHECKPOINT_KEY, load_checkpoint
 
 __all__ = ["WarmStart"]
@@ -41,7 +41,7 @@ class WarmStart(NamedTuple):
             ConfigError: if it cannot be read, was not written by lit_fed, or has no shared models.
         """
         if not Path(path).is_file():
-            raise ConfigError(f"--init_from {shown(path)}: no such file; give a .ckpt file of another run")
+            raise ConfigError(f"--init_from {quote(path)}: no such file; give a .ckpt file of another run")
         content = load_checkpoint(Path(path), option="--init_from")
         state, stored = content["state_dict"], content[CHECKPOINT_KEY]
         settings, place = stored["identity"]["algorithm"], _place_of_models(list(state))

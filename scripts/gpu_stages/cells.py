@@ -1,4 +1,4 @@
-"""What the stages have measured, in a file that is written after every cell: a day goes on where it ended."""
+"""Record of measured cells, written after each cell, so that a day can continue."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Cell = Callable[[], dict[str, Any]]
 
 
 class Cells:
-    """The record of a day, cell by cell.
+    """The record of a day.
 
     Args:
-        path: the JSON file; what it holds already is not measured again.
-        seconds: after so long no further cell begins.
-        only: names of the cells to be measured, as a pattern with stars.
+        path: the JSON file; its cells are not measured again.
+        seconds: time after which no cell starts.
+        only: pattern of cells to measure.
     """
 
     def __init__(self, path: Path, seconds: float, only: str = "*") -> None:
@@ -41,13 +41,13 @@ class Cells:
         write_atomically(self.path, json.dumps(self.values, indent=1, sort_keys=True) + "\n")
 
     def measure(self, stage: str, name: str, cell: Cell, needs: float = 10.0) -> None:
-        """Measure a cell that is not there yet, if there is time; what fails is kept as the reason.
+        """Measure a missing cell if there is time; a failure is recorded with its reason.
 
         Args:
-            stage: the stage that it belongs to.
-            name: of the cell, unique in its stage.
-            cell: returns what is kept.
-            needs: seconds that the cell may take.
+            stage: stage of the cell.
+            name: name of the cell, unique in its stage.
+            cell: returns the record.
+            needs: expected seconds.
         """
         kept = self.values.get(stage, {})
         if name in kept or self.left < needs or not fnmatch(name, self.only):
@@ -55,7 +55,7 @@ class Cells:
         started = time.monotonic()
         try:
             value = cell()
-        except Exception as error:  # one cell that cannot be measured leaves the others alone
+        except Exception as error:  # a failing cell must not stop the others
             value = {"failed": f"{type(error).__name__}: {str(error).splitlines()[0][:300] if str(error) else ''}"}
         self.note(stage, kept | {name: value})
         print(f"{stage}: {name}: {json.dumps(value)} ({time.monotonic() - started:.1f} s)", flush=True)

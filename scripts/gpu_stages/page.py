@@ -6,7 +6,7 @@ from typing import Any
 
 from reproduction.tables import grid, wrap
 
-from gpu_stages.parity import LIMITS
+from gpu_stages.stages import LIMITS
 
 __all__ = ["page"]
 

@@ -1,4 +1,4 @@
-"""The FedEM paper's CIFAR-10 through the library, without a command line; goes on from its own checkpoints."""
+"""The FedEM paper's CIFAR-10 by the Python API, continued from checkpoints."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Budget", "paper"]
 
 
 class Budget:
-    """How long a run is, and how much of it is made between two looks at the clock.
+    """Length of a run and of its pieces.
 
     Args:
-        rounds: of the whole run.
-        at_once: rounds of one piece.
-        root: where CIFAR-10 lies; None: Digits take its place.
-        folder: where checkpoints go.
+        rounds: rounds of the run.
+        at_once: rounds of a piece.
+        root: folder of CIFAR-10; None: Digits.
+        folder: folder of checkpoints.
     """
 
     def __init__(self, rounds: int, at_once: int, root: Path | None, folder: Path) -> None:
@@ -35,7 +35,7 @@ class Budget:
 
 
 def paper(cells: Cells, device: torch.device, size: Size, budget: Budget) -> None:
-    """A cell for each algorithm; of one that is not done yet the rounds are kept, and the next call goes on there."""
+    """A cell for each algorithm; unfinished runs continue in the next call."""
     for algorithm in ALGORITHMS:
         done = cells.values.get("paper", {}).get(algorithm, {}).get("rounds", 0)
         while done < budget.rounds and cells.left > 30:
@@ -46,7 +46,7 @@ def paper(cells: Cells, device: torch.device, size: Size, budget: Budget) -> Non
 
 
 def _until(algorithm: str, rounds: int, device: torch.device, size: Size, budget: Budget) -> dict[str, Any]:
-    """Train up to a round, and what the test samples say then."""
+    """Train up to a round; returns test accuracies."""
     on_gpu = device.type == "cuda"
     solver = LocalSolver(
         lr=0.03, schedule="multi_step", schedule_rounds=budget.rounds, momentum=0.9, weight_decay=5e-4,

@@ -1,4 +1,4 @@
-"""Federations of drawn pictures, the size of the paper's: what the stages train."""
+"""Federations of random images of the paper's size, for the stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASSES = 10
 
 
 class Size(NamedTuple):
-    """How large a federation is."""
+    """Size of a federation."""
 
     clients: int
     samples: int  # of all clients together
@@ -40,7 +40,7 @@ class Size(NamedTuple):
 
 @lru_cache(maxsize=1)
 def pictures(size: Size, device: torch.device, dtype: torch.dtype = torch.float32) -> Split:
-    """Drawn pictures and labels; clients hold between a third and three times the mean, as Dirichlet's parts do."""
+    """Random images and labels; client sizes vary between a third and three times the mean."""
     rng = np.random.default_rng(0)
     share = np.clip(rng.lognormal(0, 0.7, size.clients), 1 / 3, 3)
     sizes = np.maximum((share / share.sum() * size.samples).astype(int), 2)
@@ -52,7 +52,7 @@ def pictures(size: Size, device: torch.device, dtype: torch.dtype = torch.float3
 
 
 def trainer(name: str) -> ClientTrainer:
-    """A client trainer by the name of a cell: `sequential`, `graphed`, or `vectorized` with what a chunk may take."""
+    """A client trainer by name: `sequential`, `graphed`, or `vectorized` with the size of a chunk."""
     kind, _, megabytes = name.partition(" ")
     if kind in ("sequential", "graphed"):
         one_by_one = SequentialTrainer if kind == "sequential" else GraphedTrainer
@@ -63,7 +63,7 @@ def trainer(name: str) -> ClientTrainer:
 def federation(
     algorithm: str, network: str, train: Split, how: str, *, batch: int, dtype: torch.dtype = torch.float32
 ) -> FederatedRounds:
-    """A federation with the solver of FedEM's scripts, momentum kept from round to round."""
+    """A federation with the solver of FedEM's scripts and persistent momentum."""
     shape = tuple(train.x.shape[1:])
     task = Task.create(lambda: NETWORKS[network](shape, CLASSES), Multiclass(CLASSES), dtype=dtype)
     solver = LocalSolver(lr=0.03, momentum=0.9, weight_decay=5e-4, persist_optimizer=True)
@@ -74,7 +74,7 @@ def federation(
 
 @contextmanager
 def precision(name: str, device: torch.device) -> Iterator[None]:
-    """What a device computes in: `float32` throughout, products and convolutions in `tf32`, or in `bf16`."""
+    """Compute in `float32`, with products and convolutions in `tf32`, or in `bf16`."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = name == "tf32"
     try:

@@ -21,7 +21,6 @@ from lit_fed.algorithms import AFL, FedAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 from lit_fed.wrappers.fedbn import LocalNorm
 
@@ -226,17 +225,3 @@ def test_running_statistics_are_averaged_by_the_weights():
     options = {"task": task, "rounds": 1, **WHOLE}
     agnostic, plain = (run_rounds(one, None, train, **options) for one in (AFL(initial="samples"), FedAvg()))
     assert distance(agnostic.shared.models, plain.shared.models) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"lambda_lr": -0.1}, r"lambda_lr is -0\.1; give a number >= 0"),
-        ({"server_lr": -1.0}, r"server_lr is -1\.0; give a number >= 0, or null"),
-        ({"initial": "random"}, "initial is random; give uniform or samples"),
-        ({"serve": "best"}, "serve is best; give average or last"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        AFL(**wrong)

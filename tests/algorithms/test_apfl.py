@@ -24,7 +24,6 @@ from lit_fed.algorithms import APFL, FedAvg, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]
@@ -212,18 +211,3 @@ def test_one_model_goes_each_way():
     task = make_task(dtype=torch.float32)
     federation = run_rounds(APFL(), None, make_clients([5, 2], dtype=torch.float32), rounds=1, task=task)
     assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"alpha": 1.2}, r"alpha is 1\.2; give a number in \[0, 1\]"),
-        ({"alpha_update": "never"}, "alpha_update is never; give one of fixed, first_step, every_step"),
-        ({"alpha_lr": -1.0}, r"alpha_lr is -1\.0; give a number >= 0, or null"),
-        ({"alpha_decay": -0.1}, r"alpha_decay is -0\.1; give a number >= 0"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        APFL(**wrong)

@@ -24,7 +24,6 @@ from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork, ModelState, Reduced, Split
-from lit_fed.errors import ConfigError
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 SIZES = [5, 2, 8, 6, 4, 3]
@@ -301,23 +300,3 @@ def test_what_it_asks_of_a_run():
     assert ClusteredFL.message.reduce == "stack"
     assert ClusteredFL(5).num_models == 5
     assert flat(Federation(ClusteredFL(), make_clients([5])).states).tolist() == [[1.0, *[0.0] * 7]]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_clusters": 1}, "max_clusters is 1; give a whole number >= 2"),
-        ({"mean_norm_below": -0.1}, r"mean_norm_below is -0\.1; give a number >= 0"),
-        ({"relative": True, "mean_norm_below": 1.0}, r"mean_norm_below is 1\.0; give a number >= 0, below 1"),
-        ({"max_norm_above": 0.3}, r"max_norm_above is 0\.3; give a number >= mean_norm_below"),
-        ({"relative": True, "max_norm_above": -1.0}, r"max_norm_above is -1\.0; give"),
-        ({"warmup_rounds": -1}, "warmup_rounds is -1; give a whole number >= 0"),
-        ({"min_cluster_size": 0}, "min_cluster_size is 0; give a whole number >= 1"),
-        ({"gamma_max": 1.5}, r"gamma_max is 1\.5; give a number in \[0, 1\], or null"),
-        ({"linkage": "average"}, "linkage is average; give single or complete"),
-        ({"newcomers": "none"}, "newcomers is none; give tree or loss"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        ClusteredFL(**wrong)

@@ -22,7 +22,6 @@ from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver, Penalty
 from lit_fed.core.solvers.newton import minimise
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8]
@@ -291,17 +290,3 @@ def test_metrics_are_loss_and_primal_residual(client_trainer):
     own = run_rounds(ConsensusADMM(0.5, serve="personal", **EXACT), client_trainer, make_clients(SIZES)).evaluate()
     assert federation.metrics["loss"] == pytest.approx(float((own[:, 1] / own[:, 0]).mean()), abs=1e-12)
     assert abs(float((scores[:, 1] / scores[:, 0]).mean()) - federation.metrics["loss"]) > 1e-4
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0"),
-        ({"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
-        ({"over_relaxation": 2.0}, r"over_relaxation is 2\.0; give a number in \(0, 2\)"),
-        ({"serve": "both"}, "serve is both; give consensus or personal"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        ConsensusADMM(**wrong)

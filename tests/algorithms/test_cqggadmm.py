@@ -370,20 +370,3 @@ def test_one_client_trains_alone(client_trainer):
 
 def test_every_client_takes_part():
     assert CQGGADMM.participation.needs_all_clients
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0"),
-        ({"bits": 33}, "bits is 33; give a whole number from 0 to 32"),
-        ({"bits": -1}, "bits is -1; give a whole number from 0 to 32"),
-        ({"bit_decay": 0.0}, r"bit_decay is 0\.0; give a number in \(0, 1\]"),
-        ({"censor_threshold": -1.0}, r"censor_threshold is -1\.0; give a number >= 0"),
-        ({"censor_decay": 1.0}, r"censor_decay is 1\.0; give a number in \(0, 1\)"),
-        ({"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        CQGGADMM(**wrong)

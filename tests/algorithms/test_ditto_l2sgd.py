@@ -21,7 +21,6 @@ from lit_fed.algorithms import DittoL2SGD, Local, ProxAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
-from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8]
 
@@ -129,15 +128,3 @@ def test_an_unseen_client_trains_from_and_towards_the_global_model(epochs, clien
 def test_a_seen_client_is_served_with_its_model_as_it_is():
     federation = run_rounds(DittoL2SGD(), None, make_clients(SIZES))
     assert same_bits(federation.serve(), federation.states)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        DittoL2SGD(**wrong)

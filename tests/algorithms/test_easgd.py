@@ -234,18 +234,6 @@ def test_one_model_goes_each_way(mode):
 
 
 # ---------------------------------------------------------------------- settings
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"moving_rate": 1.1}, r"moving_rate is 1\.1; give a number in \[0, 1\]"),
-        ({"mode": "both"}, "mode is both; give synchronous or asynchronous"),
-        ({"momentum": 1.0}, r"momentum is 1\.0; give a number in \[0, 1\)"),
-        ({"serve": "mean"}, "serve is mean; give centre or personal"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        EASGD(**wrong)
 
 
 def test_local_normalisation_is_refused():

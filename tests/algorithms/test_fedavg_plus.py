@@ -17,7 +17,6 @@ from lit_fed.algorithms import FedAvg, FedAvgPlus, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
-from lit_fed.errors import ConfigError
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -110,15 +109,3 @@ def test_tuning_is_not_counted_as_traffic():
     task = make_task(dtype=torch.float32)
     federation = run_rounds(FedAvgPlus(), None, make_clients([5, 2], dtype=torch.float32), rounds=1, task=task)
     assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"fine_tune_epochs": -1}, "fine_tune_epochs is -1; give"),
-        ({"fine_tune_lr": -0.1}, r"fine_tune_lr is -0\.1; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedAvgPlus(**wrong)

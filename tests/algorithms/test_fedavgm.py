@@ -22,7 +22,6 @@ from lit_fed.algorithms import FedAvg, FedAvgM, FedSGD
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Reduced
-from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
 
 SIZES = [5, 2, 8]
@@ -148,15 +147,3 @@ def test_one_model_goes_each_way(client_trainer):
     train, task = make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32)
     federation = run_rounds(FedAvgM(), client_trainer, train, rounds=1, cohorts=[[0, 2]], task=task)
     assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"server_lr": 0.0}, r"server_lr is 0\.0; give a number > 0"),
-        ({"server_momentum": 1.0}, r"server_momentum is 1\.0; give a number in \[0, 1\)"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedAvgM(**wrong)

@@ -219,23 +219,6 @@ def test_one_model_goes_each_way(client_trainer):
         assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"buffer_size": 0}, r"buffer_size is 0; give a whole number >= 1, or null"),
-        ({"concurrency": 0}, r"concurrency is 0; give a whole number >= 1, or null"),
-        ({"server_lr": 0.0}, r"server_lr is 0\.0; give a number > 0"),
-        ({"compute_min": -1.0}, r"compute_min is -1\.0; give a number >= 0"),
-        ({"compute_mean": -1.0}, r"compute_mean is -1\.0; give a number >= 0"),
-        ({"compute_spread": -1.0}, r"compute_spread is -1\.0; give a number >= 0"),
-        ({"compute_min": 0.0, "compute_mean": 0.0}, r"compute_min and \.compute_mean are both 0, so that no client"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"^--model\.algorithm\.{message}"):
-        FedBuff(**wrong)
-
-
 @pytest.mark.parametrize("name", ["buffer_size", "concurrency"])
 def test_more_than_all_clients_are_refused(name):
     said = rf"^--model\.algorithm\.{name} is 6, and there are 5 clients, each of whom counts once; give at most 5$"

@@ -23,7 +23,6 @@ from lit_fed.core import tree
 from lit_fed.core.graphs.peers import draws, put_models
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import ModelState, Split
-from lit_fed.errors import ConfigError
 
 EVERYBODY = {"num_neighbours": 9, "explore_probability": 0.0}
 SIZES = [5, 7, 4, 6, 5]
@@ -370,22 +369,3 @@ def test_equal_models_that_all_ask_never_part():
         algorithm = FedeRiCo(num, 0.0, common_start=True)
         models = models_of(run_rounds(algorithm, None, make_clients(SIZES)))
         assert (distance(tree.index(models, 0), tree.index(models, 1)) < 1e-12) == same
-
-
-# ---------------------------------------------------------------------- wrong values
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_neighbours": -1}, "num_neighbours is -1; give a whole number >= 0"),
-        ({"num_neighbours": 0, "include_self": False}, "num_neighbours is 0; give a whole number >= 1"),
-        ({"explore_probability": 1.5}, r"explore_probability is 1\.5; give"),
-        ({"loss_momentum": 0.0}, r"loss_momentum is 0\.0; give"),
-        ({"tracking": "sum"}, "tracking is sum; give"),
-        ({"loss": "max"}, "loss is max; give"),
-        ({"exchange": "model"}, "exchange is model; give"),
-        ({"most_models": 0}, "most_models is 0; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedeRiCo(**wrong)

@@ -22,7 +22,6 @@ from lit_fed.core import tree
 from lit_fed.core.graphs.peers import draws, own_models
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ModelState, Split
-from lit_fed.errors import ConfigError
 
 SIZES = [5, 10, 4, 12, 6]
 
@@ -273,18 +272,3 @@ def test_start_and_states(client_trainer):
     federation = Federation(FedFOMO(), make_clients([5, 2]))
     assert same_bits(tree.index(federation.states.models, 0), federation.shared.peers.mean)
     assert isinstance(federation.states.models, ModelState)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_neighbours": -1}, "num_neighbours is -1; give a whole number >= 0"),
-        ({"explore_probability": -0.1}, r"explore_probability is -0\.1; give"),
-        ({"explore_decay": -1.0}, r"explore_decay is -1\.0; give"),
-        ({"val_fraction": 1.0}, r"val_fraction is 1\.0; give"),
-        ({"keep": "mean"}, "keep is mean; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedFOMO(**wrong)

@@ -20,7 +20,6 @@ from references.fedprox_numpy import exact_solve, fedprox_round, gradient, inexa
 
 from lit_fed.algorithms import FedAvg, FedProx, FedSGD
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 SIZES = [5, 2, 8]
@@ -248,19 +247,3 @@ def test_one_model_goes_each_way(algorithm, client_trainer):
     train, task = make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32)
     federation = run_rounds(algorithm, client_trainer, train, rounds=1, cohorts=[[0, 2]], task=task)
     assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"prox_weight": -0.1}, r"prox_weight is -0\.1; give a number >= 0"),
-        ({"inexactness": 1.5}, r"inexactness is 1\.5; give a number in \[0, 1\], or null"),
-        ({"inexactness": -1.0}, r"inexactness is -1\.0; give"),
-        ({"local_solve": "newton"}, "local_solve is newton; give sgd or exact"),
-        ({"local_solve": "exact", "prox_weight": 0.0}, "prox_weight is 0; give a number > 0, or local_solve sgd"),
-        ({"local_solve": "exact", "inexactness": 0.5}, r"inexactness is 0\.5; give null, or local_solve sgd"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedProx(**wrong)

@@ -334,17 +334,3 @@ def test_the_picture_shows_the_graph():
     federation = Federation(FedU(topology=PathGraph()), make_clients(SIZES))
     found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
     assert found.tolist() == CHAIN.tolist()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"laplacian_weight": -0.1}, r"laplacian_weight is -0\.1; give a number >= 0"),
-        ({"exchange": "ring"}, "exchange is ring; give server or decentralized"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
-    ],
-    ids=str,
-)
-def test_values_out_of_range_are_named(options, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedU(**options)

@@ -19,7 +19,6 @@ from lit_fed.algorithms import FML, FedAvg, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]
@@ -141,16 +140,3 @@ def test_an_unseen_client_distils_a_fresh_model(epochs, client_trainer):
 def test_a_seen_client_is_served_with_its_model_as_it_is():
     federation = run_rounds(FML(), None, make_clients(SIZES))
     assert same_bits(federation.serve(), federation.states)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"alpha": 1.5}, r"alpha is 1\.5; give a number in \[0, 1\]"),
-        ({"beta": -0.1}, r"beta is -0\.1; give a number in \[0, 1\]"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FML(**wrong)

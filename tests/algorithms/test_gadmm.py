@@ -25,7 +25,6 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import Split
-from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8, 3, 4]
 EXACT = {"local_solve": "exact"}
@@ -315,18 +314,3 @@ def test_loss_is_that_of_the_group(client_trainer):
     scores = federation.evaluate()
     losses = scores[:, 1] / scores[:, 0]
     assert federation.metrics["loss"] == pytest.approx(float(losses.mean()), abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0"),
-        ({"redraw_every": -1}, "redraw_every is -1; give a whole number >= 0"),
-        ({"redrawn_duals": "cold"}, "redrawn_duals is cold; give warm or reset"),
-        ({"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        GADMM(**wrong)

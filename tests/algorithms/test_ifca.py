@@ -287,19 +287,6 @@ def test_options():
     assert flat(federation.shared.models.parameters).unique(dim=0).shape[0] == 4
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"num_clusters": 0}, "num_clusters is 0; give a whole number >= 1"),
-        ({"averaging": "median"}, "averaging is median; give model or gradient"),
-        ({"clustered_layers": -1}, "clustered_layers is -1; give a number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        IFCA(**wrong)
-
-
 def test_more_layers_than_there_are_are_refused():
     with pytest.raises(ConfigError, match=r"--model\.algorithm\.clustered_layers is 3"):
         shared_layers(3)

@@ -280,20 +280,6 @@ def test_the_loss_of_an_averaging_step_is_that_of_the_last_local_step():
 
 
 # ---------------------------------------------------------------------- settings
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"communication_probability": 1.5}, r"communication_probability is 1\.5; give a number in \[0, 1\]"),
-        ({"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
-        ({"flips_per_round": 0}, "flips_per_round is 0; give a whole number from 1 to 1000000"),
-        ({"gradient": "half"}, "gradient is half; give full or stochastic"),
-        ({"scaling": "sum"}, "scaling is sum; give paper or slides"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        L2GD(**wrong)
 
 
 def test_steps_past_the_mean_are_refused():

@@ -312,23 +312,6 @@ def test_an_inexact_unseen_client_trains_towards_it(epochs, client_trainer):
     np.testing.assert_allclose(found.numpy(), np.stack(expected), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
-        ({"form": "parallel"}, "form is parallel; give one of alternating_prox, jacobi, copies, gauss_seidel"),
-        ({"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0, or null"),
-        ({"dual_step": -0.5}, r"dual_step is -0\.5; give a number > 0, or null"),
-        ({"copy_weight": 0.0}, r"copy_weight is 0\.0; give a number > 0, or null"),
-        ({"local_solve": "sgd"}, "local_solve is sgd; give exact or inexact"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        MixtureADMM(**wrong)
-
-
 def test_copies_without_a_weight_are_refused():
     with pytest.raises(ConfigError, match=r"--model\.algorithm\.copy_weight is 0, ten times prox_weight; give"):
         run_rounds(MixtureADMM(0.0, "copies", penalty_weight=1.0), None, make_clients(SIZES), rounds=0)

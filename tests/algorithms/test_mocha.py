@@ -282,21 +282,6 @@ def test_a_client_without_steps_leaves_sigma_as_it_is():
     assert not flat(federation.shared.peers.parameters).any()
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"regularisation": 0.0}, r"regularisation is 0\.0; give a number > 0"),
-        ({"rounds_per_relation": -1}, "rounds_per_relation is -1; give a whole number >= 0"),
-        ({"loss": "squared"}, "loss is squared; give hinge or logistic"),
-        ({"epsilon": 0.0}, r"epsilon is 0\.0; give a number > 0"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        MOCHA(**wrong)
-
-
 def test_numbers_and_other_networks_are_refused():
     with pytest.raises(ConfigError, match="MOCHA learns binary and multiclass labels, and these are regression"):
         Federation(MOCHA(), make_clients(SIZES, target=REGRESSION), make_task(REGRESSION))

@@ -23,7 +23,6 @@ from lit_fed.algorithms import FedAvg, FedAvgPlus, PerFedAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, LocalWork
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP
 
 VARIANTS = ["exact", "first_order", "hessian_free"]
@@ -225,17 +224,3 @@ def test_one_model_is_sent_each_way():
     train = make_clients([5, 2], dtype=torch.float32)
     federation = run_rounds(PerFedAvg(), None, train, rounds=1, task=make_task(dtype=torch.float32))
     assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"variant": "second_order"}, "variant is second_order; give exact, first_order or hessian_free"),
-        ({"inner_lr": -0.1}, r"inner_lr is -0\.1; give a number >= 0"),
-        ({"difference": 0.0}, r"difference is 0\.0; give a number > 0"),
-        ({"adapt_steps": -1}, "adapt_steps is -1; give a whole number >= 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        PerFedAvg(**wrong)

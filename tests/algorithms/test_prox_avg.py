@@ -206,18 +206,6 @@ def test_a_seen_client_is_served_with_its_model_as_it_is():
 
 
 # ---------------------------------------------------------------------- wrong values
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
-        ({"prox_weight": 0.0, "local_solve": "exact"}, r"prox_weight is 0\.0; give a number > 0"),
-        ({"local_solve": "newton"}, "local_solve is newton; give sgd or exact"),
-        ({"unseen_epochs": -1}, "unseen_epochs is -1; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        ProxAvg(**wrong)
 
 
 def test_an_exact_solve_of_a_large_network_is_refused():

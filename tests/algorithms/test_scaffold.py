@@ -275,16 +275,3 @@ def test_two_models_go_each_way():
 def test_a_normalisation_of_ones_own_is_refused():
     with pytest.raises(ConfigError, match="batch_norm is local, and SCAFFOLD cannot: its controls would steer"):
         LocalNorm(SCAFFOLD())
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"option": "III"}, "option is III; give I or II"),
-        ({"server_lr": 0.0}, r"server_lr is 0\.0; give a number > 0"),
-        ({"server_lr": -1.0}, r"server_lr is -1\.0; give a number > 0"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        SCAFFOLD(**wrong)

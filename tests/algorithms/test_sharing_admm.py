@@ -228,19 +228,6 @@ def test_all_rows_at_all_parties():
 
 
 # ---------------------------------------------------------------------- what is refused
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"regularisation": 0.0}, r"regularisation is 0\.0; give a number > 0"),
-        ({"regulariser": "none"}, "regulariser is none; give ridge or lasso"),
-        ({"loss": "squared"}, "loss is squared; give hinge or logistic"),
-        ({"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0"),
-        ({"inner_steps": 0}, "inner_steps is 0; give a whole number >= 1"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        SharingADMM(**wrong)
 
 
 def test_other_data_and_networks_are_refused():

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from quiet import quiet_trainer
 from running import history, numbers
 
-from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, LocalSolver, RoundLogger
+from lit_fed import FedAvg, FedEM, FederatedModule, LocalSolver
 from lit_fed.callbacks import RunReport, TrainingSplitEvaluation
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
@@ -25,10 +26,8 @@ def fit(out, algorithm, attack=None, *, rounds=3, ckpt_path=None, done=0, callba
     seed_everything(0, verbose=False)
     data = FederatedDataModule(Digits(), num_clients=12, unseen_fraction=0.25, batch_size=32, **options)
     module = FederatedModule(algorithm, LocalSolver(lr=0.2), attack=attack)
-    trainer = FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", logger=RoundLogger(str(out), "run", 0, done),
-        enable_progress_bar=False, callbacks=[RunReport(pictures=False), *callbacks],
-    )  # fmt: skip
+    callbacks = [RunReport(pictures=False), *callbacks]
+    trainer = quiet_trainer(rounds, out, version=0, keep_rounds=done, callbacks=callbacks)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

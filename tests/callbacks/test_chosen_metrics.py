@@ -15,9 +15,10 @@ import torch
 from fed_runs import run_cli
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from quiet import quiet_trainer
 from sklearn import metrics as sk
 
-from lit_fed import FedAvg, FedEM, FederatedModule, FederatedTrainer, LocalSolver, RoundLogger
+from lit_fed import FedAvg, FedEM, FederatedModule, LocalSolver
 from lit_fed.callbacks import TrainingSplitEvaluation
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.data import ClientFolder, Digits
@@ -50,10 +51,7 @@ def fit(root, out, metrics, algorithm=None, *, rounds=2, callbacks=(), eval_clie
     seed_everything(0, verbose=False)
     data = FederatedDataModule(ClientFolder(root), eval_clients=eval_clients)
     module = FederatedModule(algorithm or FedAvg(), LocalSolver(lr=0.1), client_trainer="sequential", metrics=metrics)
-    trainer = FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", logger=RoundLogger(str(out), "run"), enable_progress_bar=False,
-        callbacks=list(callbacks),
-    )  # fmt: skip
+    trainer = quiet_trainer(rounds, out, callbacks=list(callbacks))
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data)
     return module, data, trainer
@@ -122,9 +120,7 @@ def test_numbers_of_a_regression(tmp_path, capsys):
 def test_three_rows_that_are_the_accuracy_are_said_once(capsys):
     data = FederatedDataModule(Digits(), num_clients=3)
     module = FederatedModule(FedAvg(), LocalSolver(lr=0.1), metrics="Precision,Recall,F1Score,AUROC")
-    trainer = FederatedTrainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
+    trainer = quiet_trainer(2)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data)
     results, said = module.results, capsys.readouterr().err

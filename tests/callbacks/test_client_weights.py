@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from lit_fed import FederatedModule
 from lit_fed.callbacks import ClientWeights
 from lit_fed.errors import ConfigError
-from lit_fed.pictures.client_weights import weight_figures
+from lit_fed.pictures.run import weight_figures
 
 
 def fit(out, *arguments):

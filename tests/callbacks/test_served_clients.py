@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lit_fed.callbacks.served_clients import ServedClients
-from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
+from lit_fed.core.targets import Binary, Multiclass, MultiLabel, Regression, Sequences, VectorRegression
 from lit_fed.core.tree import stack
 from lit_fed.core.types import ModelState
 from lit_fed.serving import BlockPredictions
@@ -94,3 +94,27 @@ def test_clients_who_adapted_on_all_that_they_have_leave_a_header_alone(target):
     table = prediction_table(served, ["anna"], 5, target)
     assert list(table) == ["client", "client_id", "sample", "label", "prediction"]
     assert not len(table)
+
+
+# ---------------------------------------------------------------------- labels that are vectors
+CLIENTS = {"client_ids": torch.tensor([4, 5]), "sizes": torch.tensor([1, 1])}
+
+
+def test_each_label_has_its_columns():
+    log_prob = torch.tensor([[[0.25, 0.75], [0.5, 0.5]], [[1.0, 0.0], [0.25, 0.75]]]).log()
+    served = SimpleNamespace(labels=torch.tensor([[1, 0], [0, 0]]), log_prob=log_prob, **CLIENTS)
+    table = prediction_table(served, ["ann", "bob"], 4, MultiLabel(2), ("rain", "wind"))
+    assert table.to_dict("list") == {
+        "client": ["ann", "bob"], "client_id": [4, 5], "sample": [0, 0], "label_rain": [1, 0], "label_wind": [0, 0],
+        "prediction_rain": [1, 0], "prediction_wind": [0, 1], "p_rain": [0.75, 0.0], "p_wind": [0.5, 0.75],
+    }  # fmt: skip
+
+
+def test_each_entry_of_a_vector_has_its_columns():
+    values = torch.tensor([[1.5, 2.5], [3.0, 4.0]])
+    served = SimpleNamespace(labels=values + 1, log_prob=values, **CLIENTS)
+    table = prediction_table(served, ["ann", "bob"], 4, VectorRegression(2)).drop(columns=["client", "client_id"])
+    assert table.to_dict("list") == {
+        "sample": [0, 0], "label_0": [2.5, 4.0], "label_1": [3.5, 5.0], "prediction_0": [1.5, 3.0],
+        "prediction_1": [2.5, 4.0],
+    }  # fmt: skip

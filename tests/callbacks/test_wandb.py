@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 import wandb
 import yaml
-from running import run as run_process
+from quiet import quiet_trainer
+from running import run
 from wandb_records import artefacts, config, history, records, summary
 
-from lit_fed import FederatedModule, FederatedTrainer
+from lit_fed import FederatedModule
 from lit_fed.callbacks import FederatedWandb
 from lit_fed.cli import main
 from lit_fed.data import Digits
@@ -108,7 +109,7 @@ def check_best(offline, folder, rows):
 @pytest.mark.slow
 def test_two_ranks_are_one_run(offline):
     ranks = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.max_epochs", "2"]
-    finished = run_process([*LOGGED, *SMALL, *ranks])
+    finished = run([*LOGGED, *SMALL, *ranks], ranks=2)
     assert finished.returncode == 0, finished.stderr
     rows = history(offline)  # there is one file
     assert sorted(row["round"] for row in rows if "comm/bytes_up" in row) == [1, 2]
@@ -117,9 +118,7 @@ def test_two_ranks_are_one_run(offline):
 
 
 def test_heat_maps_keep_their_distance(monkeypatch):
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=7, logger=False, enable_progress_bar=False, enable_checkpointing=False
-    )
+    trainer = quiet_trainer(7)
     trainer.state.fn = "fit"
     logged = []
     monkeypatch.setattr("lit_fed.callbacks.wandb._log", lambda trainer, values: logged.append(module.num_rounds_done))
@@ -135,8 +134,6 @@ def test_heat_maps_keep_their_distance(monkeypatch):
 
 
 def test_without_a_wandb_logger_it_is_refused(tmp_path):
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=1, logger=False, callbacks=[FederatedWandb()], enable_checkpointing=False
-    )
+    trainer = quiet_trainer(callbacks=[FederatedWandb()])
     with pytest.raises(ConfigError, match="WandbLogger"):
         trainer.fit(FederatedModule(), datamodule=FederatedDataModule(Digits(), num_clients=5))

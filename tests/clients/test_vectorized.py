@@ -295,7 +295,7 @@ def step(models, rows, x):
 def test_it_is_vmap():
     models = ModelState({"w": torch.arange(6.0).view(3, 2)}, {})
     rows, x = torch.arange(3), torch.tensor([1.0, 2.0, 3.0])
-    found = vectorized.at_once(step, models, rows, x)
+    found = vectorized.vmap_clients(step, models, rows, x)
     expected = vmap(step, out_dims=(0, 0, None))(models, rows, x)
     assert same_bits(found, expected)
     assert found[0].buffers["constant"].shape == (3, 2)
@@ -303,7 +303,7 @@ def test_it_is_vmap():
 
 @pytest.mark.usefixtures("names")
 def test_none_is_an_empty_tree():
-    assert vectorized.at_once(lambda x, none: x if none is None else -x, torch.ones(2), None).tolist() == [1, 1]
+    assert vectorized.vmap_clients(lambda x, none: x if none is None else -x, torch.ones(2), None).tolist() == [1, 1]
 
 
 @pytest.mark.usefixtures("names")
@@ -312,14 +312,14 @@ def test_an_error_leaves_nothing_behind():
         raise ValueError("no such thing")
 
     with pytest.raises(ValueError, match="no such thing"):
-        vectorized.at_once(fail, torch.ones(2))
+        vectorized.vmap_clients(fail, torch.ones(2))
     assert not torch._C._are_functorch_transforms_active()
 
 
 @pytest.mark.usefixtures("names")
 def test_random_draws_are_refused_as_by_vmap():
     with pytest.raises(RuntimeError, match="randomness"):
-        vectorized.at_once(lambda x: x + torch.randn(()), torch.ones(2))
+        vectorized.vmap_clients(lambda x: x + torch.randn(()), torch.ones(2))
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedEM(num_components=2), PFedMe()], ids=lambda one: type(one).__name__)

@@ -20,10 +20,7 @@ from code_shape import (
     used_by_one_algorithm,
 )  # fmt: skip
 
-LONELY = {
-    "clients/at_once.py", "deployment/flower_apps.py", "pictures/partition.py",
-    "training/loop.py",
-}  # fmt: skip
+LONELY = {"deployment/flower_apps.py", "pictures/partition.py", "training/loop.py"}
 """Short files that one other imports, and that stand for themselves all the same."""
 
 

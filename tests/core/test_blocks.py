@@ -109,15 +109,15 @@ def test_blocks_know_how_often_each_client_was_drawn(num_ranks):
     data = Split(torch.zeros(52, 1), torch.zeros(52), offsets)
     phase = Phase("train", torch.tensor([5, 2, 5, 0, 2, 5]), LocalWork(epochs=1))
     options = {"batch_size": 4, "clients_per_block": 1, "num_ranks": num_ranks}
-    drawn, ghosts = {}, 0
+    drawn, placeholders = {}, 0
     for rank in range(num_ranks):
         for block in round_blocks([phase], data, rank=rank, **options):
             (one,), (count,) = block.phase.client_ids.tolist(), block.multiplicity.tolist()
             assert count == 0 or one not in drawn
             drawn |= {one: count} if count else {}
-            ghosts += count == 0
+            placeholders += count == 0
     assert drawn == {0: 1, 2: 2, 5: 3}
-    assert ghosts == {1: 0, 2: 1, 4: 1}[num_ranks]
+    assert placeholders == {1: 0, 2: 1, 4: 1}[num_ranks]
 
 
 @pytest.mark.parametrize("num_ranks", [1, 3])
@@ -129,10 +129,10 @@ def test_a_phase_without_clients_has_a_ghost_on_each_rank(num_ranks):
         *_, last = blocks = round_blocks(phases, data, rank=rank, **options)
         ends = [(one.phase.name, one.ends_phase, one.ends_round) for one in blocks]
         assert ends == [("a", True, False), ("b", True, True)]
-        assert (last.phase.client_ids.tolist(), last.multiplicity.tolist(), last.is_ghost) == ([0], [0.0], True)
+        assert (last.phase.client_ids.tolist(), last.multiplicity.tolist(), last.is_placeholder) == ([0], [0.0], True)
         assert [len(one) for one in last.slices] == [0] * num_ranks
         assert last.slices[0].dtype == torch.int64
-        assert blocks[0].is_ghost == (rank == 2)
+        assert blocks[0].is_placeholder == (rank == 2)
 
 
 def test_work_is_balanced():

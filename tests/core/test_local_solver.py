@@ -415,7 +415,7 @@ def test_a_penalty_is_part_of_the_objective(path, options, clip_norm):
     penalty, start, optimizer, losses = penalty_for(models), models, solver.init(models), []
     lr = solver.lr_at(0, 1)
     for batch in some_batches():
-        moved = solver.move(task, models, optimizer, batch, lr, penalty=penalty)
+        moved = solver.step_without_loss(task, models, optimizer, batch, lr, penalty=penalty)
         models, optimizer, loss = solver.step(task, models, optimizer, batch, lr, penalty=penalty)
         assert distance(moved, (models, optimizer)) < 1e-15
         losses.append(loss)

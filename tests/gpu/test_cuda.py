@@ -9,7 +9,7 @@ from federated_round import BINARY, MULTICLASS, POSITIONS, Tagger, distance, mak
 from fit_all import fit
 from lightning.pytorch import Callback, seed_everything
 from normalised import NormalisedMLP
-from running import SMALL, folder, history, numbers, run
+from running import SMALL, folder, history, numbers, start
 from torch import nn
 
 from lit_fed import FederatedModule, FederatedTrainer
@@ -245,8 +245,9 @@ def test_two_devices_equal_one(tmp_path, name):
     arguments += ["--model.client_trainer", "sequential"]
     ranks = {"one": ["--trainer.devices", "1"], "two": ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp"]}
     for place, extra in ranks.items():
-        finished = run([*arguments, *extra, "--trainer.default_root_dir", str(tmp_path / place)])
-        assert finished.returncode == 0, finished.stderr
+        fit = start([*arguments, *extra, "--trainer.default_root_dir", str(tmp_path / place)])
+        said = fit.communicate(300)
+        assert fit.returncode == 0, said
     one, two = (folder(tmp_path / place, name) for place in ranks)
     assert numbers(one) == numbers(two)
     assert history(one) == history(two)

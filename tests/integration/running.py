@@ -99,6 +99,7 @@ def _restored():
     hooks, mask, threads = (sys.excepthook, sys.unraisablehook), os.umask(0o022), torch.get_num_threads()
     os.umask(mask)
     places = [Path(one).resolve() for one in (*path, sys.base_prefix)]
+    temporary, tempfile.tempdir = tempfile.tempdir, None  # it is that of TMPDIR, and remembered
     generators = random.getstate(), np.random.get_state(), torch.get_rng_state()
     handlers = {one: signal.getsignal(one) for one in SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell would hand on "ignore"
@@ -128,6 +129,7 @@ def _restored():
             signal.signal(one, handler)
         for one, *state in logged:
             one.level, one.disabled, one.propagate, one.handlers[:], one.filters[:] = state
+        tempfile.tempdir = temporary
         sys.argv, sys.path[:], (sys.excepthook, sys.unraisablehook) = argv, path, hooks
         os.environ.clear()
         os.environ.update(environment)
@@ -282,7 +284,7 @@ class Pair:
             other.close()
 
     def run(self, work, timeout, environments):
-        """What each rank printed and its status, negative if a signal ended it; None if it took too long."""
+        """What each rank printed and its status, negative if a signal ended it, or it took too long."""
         for end, environment in zip(self.ends, environments, strict=True):
             end.send((work, timeout, os.getcwd(), {**os.environ, **environment}))
         return [self._answer(*one, timeout + 10) for one in zip(self.ends, self.processes, strict=True)]
@@ -291,8 +293,10 @@ class Pair:
         try:
             if end.poll(timeout):
                 return end.recv()
-        except EOFError:
+        except EOFError:  # a signal has ended it
             process.join()
+        process.kill()
+        process.join()
         return subprocess.CompletedProcess((), process.exitcode, "", "")
 
     def close(self):
@@ -329,7 +333,7 @@ def in_two_ranks(work, timeout=300, each=None, check=True, **environment):
     """Do `work()` in two ranks that are started as torchrun starts them; the finished process of each."""
     pair = PAIRS.pop() if PAIRS else Pair()
     done = pair.run(work, timeout, [{**one, **environment} for one in each or of_ranks(2)])
-    if all(process.is_alive() for process in pair.processes) and None not in (one.returncode for one in done):
+    if all(process.is_alive() for process in pair.processes):
         PAIRS.append(pair)
     else:
         pair.close()

@@ -7,7 +7,7 @@ import pytest
 import run_queue
 from gpu_stages.cells import Cells
 from gpu_stages.page import page
-from gpu_stages.parity import LIMITS
+from gpu_stages.stages import LIMITS
 from run_queue import Entry, Queue
 
 

@@ -16,8 +16,8 @@ from running import SMALL, command_line, ended, folder, forked, history, in_two_
 
 from lit_fed import FederatedTrainer
 from lit_fed.core.reduce import all_reduce
-from lit_fed.system import roll_call
-from lit_fed.system.roll_call import LostRanksError
+from lit_fed.system import heartbeat
+from lit_fed.system.heartbeat import LostRanksError
 
 TIMEOUT = 2
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", str(TIMEOUT)]
@@ -127,10 +127,10 @@ def processes_of(session):
 
 
 def join_where_nobody_answers(out):
-    roll_call.SECONDS_TO_START = 1.0
+    heartbeat.SECONDS_TO_START = 1.0
     with socket.create_server(("127.0.0.1", 0)) as silent:
         try:
-            roll_call.join(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
+            heartbeat.rendezvous(1, 2, 1.0, silent.getsockname(), hosted=False, gone=set)
         except LostRanksError as lost:
             out.write_text(str(lost))
         os._exit(0)  # a thread of torch still waits for an answer

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from interruptions import file_size_limit
-from running import SMALL, folder, history, numbers, run
+from running import SMALL, folder, history, numbers, start
 
 from lit_fed.cli import FederatedCLI, main
 from lit_fed.training import stopping
@@ -110,9 +110,11 @@ def test_a_sigterm_before_a_fit_ends_it_in_order(capsys, tmp_path, monkeypatch):
 
 
 def test_sigterm_to_one_rank_ends_both_behind_the_round(tmp_path):
-    ending = run(["fit", *SMALL, *TWO, *sent("client", "SIGTERM", rank=1), "--trainer.default_root_dir", str(tmp_path)])
-    assert ending.returncode == 143, ending.stderr
-    assert ending.stderr == f"lit_fed: terminated; {LAST}\n"
+    out = ["--trainer.default_root_dir", str(tmp_path)]
+    ending = start(["fit", *SMALL, *TWO, *sent("client", "SIGTERM", rank=1), *out])
+    said = ending.communicate(120)[1]
+    assert ending.returncode == 143, said
+    assert said == f"lit_fed: terminated; {LAST}\n"
     assert rounds_in(folder(tmp_path, "FedEM")) == 2
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from lit_fed.pictures.client_weights import draw_graph
+from lit_fed.pictures.run import draw_graph
 
 pytestmark = pytest.mark.usefixtures("rendered")
 

@@ -1,13 +1,18 @@
 import errno
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 import torch
 from interruptions import file_size_limit
 
-from lit_fed.errors import WriteError
-from lit_fed.system.files import whole_file, write_atomically
+from lit_fed.errors import ConfigError, WriteError
+from lit_fed.models import pretrained
+from lit_fed.system.files import given_path, require_file, whole_file, write_atomically
+from lit_fed.training.export import check_program_file
+from lit_fed.training.output import check_creatable, check_new_folder, check_table_file
 
 
 def mode(path):
@@ -74,3 +79,46 @@ def test_what_stood_there_is_kept(tmp_path, monkeypatch, linked):
         file.write(b"4")
     assert (path.read_bytes(), kept.read_bytes()) == (b"4", b"3")
     assert sorted(one.name for one in tmp_path.iterdir()) == ["last", "previous"]
+
+
+LONG = "/tmp" + "/xxxxxxx" * 600
+SHOWN = r"'/tmp/x.*… \(\d+ letters\)'"
+
+
+def test_paths_that_may_stand(tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file", tmp_path / "file/below", tmp_path / "not yet"):
+        assert given_path(str(path), "--output") == path
+    assert given_path("~/data", "--output") == Path.home() / "data"
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda path: given_path(path, "--output"),
+        lambda path: check_creatable(Path(path), "--output"),
+        lambda path: check_table_file(Path(f"{path}.csv")),
+        lambda path: check_new_folder(Path(path)),
+        lambda path: check_program_file(Path(f"{path}.pt2"), "pt"),
+    ],
+)
+def test_a_path_too_long(check):
+    with pytest.raises(ConfigError, match=rf"^--output {SHOWN}: File name too long; give another path$"):
+        check(LONG)
+
+
+def test_weights_under_a_path_too_long():
+    with pytest.raises(ConfigError, match=rf"^--model\.network\.weights {SHOWN}: File name too long; give another"):
+        pretrained.read_weights(f"{LONG}.pt")
+
+
+def test_files_that_are_none(tmp_path):
+    (tmp_path / "file").touch()
+    require_file(tmp_path / "file", "fix")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("nowhere")
+    for name, kind in ((".", "a folder"), ("pipe", "no file, but a pipe or a device"), ("link", "a broken link")):
+        with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}.* is {kind}; fix$"):
+            require_file(tmp_path / name, "fix")
+    with pytest.raises(ConfigError, match=r"nothing: there is no such file; fix$"):
+        require_file(tmp_path / "nothing", "fix")

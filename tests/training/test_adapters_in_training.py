@@ -10,9 +10,10 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 from prepared import do_not_render
+from quiet import assert_same_state, quiet_trainer
 from running import folder, history, in_two_ranks, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedEM
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Shakespeare
@@ -49,10 +50,7 @@ def fit(root, out, rounds=2, ckpt_path=None, module=None, **arguments):
     """FedEM's three adapters over one backbone."""
     seed_everything(3, verbose=False)
     module = module or module_of()
-    trainer = FederatedTrainer(
-        **{"accelerator": "cpu", "devices": 1} | arguments, max_epochs=rounds, logger=RoundLogger(str(out), "adapters"),
-        enable_progress_bar=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(rounds, out, "adapters", **{"devices": 1} | arguments)
     data = data_of(root)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     trainer.test(module, datamodule=data, verbose=False)
@@ -126,15 +124,14 @@ def test_two_ranks_equal_one_bit_for_bit(run, root, tmp_path):
     assert numbers(run[2]) == numbers(two)
     assert history(run[2]) == history(two)
     one, other = (torch.load(path / "checkpoints/last.ckpt", weights_only=True) for path in (run[2], two))
-    assert all(torch.equal(leaf, other["state_dict"][key]) for key, leaf in one["state_dict"].items())
+    assert_same_state(one["state_dict"], other["state_dict"])
 
 
 def test_resume_equals_an_uninterrupted_run(run, root, tmp_path):
     fit(root, tmp_path / "half", rounds=1)
     half = str(folder(tmp_path / "half", "adapters") / "checkpoints/last.ckpt")
     resumed, _ = fit(root, tmp_path / "rest", ckpt_path=half)
-    for key, leaf in run[0].state_dict().items():
-        assert torch.equal(leaf, resumed.state_dict()[key]), key
+    assert_same_state(run[0], resumed)
     assert history(run[2])[-1] == history(folder(tmp_path / "rest", "adapters"))[-1]
 
 

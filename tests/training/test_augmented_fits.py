@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from lightning.pytorch import seed_everything
+from quiet import assert_same_state, quiet_trainer
 from running import history
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvgPlus
 from lit_fed.callbacks import RunReport
 from lit_fed.data import Digits
@@ -16,18 +16,11 @@ from lit_fed.errors import ConfigError
 AUGMENT = "RandomHorizontalFlip, RandomCrop(8, padding=1)"
 
 
-def trainer_of(out, rounds, version=None, keep_rounds=0):
-    return FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", devices=1, enable_progress_bar=False,
-        logger=RoundLogger(str(out), "x", version, keep_rounds), callbacks=[RunReport(pictures=False)],
-    )  # fmt: skip
-
-
 def fit(out, rounds=3, augment=AUGMENT, ckpt_path=None, client_trainer="auto", **logger):
     seed_everything(0, verbose=False)
     module = FederatedModule(FedAvgPlus(), client_trainer=client_trainer)
     data = FederatedDataModule(Digits(), num_clients=4, unseen_fraction=0.25, batch_size=64, augment=augment)
-    trainer = trainer_of(out, rounds, **logger)
+    trainer = quiet_trainer(rounds, out, callbacks=[RunReport(pictures=False)], **logger)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     trainer.test(module, datamodule=data)
     return module, trainer, data
@@ -47,8 +40,7 @@ def test_a_run_that_goes_on_equals_the_whole(whole, tmp_path):
             fit(tmp_path / "other", augment=other, ckpt_path=last)
     resumed, second, _ = fit(tmp_path, ckpt_path=last, version=0, keep_rounds=1)
     assert history(second.log_dir) == history(trainer.log_dir)
-    for name, leaf in module.state_dict().items():
-        assert torch.equal(leaf, resumed.state_dict()[name]), name
+    assert_same_state(module, resumed)
 
 
 def test_it_changes_the_training(whole, tmp_path):
@@ -62,7 +54,7 @@ def test_a_client_is_tuned_on_the_same_pictures_from_a_checkpoint_alone(whole, t
     parts = {name: getattr(data.unseen, name).client(3) for name in ("train", "test")}
     arrays = {f"{axis}_{name}": getattr(one, axis).numpy() for name, one in parts.items() for axis in "xy"}
     np.savez(tmp_path / "new/3.npz", **arrays)
-    table = trainer_of(tmp_path / "out", 1).personalize(
+    table = quiet_trainer().personalize(
         FederatedModule(FedAvgPlus()), f"{trainer.log_dir}/checkpoints/last.ckpt", str(tmp_path / "new"),
         str(tmp_path / "served"),
     )  # fmt: skip

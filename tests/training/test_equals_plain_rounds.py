@@ -10,8 +10,9 @@ import torch
 from federated_round import BINARY, make_clients, make_parties, run_rounds, same_bits
 from fit_all import NAMES, OPTIONS, StackedAverage, solver_of
 from lightning.pytorch import seed_everything
+from quiet import quiet_trainer
 
-from lit_fed import FederatedModule, FederatedTrainer, algorithms
+from lit_fed import FederatedModule, algorithms
 from lit_fed.core.blocks import draw_cohort
 from lit_fed.core.types import Population
 from lit_fed.data import Digits, FeatureBlocks
@@ -63,10 +64,7 @@ def test_the_trainer_s_rounds_are_the_plain_ones(tmp_path, name, sampling):
     sampling = settings(algorithm) if sampling is None else sampling
     data = Clients(parties=algorithm.participation.divided_by == "features", **sampling)
     module = FederatedModule(algorithm, solver, client_trainer="sequential")
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=ROUNDS, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=str(tmp_path), check_val_every_n_epoch=ROUNDS,
-    )  # fmt: skip
+    trainer = quiet_trainer(ROUNDS, default_root_dir=str(tmp_path), check_val_every_n_epoch=ROUNDS)
     trainer.fit(module, datamodule=data)
 
     drawn = [sampling.get("clients_per_round"), sampling.get("client_sampling", "uniform")]

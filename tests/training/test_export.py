@@ -14,9 +14,10 @@ from federated_round import facts
 from fit_all import GROUPED, NAMES, OPTIONS, StackedAverage, solver_of
 from lightning.pytorch import seed_everything
 from normalised import NormalisedMLP
+from quiet import quiet_trainer
 from torch import nn
 
-from lit_fed import FederatedModule, FederatedTrainer, algorithms, models
+from lit_fed import FederatedModule, algorithms, models
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.algorithms.fedem import MixtureState
 from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
@@ -56,10 +57,7 @@ def fitted(name, tmp_path, **arguments):
         dataset, num_clients=None if dataset.natural else 8, unseen_fraction=0.0 if vertical else 0.25, batch_size=32
     )
     module = FederatedModule(algorithm, solver_of(name), **arguments)
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=tmp_path, check_val_every_n_epoch=3,
-    )  # fmt: skip
+    trainer = quiet_trainer(2, default_root_dir=tmp_path, check_val_every_n_epoch=3)
     trainer.fit(module, datamodule=data)
     return module, trainer, data
 
@@ -302,7 +300,7 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, package):
 
 
 def test_without_clients_nothing_is_exported(tmp_path):
-    trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer = quiet_trainer()
     with pytest.raises(ConfigError, match="datamodule"):
         trainer.export(FederatedModule(), client="0", output=str(tmp_path / "model.pt2"))
     with pytest.raises(ConfigError, match="checkpoint"):

@@ -10,9 +10,10 @@ import torch
 from fit_all import NAMES, RUN, fit, resumed, whole
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import Algorithm, FedU
 from lit_fed.callbacks import FederatedCallback, SimulatedTime, TrainingSplitEvaluation, UnseenClientEvaluation
 from lit_fed.core.algorithm import Participation
@@ -40,11 +41,7 @@ class Failure(FederatedCallback):
 
 
 def trainer(folder, rounds, *callbacks, **arguments):
-    return FederatedTrainer(
-        accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(folder), "run"),
-        callbacks=list(callbacks), enable_progress_bar=False,
-        **arguments,
-    )  # fmt: skip
+    return quiet_trainer(rounds, folder, callbacks=list(callbacks), **arguments)
 
 
 def digits(**arguments):
@@ -58,8 +55,7 @@ def test_resume_equals_uninterrupted(tmp_path, shared_folder, name):
     module, _ = resumed(name, tmp_path)
     assert numbers(uninterrupted.folder) == numbers(cut)
     assert history(uninterrupted.folder) == history(cut)
-    for key, leaf in uninterrupted.state.items():
-        assert torch.equal(leaf, module.state_dict()[key]), key
+    assert_same_state(uninterrupted.state, module)
 
 
 def test_resume_after_an_error_equals_uninterrupted(tmp_path, shared_folder):
@@ -101,8 +97,7 @@ def test_a_checkpoint_written_inside_a_round_replays_it(tmp_path):
 
     module, _ = fit("FedEM", tmp_path / "whole", rounds=4, callbacks=[SaveInside()])
     later, _ = fit("FedEM", tmp_path / "resumed", rounds=4, ckpt_path=str(tmp_path / "inside.ckpt"))
-    for key, leaf in module.state_dict().items():
-        assert torch.equal(leaf, later.state_dict()[key]), key
+    assert_same_state(module, later)
 
 
 def test_checkpoints_early_stopping_and_learning_rate_work_on_rounds(tmp_path):
@@ -172,9 +167,8 @@ def test_a_fit_by_another_trainer_is_refused():
 
 @pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
 def test_a_module_without_federated_data_is_refused():
-    run = FederatedTrainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
     with pytest.raises(ConfigError, match="FederatedDataModule"):
-        run.fit(FederatedModule(), train_dataloaders=[1])
+        quiet_trainer().fit(FederatedModule(), train_dataloaders=[1])
 
 
 def test_validation_split_is_measured_where_there_is_one(tmp_path):

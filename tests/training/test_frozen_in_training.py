@@ -6,10 +6,11 @@ import pytest
 import torch
 from fit_all import fit
 from lightning.pytorch import seed_everything
+from quiet import assert_same_state, quiet_trainer
 from running import folder, history
 from torch import nn
 
-from lit_fed import FederatedModule, FederatedTrainer
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.callbacks import FederatedCallback, NetworkSummary
 from lit_fed.core.local_solver import LocalSolver
@@ -72,10 +73,7 @@ FROZEN = {"frozen__body_0_weight", "frozen__body_0_bias"}
 
 
 def trainer(tmp_path):
-    return FederatedTrainer(
-        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=tmp_path,
-    )  # fmt: skip
+    return quiet_trainer(default_root_dir=tmp_path)
 
 
 def digits():
@@ -123,8 +121,7 @@ def test_one_copy_in_the_process(run):
 def test_resume_equals_uninterrupted(run, tmp_path):
     module, out, half = run
     resumed, _ = fit("FedEM", tmp_path, rounds=4, model=MODEL, ckpt_path=str(half))
-    for key, leaf in module.state_dict().items():
-        assert torch.equal(leaf, resumed.state_dict()[key]), key
+    assert_same_state(module, resumed)
     assert history(out)[-1] == history(folder(tmp_path, "FedEM"))[-1]
 
 
@@ -252,8 +249,7 @@ def test_lazy_layers_get_their_sizes_from_the_samples(tmp_path):
         results.append(module.state_dict())
     lazy, eager = results
     assert lazy.keys() == eager.keys()
-    for key, leaf in lazy.items():
-        assert torch.equal(leaf, eager[key]), key
+    assert_same_state(lazy, eager)
 
 
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from quiet import quiet_trainer
 
-from lit_fed import FedAvg, FedEM, FederatedDataModule, FederatedModule, FederatedTrainer, LocalSolver, rounds
+from lit_fed import FedAvg, FedEM, FederatedDataModule, FederatedModule, LocalSolver, rounds
 from lit_fed.algorithms import GADMM, FedProx, FedSGD
 from lit_fed.core.targets import Multiclass
 from lit_fed.core.task import Task
@@ -34,10 +35,7 @@ def clients(*sizes):
 
 def fit(data, network, algorithm=None, **solver):
     module = FederatedModule(algorithm or FedAvg(), LocalSolver(**{"lr": 0.1, **solver}), network)
-    trainer = FederatedTrainer(
-        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
-    )
-    trainer.fit(module, datamodule=data)
+    quiet_trainer(2).fit(module, datamodule=data)
     return module
 
 

@@ -17,8 +17,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import _Result
 from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 from torch import nn
 
-from lit_fed.trainer import FederatedTrainer
-from lit_fed.training.loop import ClientLoop, FederatedLoop, RoundLoop
+from lit_fed.trainer import ClientLoop, FederatedLoop, FederatedTrainer, RoundLoop
 from lit_fed.training.stopping import StopRequests
 from lit_fed.training.strategy import FederatedStrategy, same_on_every_rank
 

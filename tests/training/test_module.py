@@ -3,8 +3,9 @@
 from functools import partial
 
 import torch
+from quiet import quiet_trainer
 
-from lit_fed import MLP, FedAvg, FedEM, FederatedDataModule, FederatedModule, FederatedTrainer, LocalSolver
+from lit_fed import MLP, FedAvg, FedEM, FederatedDataModule, FederatedModule, LocalSolver
 from lit_fed.training.module_server import Assign
 
 
@@ -22,8 +23,7 @@ def test_settings_before_there_are_data():
 
 def test_parameters_and_clients_once_it_is_built():
     module, data = FederatedModule(FedAvg(), network=FrozenMLP), FederatedDataModule(num_clients=5)
-    trainer = FederatedTrainer(max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False)
-    trainer.fit(module, data)
+    quiet_trainer().fit(module, data)
     lines = repr(module).splitlines()
     assert lines[1:3] == ["  algorithm: FedAvg()", "  solver:    LocalSolver(lr=0.1)"]
     assert lines[3] == "  network:   FrozenMLP, 90 parameters trained, 520 frozen"

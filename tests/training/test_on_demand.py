@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from quiet import assert_same_state, quiet_trainer
 from running import history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM
 from lit_fed.callbacks import FederatedCallback
 from lit_fed.core.blocks import serving_blocks
@@ -60,10 +61,7 @@ def fit(
     data = FederatedDataModule(dataset, **options)
     solver = LocalSolver(momentum=0.9, persist_optimizer=True)
     module = FederatedModule(algorithm or FedEM(), solver, client_trainer=client_trainer)
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=4, logger=RoundLogger(str(out), "run", version, keep_rounds),
-        callbacks=list(callbacks), enable_progress_bar=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(4, out, version=version, keep_rounds=keep_rounds, callbacks=list(callbacks))
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     trainer.test(module, datamodule=data)
     return module, out / "run/version_0"
@@ -72,8 +70,7 @@ def fit(
 def assert_same(one, other):
     """Two runs left the same numbers."""
     (module, folder), (other_module, other_folder) = one, other
-    for key, leaf in module.state_dict().items():
-        assert torch.equal(leaf, other_module.state_dict()[key]), key
+    assert_same_state(module, other_module)
     assert numbers(folder) == numbers(other_folder)
     assert history(folder) == history(other_folder)
     assert (folder / "clients.csv").read_text() == (other_folder / "clients.csv").read_text()

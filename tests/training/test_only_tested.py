@@ -3,15 +3,14 @@
 import numpy as np
 import pandas as pd
 import pytest
+from quiet import quiet_trainer
 
 from lit_fed.algorithms import SCAFFOLD, FedAvg, FedAvgPlus, FedEM, Local
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import ClientFolder
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
-from lit_fed.trainer import FederatedTrainer
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.round_logger import RoundLogger
 
 
 def folder(root):
@@ -31,9 +30,7 @@ def folder(root):
 def fit(root, out, algorithm, **settings):
     data = FederatedDataModule(ClientFolder(root))
     module = FederatedModule(algorithm, LocalSolver(lr=0.3), **settings)
-    trainer = FederatedTrainer(
-        max_epochs=5, accelerator="cpu", logger=RoundLogger(str(out), "run"), enable_progress_bar=False
-    )
+    trainer = quiet_trainer(5, out)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data)
     return module, data, trainer
@@ -79,9 +76,8 @@ def test_a_later_client_with_test_samples_alone(tmp_path, labelled):
         last[name] = f"{trainer.log_dir}/checkpoints/last.ckpt"
 
     def personalize(algorithm):
-        trainer = FederatedTrainer(accelerator="cpu", logger=False, enable_progress_bar=False)
         module, output = FederatedModule(algorithm, LocalSolver(lr=0.3)), tmp_path / type(algorithm).__name__ / "served"
-        return trainer.personalize(module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output))
+        return quiet_trainer().personalize(module, last[type(algorithm).__name__], str(tmp_path / "later"), str(output))
 
     table = personalize(FedAvg())
     assert table[["num_train", "num_test"]].to_numpy().tolist() == [[0, 200]]

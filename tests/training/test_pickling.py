@@ -7,9 +7,10 @@ from functools import partial
 import joblib
 import pytest
 import torch
+from quiet import assert_same_state, quiet_trainer
 from torch import nn
 
-from lit_fed import MLP, FedAvg, FedEM, FederatedModule, FederatedTrainer, Local
+from lit_fed import MLP, FedAvg, FedEM, FederatedModule, Local
 from lit_fed.data import Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.wrappers.compression.codecs import TopK
@@ -41,10 +42,7 @@ WAYS = {
 
 
 def trainer_of(folder, rounds=2):
-    return FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        default_root_dir=str(folder),
-    )  # fmt: skip
+    return quiet_trainer(rounds, default_root_dir=str(folder))
 
 
 def again(module, way):
@@ -75,5 +73,4 @@ def test_a_module_that_comes_back_is_trained_on(tmp_path):
     found, _ = again(module, "torch")
     for one in (module, found):
         trainer_of(tmp_path, 1).fit(one, datamodule=data)
-    for name, leaf in module.state_dict().items():
-        assert torch.equal(leaf, found.state_dict()[name]), name
+    assert_same_state(module, found)

@@ -13,9 +13,10 @@ from federated_round import same_bits
 from fit_all import solver_of
 from lightning.pytorch import seed_everything
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from quiet import assert_same_state, quiet_trainer
 from running import folder, history, in_two_ranks, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import AFL, FedAvg, FedEM
 from lit_fed.callbacks import SimulatedTime, TrainingSplitEvaluation
 from lit_fed.core import tree
@@ -58,11 +59,10 @@ def fit(out, rounds=6, *, seed=SEED, algorithm=None, data=None, model=None, **tr
     stopping = EarlyStopping("train/seen/loss", patience=9, strict=False)
     callbacks = [SimulatedTime(compute_mean=1.0, compute="sampled"), TrainingSplitEvaluation(), stopping]
     ckpt_path, logger = trainer_arguments.pop("ckpt_path", None), trainer_arguments.pop("logger", {})
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=rounds, check_val_every_n_epoch=2, enable_progress_bar=False,
-        callbacks=[*callbacks, *trainer_arguments.pop("callbacks", [])], logger=RoundLogger(str(out), **logger),
-        **trainer_arguments,
-    )  # fmt: skip
+    callbacks += trainer_arguments.pop("callbacks", [])
+    trainer = quiet_trainer(
+        rounds, out, None, check_val_every_n_epoch=2, callbacks=callbacks, **logger, **trainer_arguments
+    )
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     trainer.test(module, datamodule=data)
     return Run(module, stopping, folder(out, type(algorithm).__name__))
@@ -154,7 +154,7 @@ def test_two_ranks(whole, tmp_path):
     assert numbers(two) == numbers(whole.folder)
     assert history(two) == history(whole.folder)
     assert state.keys() == whole.state.keys()
-    assert all(torch.equal(leaf, state[key]) for key, leaf in whole.state.items())
+    assert_same_state(whole.state, state)
 
 
 @pytest.mark.usefixtures("rendered")

@@ -4,9 +4,10 @@ import json
 
 import pytest
 import torch
+from quiet import quiet_trainer
 from torch import nn
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
+from lit_fed import FederatedModule
 from lit_fed.algorithms import APFL, FML, DFedEM, FedAvg, FedEM, Local
 from lit_fed.callbacks import RunReport
 from lit_fed.core.local_solver import LocalSolver
@@ -24,10 +25,7 @@ def data(**options):
 
 
 def trainer_of(folder, name="run", rounds=1):
-    return FederatedTrainer(
-        max_epochs=rounds, accelerator="cpu", enable_progress_bar=False, logger=RoundLogger(str(folder), name),
-        callbacks=[RunReport(pictures=False)],
-    )  # fmt: skip
+    return quiet_trainer(rounds, folder, name, callbacks=[RunReport(pictures=False)])
 
 
 def fitted(folder, module, name="run", rounds=1, **arguments):

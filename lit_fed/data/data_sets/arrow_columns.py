@@ -61,7 +61,6 @@ class ColumnPart(NamedTuple):
 
 
 def _check_filled(cells: Any, at: Any) -> None:
-    """Refuse an empty cell."""
     if cells.null_count:
         row = int(np.flatnonzero(np.asarray(cells.is_null()))[0])
         raise ConfigError(f"{at(row)} is empty; fill it, or leave the row out")
@@ -133,7 +132,6 @@ def text_column(parts: list[ColumnPart], name: str) -> list[str]:
 
 
 def _lengths(cells: Any) -> np.ndarray:
-    """Length of each list."""
     from pyarrow import compute
 
     return np.asarray(compute.list_value_length(cells))

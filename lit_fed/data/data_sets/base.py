@@ -8,7 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ __all__ = [
     "Normalisation",
     "PooledDataSet",
     "Samples",
+    "check_labels_options",
     "check_subsample",
     "draw_subsample",
     "empty_split",
@@ -158,6 +159,13 @@ def require(condition: bool, message: str) -> None:
     """Raise a `ConfigError` with this message unless the condition holds."""
     if not condition:
         raise ConfigError(message)
+
+
+def check_labels_options(dataset: DataSet) -> None:
+    """Raise a `ConfigError` unless the fields `labels` and `num_classes` of a data set are valid."""
+    known, number = get_args(Labels), dataset.num_classes
+    require(dataset.labels in known, f"--data.dataset.labels is {dataset.labels!r}; give {', '.join(known)}")
+    require(number is None or number >= 2, f"--data.dataset.num_classes is {number}; give a whole number >= 2, or null")
 
 
 def names_of(given: Sequence[str]) -> tuple[str, ...]:

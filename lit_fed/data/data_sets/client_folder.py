@@ -11,16 +11,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import ClientDataSet, Labels, input_array, label_array, make_split, require
+from lit_fed.data.data_sets.base import (
+    ClientDataSet,
+    Labels,
+    check_labels_options,
+    input_array,
+    label_array,
+    make_split,
+    require,
+)
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = [
     "ClientArrays",
@@ -68,14 +76,7 @@ class ClientFolder(ClientDataSet):
     labels: Labels = "auto"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        require(
-            self.num_classes is None or self.num_classes >= 2,
-            f"--data.dataset.num_classes is {self.num_classes}; give a whole number >= 2, or null",
-        )
-        require(
-            self.labels in get_args(Labels),
-            f"--data.dataset.labels is {self.labels!r}; give {', '.join(get_args(Labels))}",
-        )
+        check_labels_options(self)
 
     def load(self) -> tuple[Population, Population | None]:
         """All clients of `seen` and, if that folder exists, of `unseen`."""
@@ -282,7 +283,6 @@ def check_types(clients: list[ClientArrays], types: dict[str, str], sources: dic
 
 
 def _sample_type(array: np.ndarray) -> str:
-    """Type and shape of one sample, in words."""
     return f"{array.dtype} of shape {list(array.shape[1:])}"
 
 
@@ -295,7 +295,6 @@ def to_population(clients: list[ClientArrays]) -> Population:
 
 
 def _join(clients: list[ClientArrays], split: str) -> Split:
-    """One split of all clients."""
     x = [client.arrays.pop(f"x_{split}") for client in clients]
     y = [client.arrays.pop(f"y_{split}") for client in clients]
     return make_split(np.concatenate(x), np.concatenate(y), np.array([len(array) for array in y]))

@@ -15,7 +15,7 @@ import torch
 from lit_fed.core.types import Population, Split
 from lit_fed.data.data_sets.base import Normalisation, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path, require_file
+from lit_fed.system.files import given_path, require_file
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -26,7 +26,6 @@ class Digits(PooledDataSet):
     num_classes: ClassVar[int | None] = 10
 
     def load(self) -> Samples:
-        """All 1,797 samples."""
         table = _table()
         x = table[:, :-1].astype(np.float32) / 16  # the pixels are counts of 0 to 16 dark dots
         return Samples(x.reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64))

@@ -17,7 +17,7 @@ from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.client_folder import ClientArrays, checked, read_files
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["FeatureBlocks"]
 
@@ -54,7 +54,6 @@ class FeatureBlocks(ClientDataSet):
         )
 
     def load(self) -> tuple[Population, None]:
-        """All parties; there is no validation split."""
         parties = _read_parties(given_path(self.root, "--data.dataset.root")) if self.root else self._from_table()
         first, width = parties[0].arrays, sum(party.arrays["x_train"].shape[1] for party in parties)
         num_train, num_test = len(first["y_train"]), len(first["y_test"])

@@ -17,7 +17,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["FEMNIST"]
 
@@ -98,7 +98,6 @@ class FEMNIST(PooledDataSet):
 
 
 def _pooled(folders: list[Path]) -> dict[str, list[LeafUser]]:
-    """The samples of each writer in all of these folders."""
     writers: dict[str, list[LeafUser]] = {}
     for folder in folders:
         for name, user in read_leaf_users(folder).items():
@@ -108,7 +107,6 @@ def _pooled(folders: list[Path]) -> dict[str, list[LeafUser]]:
 
 
 def _num_samples(parts: list[LeafUser]) -> int:
-    """Samples of one writer."""
     return sum(len(part.y) for part in parts)
 
 

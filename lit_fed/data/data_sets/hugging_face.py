@@ -6,10 +6,9 @@ arXiv:2109.02846, https://huggingface.co/docs/datasets
 Annotations are not postponed, for the reason given in `base.py`.
 """
 
-import importlib
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +22,10 @@ from lit_fed.data.data_sets.arrow_columns import (
     text_column,
     whose_rows,
 )
-from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, names_of, require
+from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, check_labels_options, names_of, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
+from lit_fed.system.packages import optional_package
 
 __all__ = [
     "NUM_BYTE_TOKENS",
@@ -95,11 +95,9 @@ class HuggingFace(PooledDataSet):
     image_size: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         object.__setattr__(self, "input_columns", names_of(self.input_columns))
+        check_labels_options(self)
         checks = {
-            "labels": (self.labels in get_args(Labels), ", ".join(get_args(Labels))),
-            "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
             "max_length": (self.max_length >= 1, "a whole number >= 1"),
             "image_size": (self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"),
         }
@@ -129,7 +127,7 @@ class HuggingFace(PooledDataSet):
     def _opened(self) -> Any:
         """Load the path by `datasets`: a data set, or a dictionary of splits."""
         require(bool(self.path), "HuggingFace: path is not set; pass --data.dataset.path with a folder or a hub name")
-        datasets = _package("datasets", "datasets>=5.2")
+        datasets = optional_package("datasets", "datasets>=5.2", "hf", "HuggingFace")
         folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
         is_name = HUB_NAME.fullmatch(self.path) is not None
         require(
@@ -214,7 +212,6 @@ class HuggingFace(PooledDataSet):
         return Columns(tuple(kinds), found.pop(), labels, self.client_column)  # type: ignore[arg-type]
 
     def _inputs(self, parts: list[ColumnPart], columns: Columns) -> np.ndarray:
-        """Inputs [n, ...] of all rows."""
         if columns.kind == "numbers":
             return number_columns(parts, columns.inputs)
         (name,) = columns.inputs
@@ -249,7 +246,6 @@ def _chosen(kinds: dict[str, InputKind | None], part: ColumnPart) -> dict[str, I
 def _check_owners(
     parts: list[ColumnPart], owner: np.ndarray | None, names: list[str] | None, split: np.ndarray
 ) -> None:
-    """Refuse clients without training rows."""
     if owner is None or names is None:
         return
     idle = np.setdiff1d(owner, owner[split == 0])
@@ -259,16 +255,6 @@ def _check_owners(
             f"{len(idle)} of {len(names)} clients, the first {names[idle[0]]!r}, have no row in the split train; pool "
             f"the splits and divide each client's rows again, by --data.dataset.split {given}"
         )
-
-
-def _package(name: str, requirement: str) -> Any:
-    """Import an optional package."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(
-            f'HuggingFace needs the package {name}; pip install "{requirement}" (the extra hf)'
-        ) from error
 
 
 NUM_BYTE_TOKENS = 257
@@ -308,13 +294,7 @@ def word_tokens(texts: list[str], tokenizer: str, max_length: int, option: str) 
     Raises:
         ConfigError: if the package is missing, or the tokenizer cannot be loaded.
     """
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise ConfigError(
-            f'{option} {tokenizer} needs the package transformers; pip install "transformers>=5.24" (the extra hf), or '
-            "leave it out for bytes as tokens"
-        ) from error
+    transformers = optional_package("transformers", "transformers>=5.24", "hf", f"{option} {tokenizer}")
     try:
         known = transformers.AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
     except Exception as error:  # of the network, the hub, or its files

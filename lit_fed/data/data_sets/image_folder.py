@@ -21,8 +21,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import Names, Normalisation, PooledDataSet, Samples, names_of, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.files import whole_file
-from lit_fed.system.given_paths import given_path, require_file
+from lit_fed.system.files import given_path, require_file, whole_file
 
 __all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
 
@@ -126,7 +125,6 @@ class ImageFolder(PooledDataSet):
 
     # ------------------------------------------------------------------ finding files
     def _find(self) -> _Found:
-        """Find the files without opening them."""
         require(bool(self.root), "ImageFolder: root is not set; pass --data.dataset.root FOLDER")
         root = given_path(self.root, "--data.dataset.root")
         require(root.is_dir(), f"{root}: no such folder; correct --data.dataset.root")

@@ -32,7 +32,6 @@ class _Arrays(PooledDataSet):
     natural: ClassVar[bool] = True
 
     def load(self) -> Samples:
-        """These samples."""
         return self.samples
 
 
@@ -120,7 +119,6 @@ def data_set_of_frame(
 
 
 def _pair(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels of a client as arrays."""
     require(
         isinstance(given, tuple | list) and len(given) == 2,
         f"client {name!r} is a {type(given).__name__}; give a pair of inputs and labels, (x, y)",

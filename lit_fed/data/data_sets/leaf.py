@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import input_array, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import require_file
+from lit_fed.system.files import require_file
 
 __all__ = ["LeafUser", "read_json", "read_leaf_users"]
 
@@ -56,7 +56,6 @@ def read_json(path: Path) -> Any:
 
 
 def _users_of(path: Path) -> Iterator[tuple[str, LeafUser]]:
-    """Names and data of the users of one JSON file."""
     content = read_json(path)
     known = isinstance(content, dict) and isinstance(content.get("user_data"), dict) and "users" in content
     require(known, f"{path}: 'users' or 'user_data' is missing; follow LEAF's layout")

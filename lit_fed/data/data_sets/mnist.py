@@ -83,5 +83,4 @@ class MNIST(TorchvisionSet):
 
 
 def _writer_file(train: bool) -> str:
-    """Name of QMNIST's extended labels of a part."""
     return f"qmnist-{'train' if train else 'test'}-labels-idx2-int"

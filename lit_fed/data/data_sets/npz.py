@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 
 from lit_fed.data.data_sets.base import require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import require_file
+from lit_fed.system.files import require_file
 from lit_fed.system.machine import require_memory
 
 __all__ = ["npz_files", "read_npz"]

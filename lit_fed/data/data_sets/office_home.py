@@ -26,7 +26,7 @@ from lit_fed.data.data_sets.base import (
     require,
 )
 from lit_fed.data.data_sets.npz import read_npz
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]
 
@@ -70,7 +70,6 @@ class OfficeHome(PooledDataSet):
         check_subsample(self.fraction, self.seed)
 
     def load(self) -> Samples:
-        """The pool in the order of the file."""
         path = given_path(self.root, "--data.dataset.root") / FEATURES
         require(
             path.is_file(),

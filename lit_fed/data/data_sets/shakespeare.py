@@ -20,7 +20,7 @@ import numpy as np
 from lit_fed.core.types import Population
 from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_json, read_leaf_users
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["UNKNOWN", "VOCABULARY", "Shakespeare", "encode_text"]
 
@@ -130,7 +130,6 @@ class Shakespeare(ClientDataSet):
         return max(shortest, num_characters - num_test)
 
     def _windows(self, tokens: np.ndarray) -> _Windows:
-        """All windows of a text [n]."""
         if len(tokens) <= self.sequence_length:
             return _no_windows(self.sequence_length)
         view = np.lib.stride_tricks.sliding_window_view(tokens, self.sequence_length + 1)[:: self.stride]
@@ -192,7 +191,6 @@ def _encode_array(strings: np.ndarray) -> np.ndarray:
 
 
 def _tokens(code_points: np.ndarray) -> np.ndarray:
-    """Tokens of Unicode code points, of the same shape."""
     table = np.full(128, UNKNOWN, dtype=np.int64)
     table[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))
     tokens: np.ndarray = table[np.minimum(code_points, 127)]  # 127 is not in the vocabulary
@@ -200,17 +198,14 @@ def _tokens(code_points: np.ndarray) -> np.ndarray:
 
 
 def _no_windows(sequence_length: int) -> _Windows:
-    """Empty windows of the right shape."""
     empty = np.empty((0, sequence_length), dtype=np.int64)
     return _Windows(empty, empty)
 
 
 def _num_windows(role: _Role) -> int:
-    """Windows of training and test together."""
     return len(role.train.x) + len(role.test.x)
 
 
 def _check_strings(array: np.ndarray, length: int, source: str, fix: str) -> None:
-    """Refuse samples that are not strings of this length."""
     right = array.dtype.kind == "U" and array.ndim == 1 and bool((np.char.str_len(array) == length).all())
     require(right, f"{source} holds samples that are not strings of length {length}; {fix}")

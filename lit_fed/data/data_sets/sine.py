@@ -48,7 +48,6 @@ class Sine(ClientDataSet):
         require(0 <= self.seed < 2**32, f"Sine: seed = {self.seed}; choose a whole number from 0 to 2**32 - 1")
 
     def load(self) -> tuple[Population, None]:
-        """All clients, without groups; the validation split is empty."""
         per_client = self.samples_per_client + self.test_size
         require_memory(
             8 * self.num_clients * per_client,

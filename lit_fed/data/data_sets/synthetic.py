@@ -119,7 +119,6 @@ class Synthetic(ClientDataSet):
         )
 
     def _drawn(self, parameters: SyntheticParameters) -> tuple[DrawnSplit, DrawnSplit]:
-        """Training and test split generated on demand."""
         x, y = map(torch.from_numpy, _allocate(0, self.dimension))
 
         def split(name: str, sizes: np.ndarray) -> DrawnSplit:
@@ -169,7 +168,6 @@ def _draw_parameters(config: Synthetic, stream: np.random.RandomState) -> Synthe
 
 
 def _draw_sizes(config: Synthetic, stream: np.random.RandomState) -> np.ndarray:
-    """Sample the number of training samples of each client [T]."""
     if config.samples_per_client is not None:
         return np.full(config.num_clients, config.samples_per_client)
     heavy_tailed = stream.lognormal(4, 2, size=config.num_clients).astype(np.int64)
@@ -205,5 +203,4 @@ def _draw_samples(
 
 
 def _allocate(num_samples: int, dimension: int) -> tuple[np.ndarray, np.ndarray]:
-    """Uninitialised arrays x [n, d] float32 and y [n] int64."""
     return np.empty((num_samples, dimension), dtype=np.float32), np.empty(num_samples, dtype=np.int64)

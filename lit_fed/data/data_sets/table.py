@@ -134,7 +134,6 @@ class Table(PooledDataSet):
         return read_rows([*files, (self.unseen_path, f"{PREFIX}.unseen_path")], self.separator), len(own.frame)
 
     def _public(self, rows: TableRows, columns: TableColumns) -> TableRows | None:
-        """The public rows, if given."""
         if self.constants is None:
             return None
         option = f"{PREFIX}.constants"
@@ -157,7 +156,6 @@ class Table(PooledDataSet):
             rows.require_columns(getattr(self, name) or (), name)
 
     def _features(self, rows: TableRows) -> tuple[Feature, ...]:
-        """The input columns; categories are still empty."""
         taken = {self.client_column, self.label_column, self.split_column, *self.ignored_columns}
         names = self.feature_columns or tuple(one for one in map(str, rows.frame.columns) if one not in taken)
         require(bool(names), f"{rows.source}: no input column is left; add some, or set feature_columns")
@@ -227,7 +225,6 @@ class Table(PooledDataSet):
         return np.array([number[one] for one in found]), list(names)
 
     def _split(self, rows: TableRows) -> np.ndarray | None:
-        """The split of each row [n]; None without a split column."""
         if self.split_column is None:
             return None
         found = split_names(rows, self.split_column)
@@ -236,7 +233,6 @@ class Table(PooledDataSet):
     def _unseen(
         self, rows: TableRows, owner: np.ndarray | None, names: list[str] | None, num_own: int
     ) -> tuple[str, ...]:
-        """Names of the unseen clients."""
         if owner is None or names is None:
             return ()
         for name in self.unseen_clients:

@@ -4,7 +4,7 @@ Annotations are not postponed, for the reason given in `base.py`.
 """
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from lit_fed.data.data_sets.base import (
     Labels,
     PooledDataSet,
     Samples,
+    check_labels_options,
     picture_array,
     require,
     stacked_samples,
@@ -52,13 +53,7 @@ class TorchDataset(PooledDataSet):
     num_classes: int | None = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
-        checks = {
-            "labels": (self.labels in get_args(Labels), ", ".join(get_args(Labels))),
-            "num_classes": (self.num_classes is None or self.num_classes >= 2, "a whole number >= 2, or null"),
-        }
-        for name, (holds, wanted) in checks.items():
-            require(holds, f"--data.dataset.{name} is {getattr(self, name)}; give {wanted}")
+        check_labels_options(self)
         for option, one in (("source", self.source), ("test_source", self.test_source)):
             sized = one is None or (hasattr(one, "__len__") and not isinstance(one, IterableDataset))
             require(
@@ -68,7 +63,6 @@ class TorchDataset(PooledDataSet):
             )
 
     def load(self) -> Samples:
-        """All samples in order, test samples last."""
         parts = [one for one in (self.source, self.test_source) if one is not None]
         pairs = [_read(one) for one in parts]
         x, y = (np.concatenate(_alike(arrays, parts)) for arrays in zip(*pairs, strict=True))
@@ -147,7 +141,6 @@ def _label(value: Any, place: str) -> np.ndarray:
 
 
 def _numbers(value: Any, place: str) -> np.ndarray:
-    """Convert a value to a finite array."""
     try:
         array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else np.asarray(value)
     except Exception as error:  # lists of several lengths, types that numpy does not have
@@ -161,7 +154,6 @@ def _numbers(value: Any, place: str) -> np.ndarray:
 
 
 def _alike(arrays: tuple[np.ndarray, ...], parts: list[Dataset[Any]]) -> tuple[np.ndarray, ...]:
-    """Refuse training and test samples of different shapes or types."""
     kinds = [f"{array.dtype} of shape {list(array.shape[1:])}" for array in arrays]
     require(
         len(set(kinds)) == 1,

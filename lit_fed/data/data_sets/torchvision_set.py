@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
 from lit_fed.errors import ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = ["Pictures", "TorchvisionSet"]
 
@@ -107,7 +107,6 @@ class TorchvisionSet(PooledDataSet):
         """Read the official training or test part; with `download`, download missing files first."""
 
     def _missing(self, folder: Path, train: bool) -> list[str]:
-        """Missing files of a part."""
         return [file for file in self._files(train) if not (folder / file).is_file()]
 
     def _checked(self, folder: Path, train: bool) -> Pictures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,14 +27,7 @@ class _Grouped(Partition):
         )
 
     def groups(self, num_clients: int, seed: int) -> np.ndarray:
-        """The group of each client."""
         return np.arange(num_clients) % self.num_groups
-
-    @abstractmethod
-    def __call__(
-        self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
-    ) -> list[np.ndarray]:
-        """Divide the samples."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +48,6 @@ class LabelGroups(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the labels, then the samples of each group."""
         self._check(num_clients)
         check_discrete(labels, "LabelGroups")
         values, label_idx = np.unique(labels, return_inverse=True)
@@ -96,7 +87,6 @@ class LabelPermutations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the samples by the inner partition."""
         self._check(num_clients)
         check_discrete(labels, "LabelPermutations")
         return self.partition(labels, num_clients, seed, owner)
@@ -138,7 +128,6 @@ class Rotations(_Grouped):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide the samples by the inner partition."""
         self._check(num_clients)
         return self.partition(labels, num_clients, seed, owner)
 

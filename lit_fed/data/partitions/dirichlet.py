@@ -49,7 +49,6 @@ class Dirichlet(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide by label."""
         check_enough(len(labels), num_clients, self.min_samples)
         check_discrete(labels, "Dirichlet")
         rng = generator(seed, 0, 0, "partition")
@@ -59,7 +58,6 @@ class Dirichlet(Partition):
 
 
 def _label_sets(labels: np.ndarray, label_groups: int | None, rng: np.random.Generator) -> list[np.ndarray]:
-    """Sample indices of each label, or of each group of labels."""
     values, label_idx = np.unique(labels, return_inverse=True)
     num_groups = len(values) if label_groups is None else label_groups
     require(

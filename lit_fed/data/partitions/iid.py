@@ -19,7 +19,6 @@ class IID(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide at random."""
         check_enough(len(labels), num_clients)
         order = generator(seed, 0, 0, "partition").permutation(len(labels))
         return [np.sort(part) for part in np.array_split(order, num_clients)]

@@ -19,7 +19,6 @@ class Natural(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Group by owner, in ascending order."""
         require(
             owner is not None,
             "the partition Natural needs the owner of each sample, which this data set does not name; "

@@ -53,7 +53,6 @@ class Pachinko(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Sample the labels of each client's samples, then the samples."""
         check_enough(len(labels), num_clients)
         check_discrete(labels, "Pachinko")
         coarse = self._coarse_labels(labels)
@@ -69,7 +68,6 @@ class Pachinko(Partition):
         return np.split(np.argsort(client_of_sample, kind="stable"), np.cumsum(sizes)[:-1])
 
     def _coarse_labels(self, labels: np.ndarray) -> np.ndarray:
-        """Coarse label of each fine label, numbered from 0."""
         smallest, largest = int(labels.min()), int(labels.max())
         require(
             self.hierarchy is not None or largest == len(CIFAR100_COARSE_LABELS) - 1,

@@ -34,7 +34,6 @@ class QuantitySkew(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Divide regardless of labels."""
         check_enough(len(labels), num_clients, self.min_samples)
         parts = deal(np.arange(len(labels)), num_clients, self.alpha, generator(seed, 0, 0, "partition"))
         return [np.sort(part) for part in fill_up(parts, self.min_samples)]

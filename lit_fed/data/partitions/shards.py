@@ -33,7 +33,6 @@ class Shards(Partition):
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None
     ) -> list[np.ndarray]:
-        """Sort, cut and assign."""
         check_discrete(labels, "Shards")
         check_enough(len(labels), num_clients)
         num_shards = self.shards_per_client * num_clients

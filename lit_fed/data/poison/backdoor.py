@@ -37,7 +37,6 @@ class Backdoor(Poison):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        """Validate the settings."""
         checks = {
             "size": (self.size >= 1, "a whole number >= 1"),
             "target": (self.target >= 0, "the number of a class, from 0"),
@@ -46,7 +45,6 @@ class Backdoor(Poison):
         check_settings(self, checks, "--data.poison")
 
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
-        """Draw the square and set y to the target."""
         check_classes_of(self, target, dataset)
         self._check(list(seen.train.x.shape[1:]), seen.train.x.is_floating_point(), target, dataset)
         brightest = brightest_of(seen)

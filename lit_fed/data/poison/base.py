@@ -114,7 +114,6 @@ def poisoned(seen: Population, alter: Alter, seed: int, name: str) -> Population
 def _draw_poisoned(
     draw: Draw, attackers: frozenset[int], alter: Alter, seed: int, number: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generate a client's samples, altered if it is an attacker."""
     x, y = draw(number)
     if number not in attackers:
         return x, y

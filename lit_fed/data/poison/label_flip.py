@@ -21,7 +21,6 @@ class LabelFlip(Poison):
     """Attackers replace label y by C − 1 − y: with ten classes, 3 becomes 6."""
 
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
-        """Labels C − 1 − y."""
         check_classes_of(self, target, dataset)
 
         def alter(x: Tensor, y: Tensor, stream: np.random.Generator) -> tuple[Tensor, Tensor]:

@@ -160,7 +160,6 @@ def _vectors(y_train: Tensor) -> VectorRegression:
 
 
 def _check_fractions(val_fraction: float, test_fraction: float, unseen_fraction: float) -> None:
-    """Refuse fractions outside [0, 1), and splits without training samples."""
     fractions = {"val_fraction": val_fraction, "test_fraction": test_fraction, "unseen_fraction": unseen_fraction}
     for name, value in fractions.items():
         require(0 <= value < 1, f"{name} = {value}; choose a number from 0 up to, but not including, 1")
@@ -201,7 +200,6 @@ def _divide_pool(
     test_fraction: float,
     seed: int,
 ) -> Population:
-    """Partition the pool and split every client's samples."""
     _check_samples(samples, type(dataset).__name__)
     partition = partition or (Dirichlet() if samples.owner is None else Natural())
     if dataset.natural or isinstance(partition, Natural):
@@ -242,7 +240,6 @@ def _check_samples(samples: Samples, dataset_name: str) -> None:
 
 
 def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray]) -> list[str]:
-    """Names of the owners if clients are owners, else numbers."""
     if not isinstance(partition, Natural) or samples.owner is None:
         return [str(client_id) for client_id in range(len(parts))]
     owners = [int(samples.owner[part[0]]) for part in parts]
@@ -250,7 +247,6 @@ def _client_names(samples: Samples, partition: Partition, parts: list[np.ndarray
 
 
 def _set_aside(clients: Population, samples: Samples) -> tuple[Population, Population | None]:
-    """Hold out the clients that the data set names as unseen."""
     if not samples.unseen:
         return clients, None
     chosen = np.array([name in samples.unseen for name in clients.names])
@@ -261,7 +257,6 @@ def _set_aside(clients: Population, samples: Samples) -> tuple[Population, Popul
 def _hold_out(
     seen: Population, unseen: Population | None, fraction: float, seed: int
 ) -> tuple[Population, Population | None]:
-    """Sample the unseen clients without replacement."""
     if fraction == 0:
         return seen, unseen
     num_clients = len(seen.names)

@@ -271,7 +271,6 @@ def _first_row(wrong: Tensor) -> int | None:
 
 
 def _owner_name(population: Population, split: Split, row: int) -> str:
-    """Name of the client whose sample this row is."""
     return _name_at(population, split, int(torch.searchsorted(split.offsets, row, right=True)) - 1)
 
 

@@ -36,12 +36,10 @@ class NumberedClients(Sequence[str]):
     @overload
     def __getitem__(self, position: slice) -> list[str]: ...
     def __getitem__(self, position: int | slice) -> str | list[str]:
-        """The name of a client, or a list of some."""
         found = self._numbers[position]
         return str(found) if isinstance(found, int) else [str(one) for one in found]
 
     def __eq__(self, other: object) -> bool:
-        """Compare with any sequence of names."""
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
@@ -150,19 +148,16 @@ class DrawnClient:
 
     @property
     def x(self) -> Tensor:
-        """Inputs [N, ...]."""
         return self._held.x
 
     @property
     def y(self) -> Tensor:
-        """Labels [N] or [N, L]."""
         return self._held.y
 
     all_x, all_y = x, y
 
     @property
     def batch(self) -> Batch:
-        """All samples as one batch."""
         return self._held.batch
 
     @property
@@ -186,7 +181,6 @@ class DrawnClient:
 def _draw_rows(
     draw: Draw, numbers: Tensor | None, rows_of: Callable[[int], np.ndarray], position: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Generate some samples of the client at a position."""
     x, y = draw(position if numbers is None else int(numbers[position]))
     rows = rows_of(position)
     return x[rows], y[rows]

@@ -222,5 +222,4 @@ def stored_split(
 def _read_client(
     x: np.memmap, y: np.ndarray, rows: list[np.ndarray], normalisation: Normalisation | None, number: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Read one client's inputs and labels."""
     return numbers_of(np.asarray(x[rows[number]]), normalisation), label_array(y[rows[number]])

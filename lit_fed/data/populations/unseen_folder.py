@@ -44,7 +44,7 @@ from lit_fed.data.module import Blocks, Predicted
 from lit_fed.data.populations.checks import find_client, find_client_name
 from lit_fed.data.populations.splits import split_rows
 from lit_fed.errors import ClientError, ConfigError
-from lit_fed.system.given_paths import given_path
+from lit_fed.system.files import given_path
 
 __all__ = [
     "HELD_OUT",
@@ -113,7 +113,6 @@ class UnseenFolder(LightningDataModule):
             exception.client_name = find_client_name(exception.client_id, self.unseen)
 
     def predict_dataloader(self) -> Blocks[ServingBlock]:
-        """This rank's blocks of unseen clients."""
         assert self.trainer is not None
         return Blocks(
             serving_blocks(
@@ -124,7 +123,6 @@ class UnseenFolder(LightningDataModule):
 
 
 def _read_clients(folder: str, facts: TrainingFacts) -> list[ClientArrays]:
-    """Read the stored arrays of a folder or table."""
     root = given_path(folder, "--clients")
     if _is_table(root):
         require(
@@ -157,13 +155,11 @@ def _divided(client: ClientArrays, position: int) -> ClientArrays:
 
 
 def _check_test_arrays(client: ClientArrays) -> None:
-    """Refuse test labels without inputs."""
     if "y_test" in client.arrays and "x_test" not in client.arrays:
         raise ConfigError(f"{client.sources['test']}: array x_test is missing; save it beside y_test, or drop y_test")
 
 
 def _floating(client: ClientArrays) -> ClientArrays:
-    """The client with integer labels as floats."""
     return client._replace(
         arrays={
             name: array.astype(np.float32) if name.startswith("y") and array.dtype.kind in "iub" else array

@@ -5,7 +5,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from running import start
+from running import run
 from scipy.optimize import linprog
 
 from lit_fed.core.graphs.fastest_mixing import Jumps, certified, fastest_mixing, lower_bound
@@ -172,12 +172,11 @@ print(time.process_time() - start, found.upper, found.lower)
 
 
 def test_300_clients_within_one_per_cent_in_five_seconds(tmp_path):
-    """In a process of one thread, in which no garbage of other tests is looked through."""
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    printed, errors = start([], program).communicate(timeout=120)
-    assert errors == ""
-    seconds, upper, lower = map(float, printed.split())
+    done = run([], script=program)
+    assert done.stderr == ""
+    seconds, upper, lower = map(float, done.stdout.split())
     assert seconds < 5
     assert upper - lower <= 0.01 * upper
     assert upper < 0.09
@@ -190,7 +189,7 @@ def slow_map(size=8):
     return lambda x: fixed + rates * (x - fixed), fixed
 
 
-def run(steps, jumping):
+def distance_after(steps, jumping):
     image, fixed = slow_map()
     point, jumps = torch.zeros_like(fixed), Jumps()
     for _ in range(steps):
@@ -200,8 +199,8 @@ def run(steps, jumping):
 
 
 def test_jumps_arrive_long_before_plain_steps():
-    assert run(60, jumping=False) > 1
-    assert run(60, jumping=True) < 1e-3
+    assert distance_after(60, jumping=False) > 1
+    assert distance_after(60, jumping=True) < 1e-3
 
 
 def test_a_jump_that_makes_steps_longer_is_taken_back():

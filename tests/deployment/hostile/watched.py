@@ -4,6 +4,7 @@ import os
 import site
 import sys
 import sysconfig
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,8 +29,20 @@ watched_by = []
 
 
 def _hook(event, arguments):
-    for note in watched_by:
-        note(event, arguments)
+    for note, others in tuple(watched_by):
+        if threading.get_ident() not in others:
+            note(event, arguments)
+
+
+@contextmanager
+def _told(note):
+    """Tell of events, but for those of threads that ran before, such as nodes of other tests that look for a server."""
+    one = note, {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    watched_by.append(one)
+    try:
+        yield
+    finally:
+        watched_by.remove(one)
 
 
 sys.addaudithook(_hook)
@@ -61,11 +74,8 @@ def watch(forbidden=()):
         elif event in STARTS | CONNECTS | CHANGES | UNPICKLES and not _is_compiled(arguments):
             found.append(f"{event} {arguments}")
 
-    watched_by.append(note)
-    try:
+    with _told(note):
         yield found
-    finally:
-        watched_by.remove(note)
 
 
 @contextmanager
@@ -85,8 +95,5 @@ def watched(*places):
                 if not allowed and (writes or not path.startswith((*OWN, "/usr/", "/lib/", "/etc/localtime"))):
                     found.append((event, path))
 
-    watched_by.append(note)
-    try:
+    with _told(note):
         yield found
-    finally:
-        watched_by.remove(note)

@@ -60,11 +60,11 @@ def release(privacy, ctx, changes=CHANGES, weights=None, bound=None):
         message, _, _ = wrapper.encode(ctx, shared, sent, (), None)
         message = message._replace(bits_up=torch.zeros_like(weight), bits_down=torch.zeros_like(weight))
         messages.add(tree.map_leaves(lambda leaf: leaf[None], message), torch.ones(1, dtype=torch.float64), {})
-    if not changes:  # a ghost tells the shape
+    if not changes:  # a placeholder tells the shape
         value = Counted(start.models, torch.zeros(())) if privacy.adaptive else start.models
         nothing = torch.zeros((), dtype=torch.float64)
-        ghost = tree.map_leaves(lambda leaf: 0 * leaf[None], Message(value, nothing, nothing, nothing))
-        messages.add(ghost, torch.zeros(1, dtype=torch.float64), {})
+        placeholder = tree.map_leaves(lambda leaf: 0 * leaf[None], Message(value, nothing, nothing, nothing))
+        messages.add(placeholder, torch.zeros(1, dtype=torch.float64), {})
     reduced, _, _ = messages.reduce(torch.arange(len(changes)), [len(changes)])
     return wrapper.decode(ctx, shared, reduced, torch.arange(len(changes)))
 

@@ -1,4 +1,4 @@
-"""Learning rates of rounds that are added to a run, and settings that are changed on the way."""
+"""The history of a run: settings compared with a checkpoint's, changes on resume, rates of added rounds."""
 
 import json
 import math
@@ -6,17 +6,23 @@ import math
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import ModelCheckpoint
+from quiet import assert_same_state, quiet_trainer
 from running import folder, history, numbers
 
-from lit_fed import FederatedModule, FederatedTrainer, RoundLogger
-from lit_fed.algorithms import FedAvg, Local
-from lit_fed.callbacks import FederatedCallback
+from lit_fed import FederatedModule
+from lit_fed.algorithms import DFedEM, FedAvg, FedEM, Local
+from lit_fed.callbacks import FederatedCallback, LastCheckpoint
 from lit_fed.cli import main
 from lit_fed.command_line.compare import read_run
+from lit_fed.core.graphs.topology import Complete, Ring
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
+from lit_fed.training.checkpoint import clients_folder
+from lit_fed.training.history import compare_arguments, plain_settings
+from lit_fed.wrappers.fedbn import LocalNorm
 
 HORIZON, MORE = 8, 12
 SCHEDULES = ["multi_step", "cosine"]
@@ -42,10 +48,7 @@ def fit(
     data = FederatedDataModule(Synthetic(num_clients=5, dimension=3, test_size=8), unseen_fraction=unseen)
     rates = Rates(stop_after)
     version, keep = (None, 0) if ckpt_path is None else (0, torch.load(ckpt_path, weights_only=True)["global_step"])
-    trainer = FederatedTrainer(
-        accelerator="cpu", max_epochs=rounds, logger=RoundLogger(str(out), "run", version, keep), callbacks=[rates],
-        enable_progress_bar=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(rounds, out, version=version, keep_rounds=keep, callbacks=[rates])
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path, resume_with_changes=resume_with_changes)
     if test:
         trainer.test(module, datamodule=data)
@@ -97,8 +100,7 @@ def test_added_rounds_keep_the_last_rate(tmp_path, capsys, schedule):
     assert whole_rates == sorted(whole_rates, reverse=True)
     assert numbers(folder(tmp_path / "parts", "run")) == numbers(folder(tmp_path / "whole", "run"))
     assert history(folder(tmp_path / "parts", "run")) == history(folder(tmp_path / "whole", "run"))
-    for key, leaf in whole.state_dict().items():
-        assert torch.equal(leaf, added.state_dict()[key]), key
+    assert_same_state(whole, added)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "sqrt", "linear"])
@@ -106,7 +108,7 @@ def test_schedules_without_an_end_do_not_notice(tmp_path, capsys, schedule):
     fit(tmp_path / "parts", 3, schedule=schedule, test=False)
     added, _ = fit(tmp_path / "parts", 5, ckpt_path=last(tmp_path / "parts"), schedule=schedule, test=False)
     whole, _ = fit(tmp_path / "whole", 5, schedule=schedule, test=False)
-    assert all(torch.equal(leaf, added.state_dict()[key]) for key, leaf in whole.state_dict().items())
+    assert_same_state(whole, added)
     assert "schedule" not in capsys.readouterr().err
 
 
@@ -212,3 +214,62 @@ def test_the_advice_of_a_diverged_run_works(tmp_path, capsys, monkeypatch):
     assert status == 2
     assert "if the rounds before went well, add --ckpt_path last --resume_with_changes" in said
     assert command(capsys, *go_on, "--model.solver.clip_norm", "1") == (0, "")
+
+
+# ---------------------------------------------------------------------- settings that are compared
+@pytest.mark.parametrize(
+    ("before", "now", "differs"),
+    [
+        ("lit_fed.data.Digits", "lit_fed.Digits", False),
+        ("lit_fed.Digits", "lit_fed.Digits", False),
+        ("lit_fed.Digits", "lit_fed.MNIST", True),
+        ("mine.Digits", "lit_fed.Digits", True),
+        ("lit_federal.Digits", "lit_fed.Digits", True),
+    ],
+)
+def test_a_class_is_the_same_wherever_the_package_has_it(before, now, differs):
+    stored, given = ({"dataset": {"class_path": path, "init_args": {"n": 1}}} for path in (before, now))
+    expected = [f"data.dataset is {now}, in the checkpoint {before}"] if differs else []
+    assert [str(one) for one in compare_arguments(stored, given, "data.")] == expected
+
+
+def differences(before, now):
+    return [str(one) for one in compare_arguments(*({"algorithm": plain_settings(one)} for one in (before, now)))]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        (FedEM(), FedEM(), []),
+        (
+            FedEM(num_components=2),
+            FedEM(position_loss="sum"),
+            ["num_components is 3, in the checkpoint 2", "position_loss is sum, in the checkpoint mean"],
+        ),
+        (LocalNorm(FedEM()), LocalNorm(FedEM(em_steps=2)), ["inner.em_steps is 2, in the checkpoint 1"]),
+        (DFedEM(), DFedEM(), []),
+        (DFedEM(topology=Ring()), DFedEM(topology=Complete()), ["topology is Complete, in the checkpoint Ring"]),
+        (math.nan, math.nan, []),
+        (LocalSolver(), LocalSolver(adapt_lr=0.5), ["adapt_lr is 0.5, in the checkpoint None"]),
+    ],
+)
+def test_settings_are_compared_field_by_field(before, now, said):
+    assert differences(before, now) == [f"algorithm.{one}" for one in said]
+
+
+def test_of_another_algorithm_the_class_alone_is_named():
+    assert differences(FedEM(), FedAvg()) == ["algorithm is FedAvg, in the checkpoint FedEM"]
+
+
+def test_arguments_that_are_only_given_came_later():
+    assert compare_arguments({"lr": 0.1}, {"lr": 0.1, "adapt_lr": None}) == []
+    assert compare_arguments({"lr": 0.1, "clip_norm": 1.0}, {"lr": 0.1}) != []
+
+
+def test_client_files_lie_beside_the_last_checkpoint_of_the_run(tmp_path):
+    best, last = ModelCheckpoint(tmp_path / "best", filename="best"), LastCheckpoint()
+    assert clients_folder([]) is None
+    assert clients_folder([last]) is None  # it has no folder before the fit
+    assert clients_folder([best, last]) == tmp_path / "best/clients"
+    last.dirpath = str(tmp_path / "run/checkpoints")
+    assert clients_folder([best, last]) == tmp_path / "run/clients"

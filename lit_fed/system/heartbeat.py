@@ -31,13 +31,13 @@ from lit_fed.errors import ConfigError
 
 __all__ = [
     "LostRanksError",
-    "RollCall",
+    "RankMonitor",
     "check_timeout",
     "exchange",
-    "join",
-    "roll_call",
+    "rank_monitor",
+    "rendezvous",
     "sign_of_life",
-    "take_up",
+    "use_monitor",
     "waiting_for_work",
 ]
 
@@ -129,7 +129,7 @@ class _Peer:
                 self.verdict = json.loads(line.removeprefix(END))
 
 
-class RollCall:
+class RankMonitor:
     """State of all ranks, as known to one of them.
 
     Time is counted in polls, not by the clock: if all ranks are suspended together, by Ctrl-Z or a sleeping machine,
@@ -274,24 +274,24 @@ class RollCall:
 
 
 # ---------------------------------------------------------------------- the heartbeat of this process
-_roll: RollCall | None = None
+_monitor: RankMonitor | None = None
 
 
-def take_up(roll: RollCall) -> None:
+def use_monitor(monitor: RankMonitor) -> None:
     """Use this heartbeat in this process from now on."""
-    global _roll
-    _roll = roll
+    global _monitor
+    _monitor = monitor
 
 
-def roll_call() -> RollCall | None:
+def rank_monitor() -> RankMonitor | None:
     """The heartbeat of this process; None in a single process."""
-    return _roll
+    return _monitor
 
 
 def sign_of_life() -> None:
     """Send a sign of life after a piece of work that may take long; nothing in a single process."""
-    if _roll is not None:
-        _roll.sign_of_life()
+    if _monitor is not None:
+        _monitor.sign_of_life()
 
 
 @contextmanager
@@ -301,26 +301,26 @@ def exchange() -> Iterator[None]:
     Raises:
         LostRanksError: if one is missing, or lost within.
     """
-    if _roll is None:
+    if _monitor is None:
         yield
         return
-    _roll.meet()
+    _monitor.meet()
     begin = time.monotonic()
     try:
         yield
     except RuntimeError:
-        _roll.explain(time.monotonic() - begin)
+        _monitor.explain(time.monotonic() - begin)
         raise
 
 
 @contextmanager
 def waiting_for_work() -> Iterator[None]:
     """Context around indivisible work of one rank, such as a download: signs of life come from a thread."""
-    roll, done = _roll, threading.Event()
+    monitor, done = _monitor, threading.Event()
 
     def say() -> None:
-        while roll is not None and not done.wait(SECONDS_BETWEEN_LOOKS):
-            roll.tell(WORK)
+        while monitor is not None and not done.wait(SECONDS_BETWEEN_LOOKS):
+            monitor.tell(WORK)
 
     thread = threading.Thread(target=say, name="signs-of-life", daemon=True)
     thread.start()
@@ -338,15 +338,15 @@ WHERE = "lit_fed/roll_call"
 """Key of torch's store that holds the port of rank zero."""
 
 
-def join(
+def rendezvous(
     rank: int, num_ranks: int, timeout: float, address: tuple[str, int], *, hosted: bool, gone: Callable[[], set[int]]
-) -> RollCall:
+) -> RankMonitor:
     """Connect the ranks of a run.
 
     Args:
         rank: this rank.
         num_ranks: number of ranks.
-        timeout: see `RollCall`; also the time for the others to start, but at least `SECONDS_TO_START`.
+        timeout: see `RankMonitor`; also the time for the others to start, but at least `SECONDS_TO_START`.
         address: host and port of torch's store.
         hosted: whether torchrun hosts that store; otherwise rank zero does.
         gone: returns the ranks started by this one that have ended.
@@ -361,18 +361,18 @@ def join(
     meet = partial(_store, rank, address, patience, hosted=hosted)
     store, where = _in_time(meet, rank, patience) if rank else meet()
     if rank == 0:
-        roll = RollCall(0, timeout, {})
+        monitor = RankMonitor(0, timeout, {})
         try:
-            _gather(roll, num_ranks, patience, address[0], store, gone)
+            _gather(monitor, num_ranks, patience, address[0], store, gone)
         except LostRanksError:
-            roll.close()
+            monitor.close()
             raise
-        return roll
+        return monitor
     port, secret = json.loads(where)
     connection = _connect((address[0], port), rank, patience)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.sendall(_introduction(secret, rank))
-    return RollCall(rank, timeout, {0: connection})
+    return RankMonitor(rank, timeout, {0: connection})
 
 
 def _store(rank: int, address: tuple[str, int], patience: float, *, hosted: bool) -> tuple[Any, bytes]:
@@ -421,28 +421,28 @@ def _connect(address: tuple[str, int], rank: int, patience: float) -> socket.soc
 
 
 def _gather(
-    roll: RollCall, num_ranks: int, patience: float, host: str, store: Any, gone: Callable[[], set[int]]
+    monitor: RankMonitor, num_ranks: int, patience: float, host: str, store: Any, gone: Callable[[], set[int]]
 ) -> None:
     """Rank zero accepts the others and sends signs of life to the ones connected."""
     secret, waited = secrets.token_hex(16), 0.0
     with _server(host, num_ranks) as server:
         server.settimeout(SECONDS_BETWEEN_LOOKS)
         store.set(WHERE, json.dumps([server.getsockname()[1], secret]))
-        while missing := set(range(1, num_ranks)) - set(roll.present):
+        while missing := set(range(1, num_ranks)) - set(monitor.present):
             begin = time.monotonic()
             with suppress(TimeoutError):
                 connection, _ = server.accept()
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 if (other := _introduced(connection, secret)) in missing:
-                    roll.add(other, connection)
+                    monitor.add(other, connection)
                     continue
                 connection.close()
-            roll.sign_of_life()
+            monitor.sign_of_life()
             if died := missing & gone():
-                roll.end("died", died)
+                monitor.end("died", died)
             waited += min(time.monotonic() - begin, 2 * SECONDS_BETWEEN_LOOKS)
             if waited > patience:
-                roll.end("absent", missing, patience)
+                monitor.end("absent", missing, patience)
 
 
 def _server(host: str, num_ranks: int) -> socket.socket:

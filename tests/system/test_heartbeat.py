@@ -1,4 +1,4 @@
-"""The roll call: who is missing is named, to every rank, once; who is slow and alive is waited for."""
+"""The heartbeat: a missing rank is named, on every rank, once; a slow one is waited for."""
 
 import socket
 import time
@@ -8,30 +8,30 @@ from contextlib import contextmanager
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.system import roll_call
-from lit_fed.system.roll_call import LostRanksError, RollCall, check_timeout, join, waiting_for_work
+from lit_fed.system import heartbeat
+from lit_fed.system.heartbeat import LostRanksError, RankMonitor, check_timeout, rendezvous, waiting_for_work
 
 TIMEOUT = 0.4
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(roll_call, "SECONDS_BETWEEN_LOOKS", 0.05)
-    monkeypatch.setattr(roll_call, "SECONDS_TO_EXPLAIN", 0.3)
-    monkeypatch.setattr(roll_call, "SECONDS_TO_START", 2.0)
+    monkeypatch.setattr(heartbeat, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(heartbeat, "SECONDS_TO_EXPLAIN", 0.3)
+    monkeypatch.setattr(heartbeat, "SECONDS_TO_START", 2.0)
 
 
 @contextmanager
 def connected(number):
-    """The rolls of some ranks, and for each what lets it go."""
+    """The monitors of some ranks, and for each what lets it go."""
     pairs = {rank: socket.socketpair() for rank in range(1, number)}
-    rolls = [RollCall(0, TIMEOUT, {rank: pair[0] for rank, pair in pairs.items()})]
-    rolls += [RollCall(rank, TIMEOUT, {0: pair[1]}) for rank, pair in pairs.items()]
+    monitors = [RankMonitor(0, TIMEOUT, {rank: pair[0] for rank, pair in pairs.items()})]
+    monitors += [RankMonitor(rank, TIMEOUT, {0: pair[1]}) for rank, pair in pairs.items()]
     try:
-        yield rolls
+        yield monitors
     finally:
-        for roll in rolls:
-            roll.close()
+        for monitor in monitors:
+            monitor.close()
 
 
 def outcomes(*calls):
@@ -48,37 +48,37 @@ def outcomes(*calls):
 
 
 def test_all_meet_again_and_again():
-    with connected(3) as rolls:
+    with connected(3) as monitors:
 
-        def often(roll):
+        def often(monitor):
             for _ in range(100):
-                roll.meet()
+                monitor.meet()
 
-        assert outcomes(*(lambda roll=roll: often(roll) for roll in rolls)) == [None] * 3
+        assert outcomes(*(lambda monitor=monitor: often(monitor) for monitor in monitors)) == [None] * 3
 
 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_rank_that_gets_on_is_waited_for(slow):
-    with connected(2) as rolls:
+    with connected(2) as monitors:
 
         def work():
             for _ in range(10):
                 time.sleep(TIMEOUT / 4)
-                rolls[slow].sign_of_life()
-            rolls[slow].meet()
+                monitors[slow].sign_of_life()
+            monitors[slow].meet()
 
         begin = time.monotonic()
-        assert outcomes(work, rolls[1 - slow].meet) == [None, None]
+        assert outcomes(work, monitors[1 - slow].meet) == [None, None]
         assert time.monotonic() - begin > 2 * TIMEOUT
 
 
 @pytest.mark.parametrize(("lost", "speaker"), [(0, 1), (1, 0), (2, 0)])
 def test_a_silent_rank_is_named_once(lost, speaker):
-    with connected(3) as rolls:
-        others = [roll for roll in rolls if roll.rank != lost]
-        errors = outcomes(*(roll.meet for roll in others))
+    with connected(3) as monitors:
+        others = [monitor for monitor in monitors if monitor.rank != lost]
+        errors = outcomes(*(monitor.meet for monitor in others))
         assert [(error.how, error.ranks) for error in errors] == [("silent", {lost})] * 2
-        assert [roll.rank for roll, error in zip(others, errors, strict=True) if error.speaks] == [speaker]
+        assert [monitor.rank for monitor, error in zip(others, errors, strict=True) if error.speaks] == [speaker]
         assert str(errors[0]).startswith(f"rank {lost} kept the others waiting for more than {TIMEOUT} seconds")
         with pytest.raises(LostRanksError):
             others[0].meet()
@@ -86,66 +86,66 @@ def test_a_silent_rank_is_named_once(lost, speaker):
 
 @pytest.mark.parametrize("lost", [0, 2])
 def test_a_dead_rank_is_named_at_once_also_while_others_work(lost):
-    with connected(3) as rolls:
-        rolls[lost].close()  # as the system does when a process ends
+    with connected(3) as monitors:
+        monitors[lost].close()  # as the system does when a process ends
 
-        def work(roll):
+        def work(monitor):
             for _ in range(100):
                 time.sleep(0.06)
-                roll.sign_of_life()
+                monitor.sign_of_life()
 
         begin = time.monotonic()
-        waiting, working = (roll for roll in rolls if roll.rank != lost)
+        waiting, working = (monitor for monitor in monitors if monitor.rank != lost)
         errors = outcomes(waiting.meet, lambda: work(working))
         assert [(error.how, error.ranks) for error in errors] == [("died", {lost})] * 2
         assert time.monotonic() - begin < TIMEOUT
 
 
 def test_why_a_rank_left_is_told():
-    with connected(3) as rolls:
-        rolls[1].leave("terminated")
-        rolls[1].close()
-        errors = outcomes(rolls[0].meet, rolls[2].meet)
+    with connected(3) as monitors:
+        monitors[1].leave("terminated")
+        monitors[1].close()
+        errors = outcomes(monitors[0].meet, monitors[2].meet)
         assert [(error.how, error.ranks) for error in errors] == [("terminated", {1})] * 2
 
 
 def test_time_that_all_ranks_sleep_through_does_not_count(monkeypatch):
-    with connected(2) as rolls:
+    with connected(2) as monitors:
         clock, slept = time.monotonic, [0.0]
-        monkeypatch.setattr(roll_call.time, "monotonic", lambda: clock() + slept[0])
+        monkeypatch.setattr(heartbeat.time, "monotonic", lambda: clock() + slept[0])
 
         def sleep():
             time.sleep(TIMEOUT / 4)
             slept[0] = 3600.0
             time.sleep(TIMEOUT / 4)
-            rolls[1].meet()
+            monitors[1].meet()
 
-        assert outcomes(rolls[0].meet, sleep) == [None, None]
+        assert outcomes(monitors[0].meet, sleep) == [None, None]
 
 
 def test_work_without_pieces_counts_as_life(monkeypatch):
-    with connected(2) as rolls:
-        monkeypatch.setattr(roll_call, "_roll", rolls[0])
+    with connected(2) as monitors:
+        monkeypatch.setattr(heartbeat, "_monitor", monitors[0])
 
         def download():
             with waiting_for_work():
                 time.sleep(2 * TIMEOUT)
-            rolls[0].meet()
+            monitors[0].meet()
 
-        assert outcomes(download, rolls[1].meet) == [None, None]
+        assert outcomes(download, monitors[1].meet) == [None, None]
 
 
 def test_a_rank_that_is_lost_in_a_collective_is_named():
-    with connected(3) as rolls:
-        errors = outcomes(lambda: rolls[0].explain(TIMEOUT), lambda: rolls[1].explain(TIMEOUT))
+    with connected(3) as monitors:
+        errors = outcomes(lambda: monitors[0].explain(TIMEOUT), lambda: monitors[1].explain(TIMEOUT))
         assert [(error.how, error.ranks, error.speaks) for error in errors] == [
             ("silent", {2}, True), ("silent", {2}, False),
         ]  # fmt: skip
 
 
 def test_a_collective_that_fails_on_all_ranks_has_an_error_of_its_own():
-    with connected(3) as rolls:
-        assert outcomes(*(lambda roll=roll: roll.explain(0.0) for roll in rolls)) == [None] * 3
+    with connected(3) as monitors:
+        assert outcomes(*(lambda monitor=monitor: monitor.explain(0.0) for monitor in monitors)) == [None] * 3
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.01, float("nan"), float("inf"), 1e9, True])
@@ -163,11 +163,11 @@ def free_port():
 
 def starts(rank, number, port, gone=set):
     """Joins the others, meets them and goes."""
-    roll = join(rank, number, TIMEOUT, ("127.0.0.1", port), hosted=False, gone=gone)
+    monitor = rendezvous(rank, number, TIMEOUT, ("127.0.0.1", port), hosted=False, gone=gone)
     try:
-        roll.meet()
+        monitor.meet()
     finally:
-        roll.close()
+        monitor.close()
 
 
 def test_ranks_find_each_other_and_strangers_are_sent_away():
@@ -175,7 +175,7 @@ def test_ranks_find_each_other_and_strangers_are_sent_away():
     assert outcomes(*(lambda rank=rank: starts(rank, 3, port) for rank in range(3))) == [None] * 3
     connection, stranger = socket.socketpair()
     stranger.sendall(b"GET / HTTP/1.1\r\nHost: somebody.example.org\r\n\r\n")
-    assert roll_call._introduced(connection, "secret") == -1
+    assert heartbeat._introduced(connection, "secret") == -1
     connection.close()
     stranger.close()
 

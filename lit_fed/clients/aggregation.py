@@ -17,7 +17,7 @@ from lit_fed.core.reduce import Accumulator, RunningMeans, all_reduce
 from lit_fed.core.types import Absences, ClientBlock, PhaseTraffic, Reduced, RoundFaults, Tree
 from lit_fed.errors import ClientError, NotFiniteError
 
-__all__ = ["Arrivals", "PhaseUnderWay", "Places", "RoundUnderWay", "faults_in", "heard_in"]
+__all__ = ["PhaseAggregator", "PhaseState", "Places", "RoundState", "faults_in", "heard_in"]
 
 NOT_FINITE, FAILED = 1, 2
 """Codes by which ranks exchange failures of clients."""
@@ -31,7 +31,7 @@ class Places(NamedTuple):
     client_ids: Tensor  # [C] of all ranks, ascending, each once
 
 
-class Arrivals:
+class PhaseAggregator:
     """Messages of one rank in a phase; those of failed clients and lost messages are left out.
 
     Args:
@@ -50,7 +50,7 @@ class Arrivals:
         absences: Absences | None,
         num_clients: int,
         device: torch.device,
-        before: Sequence[Arrivals] = (),
+        before: Sequence[PhaseAggregator] = (),
     ) -> None:
         self.messages = Accumulator(reduce)
         self.absences, self.num_clients, self.device = absences, num_clients, device
@@ -68,22 +68,24 @@ class Arrivals:
         """Leave clients [c] that take no local step out of training metrics."""
         self._idle = torch.cat([self._idle, client_ids.to(self.device)])
 
-    def take(self, client_ids: Tensor, multiplicity: Tensor, done: Trained | Failed, ghost: bool) -> slice | Tensor:
+    def take(
+        self, client_ids: Tensor, multiplicity: Tensor, done: Trained | Failed, placeholder: bool
+    ) -> slice | Tensor:
         """Add the results of some clients [c]; returns the positions [c] whose new states are kept.
 
         Args:
             client_ids: the clients, [c].
             multiplicity: how often each counts, [c] float64.
             done: their results, or the failure of one.
-            ghost: whether only the structure of the message counts.
+            placeholder: whether only the structure of the message counts.
         """
         if isinstance(done, Failed):
             self._last_error = done.error
-            if not ghost and done.error.client_id not in self._gone:
+            if not placeholder and done.error.client_id not in self._gone:
                 self.errors.append(done.error)
             return slice(0, 0)
         sent = done.result.message, done.result.metrics
-        if ghost:
+        if placeholder:
             message, metrics = tree.zeros_like(sent)
             self.messages.add(message, multiplicity, metrics)
             return slice(0, 0)
@@ -95,7 +97,7 @@ class Arrivals:
         self.messages.add(sent[0], multiplicity.masked_fill(lost, 0), sent[1], ~gone, stepped)
         return (~(gone if self._keeps_states else lost)).nonzero()[:, 0]
 
-    def ghosts(self, block: ClientBlock) -> Iterator[ClientBlock]:
+    def placeholders(self, block: ClientBlock) -> Iterator[ClientBlock]:
         """Ghosts to run if all clients of this rank failed, until the structure of messages is known.
 
         Args:
@@ -169,33 +171,33 @@ class Arrivals:
         return Places(torch.searchsorted(client_ids, whole), [len(one) for one in parts], client_ids)
 
 
-class PhaseUnderWay(NamedTuple):
+class PhaseState(NamedTuple):
     """A phase that has begun."""
 
     ctx: Context
     block: ClientBlock  # its first
-    arrivals: Arrivals  # so far
+    aggregator: PhaseAggregator  # so far
 
 
 @dataclass
-class RoundUnderWay:
+class RoundState:
     """State of an unfinished round; nothing is committed, so an interrupted round leaves no trace."""
 
     started: float = field(default_factory=time.perf_counter)
     shared: Tree = None  # after the last phase that ended
-    phase: PhaseUnderWay | None = None  # under way
+    phase: PhaseState | None = None  # under way
     traffic: list[PhaseTraffic] = field(default_factory=list)
-    ended: list[Arrivals] = field(default_factory=list)  # of the phases that ended
+    ended: list[PhaseAggregator] = field(default_factory=list)  # of the phases that ended
     means: RunningMeans = field(default_factory=RunningMeans)
 
 
-def heard_in(phases: Sequence[Arrivals]) -> Tensor:
+def heard_in(phases: Sequence[PhaseAggregator]) -> Tensor:
     """Clients whose messages counted in a finished round, [C] ascending, each once."""
     found: Tensor = torch.cat([one.heard.client_ids for one in phases]).unique()
     return found
 
 
-def faults_in(phases: Sequence[Arrivals]) -> RoundFaults | None:
+def faults_in(phases: Sequence[PhaseAggregator]) -> RoundFaults | None:
     """Dropouts, late clients and failures of a finished round; None if faults are off."""
     missed = [one.absences for one in phases if one.absences is not None]
     if not missed:
