@@ -196,9 +196,6 @@ class SequentialTrainer:
                 )
 
 
-Value = TypeVar("Value")
-
-
 class DebugTrainer(SequentialTrainer):
     """Clients one after another, slowly: every function's result is checked, so the first bad one is named.
 

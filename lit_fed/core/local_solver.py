@@ -225,9 +225,9 @@ class LocalSolver:
             if self.clip_norm is not None:
                 raised = self._clip(raised)
             for name in old:
-                given = [part[name] for part in (old, raised, *moments) if part]
+                operands = [part[name] for part in (old, raised, *moments) if part]
                 taken = [part[name][model] for part in (new, first, second) if part]
-                self._write(given, taken, optimizer.step, lr)
+                self._write(operands, taken, optimizer.step, lr)
             each.append(tree.map_leaves(lambda leaf: leaf.unsqueeze(0), (buffers, loss)))
         buffers, losses = tree.map_leaves(lambda *parts: torch.cat(parts), *each)
         return ModelState(new, buffers), OptimizerState(optimizer.step + 1, first, second), losses

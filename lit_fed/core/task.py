@@ -195,6 +195,7 @@ class Task(StackedNetwork):
         share, per_model = self._share(models, batch, weight), batch.index.ndim == 2
         known = [] if self.memory is None else self.memory.take(models, batch.x)
         self.set_mode(training)
+        passes: Iterator[Pass]
         if known:
             passes = (known.pop(0) for _ in range(len(known)))  # each is freed after its gradient
         else:

@@ -122,7 +122,7 @@ def both(algorithm: str, network: str, kind: str, device: torch.device, size: Si
     batch = Batch(train.x[rows], train.y[rows], rows, torch.ones(size.batch, device=device))
 
     def step() -> Any:
-        return ctx.solver.move(ctx.task, models, optimizer, batch, ctx.lr, weight=weight)
+        return ctx.solver.step_without_loss(ctx.task, models, optimizer, batch, ctx.lr, weight=weight)
 
     with precision(kind, device):
         eager = _milliseconds(step, device, times)

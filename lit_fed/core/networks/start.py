@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +93,8 @@ def digest_of(leaves: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-class Start(NamedTuple):
+@dataclass(frozen=True)
+class Start:
     """Models that a training starts from."""
 
     models: ModelState  # leaves [S, ...]

@@ -75,19 +75,21 @@ def test_writers_without_a_sample_have_no_name(tmp_path, pictures):
     assert [TRAIN[int(name.split()[1])] for name in samples.names] == samples.y.tolist()
 
 
-def test_labels_that_disagree_are_refused(tmp_path, pictures):
-    write_writers(tmp_path, "train", [3, 1, 4, 7, 5], range(5))
-    refused(tmp_path, "1 digits", "row 3", "qmnist-train-labels-idx2-int", part="train", by_writer=True)
-
-
-def test_too_few_writers_are_refused(tmp_path, pictures):
-    write_writers(tmp_path, "train", TRAIN[:4], range(4))
-    refused(tmp_path, "[4, 8]", "5 rows", part="train", by_writer=True)
-
-
-def test_writer_labels_without_columns_are_refused(tmp_path, pictures):
-    write_idx(tmp_path / "QMNIST/raw/qmnist-train-labels-idx2-int", np.array(TRAIN, dtype=np.int32))
-    refused(tmp_path, "[5]", part="train", by_writer=True)
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ([3, 1, 4, 7, 5], ("1 digits", "row 3", "qmnist-train-labels-idx2-int")),
+        (TRAIN[:4], ("[4, 8]", "5 rows")),
+        (None, ("[5]",)),
+    ],
+    ids=["another class", "too few", "no columns"],
+)
+def test_wrong_writers_are_refused(tmp_path, pictures, classes, words):
+    if classes is None:
+        write_idx(tmp_path / "QMNIST/raw/qmnist-train-labels-idx2-int", np.array(TRAIN, dtype=np.int32))
+    else:
+        write_writers(tmp_path, "train", classes, range(len(classes)))
+    refused(tmp_path, *words, part="train", by_writer=True)
 
 
 def test_missing_files_are_named(tmp_path, pictures):
@@ -101,25 +103,27 @@ def test_missing_writers_are_named(tmp_path, pictures):
     refused(tmp_path, "QMNIST/raw/qmnist-train-labels-idx2-int", by_writer=True)
 
 
-def test_a_cut_file_is_refused(tmp_path, pictures):
-    path = tmp_path / "MNIST/raw/train-images-idx3-ubyte"
+def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
-    refused(tmp_path, "cannot be read", "delete its files")
 
 
-def test_an_empty_file_is_refused(tmp_path, pictures):
-    (tmp_path / "MNIST/raw/train-labels-idx1-ubyte").write_bytes(b"")
-    refused(tmp_path, "cannot be read")
-
-
-def test_pictures_of_another_size_are_refused(tmp_path, pictures):
-    write_idx(tmp_path / "MNIST/raw/train-images-idx3-ubyte", np.zeros((5, 8, 8), dtype=np.uint8))
-    refused(tmp_path, "[5, 1, 8, 8]", "28 x 28")
-
-
-def test_fewer_labels_than_pictures_are_refused(tmp_path, pictures):
-    write_idx(tmp_path / "MNIST/raw/train-labels-idx1-ubyte", np.zeros(4, dtype=np.uint8))
-    refused(tmp_path, "4 labels")
+@pytest.mark.parametrize(
+    ("file", "damage", "words"),
+    [
+        ("train-images-idx3-ubyte", cut, ("cannot be read", "delete its files")),
+        ("train-labels-idx1-ubyte", lambda path: path.write_bytes(b""), ("cannot be read",)),
+        (
+            "train-images-idx3-ubyte",
+            lambda path: write_idx(path, np.zeros((5, 8, 8), np.uint8)),
+            ("[5, 1, 8, 8]", "28 x"),
+        ),
+        ("train-labels-idx1-ubyte", lambda path: write_idx(path, np.zeros(4, np.uint8)), ("4 labels",)),
+    ],
+    ids=["cut", "empty", "another size", "fewer labels"],
+)
+def test_damaged_files_are_refused(tmp_path, pictures, file, damage, words):
+    damage(tmp_path / "MNIST/raw" / file)
+    refused(tmp_path, *words)
 
 
 def test_download_takes_torchvisions_addresses(tmp_path, monkeypatch):

@@ -4,12 +4,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lit_fed.data import IID, Dirichlet, Natural, QuantitySkew
+from lit_fed.data import IID, Dirichlet, Natural, QuantitySkew, Shards
 from lit_fed.data.partitions.base import fill_up
 from lit_fed.errors import ConfigError
 
 LABELS = np.random.default_rng(0).integers(0, 6, size=1000)
-SEEDED = [IID(), Dirichlet(), Dirichlet(label_groups=3), Dirichlet(alpha=1e-4), Dirichlet(alpha=1e4)]
+SEEDED = [
+    IID(), Dirichlet(), Dirichlet(label_groups=3), Dirichlet(alpha=1e-4), Dirichlet(alpha=1e4), Shards(1), Shards(2),
+    *(QuantitySkew(alpha) for alpha in (1e-300, 0.01, 0.5, 1e4)),
+]  # fmt: skip
 
 
 def as_lists(parts):
@@ -19,11 +22,14 @@ def as_lists(parts):
 @pytest.mark.parametrize("partition", SEEDED, ids=str)
 @pytest.mark.parametrize("num_clients", [1, 7, 300, 1000])
 def test_every_sample_has_one_client_and_no_client_is_empty(partition, num_clients):
-    if num_clients == 1000 and isinstance(partition, Dirichlet):  # there is one sample for each
-        partition = replace(partition, min_samples=1)
+    minimum = min(getattr(partition, "min_samples", 1), 1000 // num_clients)
+    if hasattr(partition, "min_samples"):
+        partition = replace(partition, min_samples=minimum)
+    if isinstance(partition, Shards):
+        num_clients = min(num_clients, 1000 // partition.shards_per_client)
     parts = partition(LABELS, num_clients, seed=3)
     assert len(parts) == num_clients
-    assert min(len(part) for part in parts) >= 1
+    assert min(len(part) for part in parts) >= minimum
     assert np.sort(np.concatenate(parts)).tolist() == list(range(1000))
     assert all((np.diff(part) > 0).all() for part in parts)
 
@@ -70,8 +76,9 @@ def test_iid_sizes_differ_by_one():
     assert {len(part) for part in IID()(LABELS, 7, seed=0)} == {142, 143}
 
 
-def test_iid_takes_any_labels():
-    assert len(IID()(np.random.default_rng(0).random((50, 3)), 5, seed=0)) == 5
+@pytest.mark.parametrize("partition", [IID(), QuantitySkew()], ids=str)
+def test_partitions_without_labels_take_any(partition):
+    assert len(partition(np.random.default_rng(0).random((50, 3)), 5, seed=0)) == 5
 
 
 def test_natural_groups_by_owner():
@@ -106,17 +113,18 @@ def test_a_minimum_that_the_samples_do_not_suffice_for_is_refused(partition):
     assert [len(part) for part in partition(LABELS, 25, seed=0)] == [40] * 25
 
 
-@pytest.mark.parametrize("partition", [IID(), Dirichlet()], ids=str)
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(), QuantitySkew(), Shards()], ids=str)
 @pytest.mark.parametrize(("num_clients", "message"), [(1001, "1001.*at most 1000"), (0, "num_clients = 0")])
 def test_wrong_number_of_clients(partition, num_clients, message):
     with pytest.raises(ConfigError, match=message):
         partition(LABELS, num_clients, seed=0)
 
 
+@pytest.mark.parametrize("partition", [Dirichlet(), Shards()], ids=str)
 @pytest.mark.parametrize("labels", [np.random.default_rng(0).random(20), np.zeros((20, 3), dtype=int)])
-def test_dirichlet_needs_class_labels(labels):
-    with pytest.raises(ConfigError, match=r"Dirichlet.*--data\.partition IID"):
-        Dirichlet()(labels, 2, seed=0)
+def test_class_labels_are_needed(partition, labels):
+    with pytest.raises(ConfigError, match=rf"{type(partition).__name__}.*label.*--data\.partition IID"):
+        partition(labels, 2, seed=0)
 
 
 def test_more_groups_than_labels():
@@ -124,7 +132,63 @@ def test_more_groups_than_labels():
         Dirichlet(label_groups=7)(LABELS, 2, seed=0)
 
 
-@pytest.mark.parametrize(("field", "value"), [("alpha", 0.0), ("label_groups", 0), ("min_samples", 0)])
-def test_out_of_range_fields_are_named(field, value):
-    with pytest.raises(ConfigError, match=rf"{field} = {value}; choose"):
-        Dirichlet(**{field: value})
+@pytest.mark.parametrize(
+    ("partition", "field", "value"),
+    [
+        (Dirichlet, "alpha", 0.0), (Dirichlet, "label_groups", 0), (Dirichlet, "min_samples", 0),
+        (QuantitySkew, "alpha", 0.0), (QuantitySkew, "min_samples", 0), (Shards, "shards_per_client", 0),
+    ],
+)  # fmt: skip
+def test_out_of_range_fields_are_named(partition, field, value):
+    with pytest.raises(ConfigError, match=rf"{partition.__name__}: {field} = {value}; choose"):
+        partition(**{field: value})
+
+
+# ---------------------------------------------------------------------- QuantitySkew
+@pytest.mark.parametrize("alpha", [0.5, 5.0])
+def test_the_spread_of_the_shares_is_that_of_the_dirichlet_distribution(alpha):
+    """The variance of a share of Dirichlet(a) over T clients is (T - 1) / T² / (T a + 1), and every mean is 1 / T."""
+    labels = np.zeros(5000, dtype=int)
+    shares = np.array([[len(part) / 5000 for part in QuantitySkew(alpha)(labels, 10, seed)] for seed in range(400)])
+    assert shares.var(axis=0).mean() == pytest.approx(0.09 / (10 * alpha + 1), rel=0.15)
+    np.testing.assert_allclose(shares.mean(0), 0.1, atol=6 * np.sqrt(0.09 / (10 * alpha + 1) / 400))
+
+
+def test_labels_are_alike_at_all_clients():
+    labels = np.repeat(np.arange(4), 5000)  # in order, so that samples that are not shuffled would stay apart
+    parts = [part for part in QuantitySkew()(labels, 10, seed=0) if len(part) > 1000]
+    frequencies = np.array([np.bincount(labels[part], minlength=4) / len(part) for part in parts])
+    assert len(parts) >= 2
+    np.testing.assert_allclose(frequencies, 0.25, atol=0.05)
+
+
+# ---------------------------------------------------------------------- Shards
+def test_the_setting_of_the_paper():
+    """100 clients, two shards each, of which none crosses a label: at most two labels, and mostly two."""
+    labels = np.repeat(np.arange(10), 600)  # 200 shards of 30
+    parts = Shards()(labels, 100, seed=0)
+    kinds = np.array([len(np.unique(labels[part])) for part in parts])
+    assert {len(part) for part in parts} == {60}
+    assert set(kinds) == {1, 2}
+    assert np.mean(kinds == 2) == pytest.approx(1 - 19 / 199, abs=0.1)  # the second shard is of another label
+    counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
+    assert set(counts.ravel()) <= {0, 30, 60}
+
+
+def test_samples_of_a_label_are_shuffled():
+    labels = np.zeros(1000, dtype=int)
+    first, second = Shards(1)(labels, 2, seed=0)
+    assert abs(first.mean() - second.mean()) < 60
+    assert first.tolist() != list(range(500))
+
+
+@pytest.mark.parametrize("shards_per_client", [1, 2, 5])
+@pytest.mark.parametrize("num_clients", [1, 7, 100])
+def test_shards_are_equal(shards_per_client, num_clients):
+    sizes = [len(part) for part in Shards(shards_per_client)(LABELS[:600], num_clients, seed=3)]
+    assert max(sizes) - min(sizes) <= shards_per_client
+
+
+def test_more_shards_than_samples():
+    with pytest.raises(ConfigError, match="shards_per_client = 2 needs 602 shards, there are 600 samples"):
+        Shards()(LABELS[:600], 301, seed=0)
