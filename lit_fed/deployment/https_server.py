@@ -87,7 +87,7 @@ class HttpsServer:
         limits: http.Limits | None = None,
         say: Callable[[str], None] = logged,
     ) -> None:
-        optional_package("aiohttp", "aiohttp>=3.13", "federation", LISTEN)
+        optional_package("aiohttp", "aiohttp>=3.14.5", "federation", LISTEN)
         host, port = http.address_of(listen, LISTEN)
         self._tls = None if tls is None else http.tls_context("server", tls, TLS)
         self._limits, self._listener = limits or http.Limits(), _listening(host, port)

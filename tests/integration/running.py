@@ -256,7 +256,10 @@ def _with_environment(environment, folder, work, *arguments):
     os.environ.update(environment)
     torch.set_num_threads(1)
     do_not_render()
-    work(*arguments)
+    try:
+        work(*arguments)
+    finally:
+        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
 
 
 def _program(script, arguments, out, err):
@@ -264,11 +267,8 @@ def _program(script, arguments, out, err):
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT, 0o644), number)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with forking():
-            command_line(arguments) if script is None else run_script(script, arguments)
-    finally:
-        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+    with forking():
+        command_line(arguments) if script is None else run_script(script, arguments)
 
 
 # ---------------------------------------------------------------------- ranks
