@@ -80,15 +80,7 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
     participation = Participation(weighting="uniform")
 
     def __post_init__(self) -> None:
-        updates = ("fixed", "first_step", "every_step")
-        checks = {
-            "alpha": (0 <= self.alpha <= 1, "a number in [0, 1]"),
-            "alpha_update": (self.alpha_update in updates, f"one of {', '.join(updates)}"),
-            "alpha_lr": (self.alpha_lr is None or self.alpha_lr >= 0, "a number >= 0, or null"),
-            "alpha_decay": (self.alpha_decay >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, alpha="[0, 1]", alpha_lr=">= 0", alpha_decay=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> APFLState:
         """v_i starts as w, so that v̄_i is w whatever α_i."""

@@ -110,17 +110,13 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
 
     def __post_init__(self) -> None:
         low, high, share = self.mean_norm_below, self.max_norm_above, self.relative
-        checks = {
-            "max_clusters": (self.max_clusters >= 2, "a whole number >= 2"),
+        norms = {
             "mean_norm_below": (0 <= low < (1 if share else float("inf")), "a number >= 0, below 1 if relative"),
             "max_norm_above": (high >= (0 if share else low), "a number >= mean_norm_below, >= 0 if relative"),
-            "warmup_rounds": (self.warmup_rounds >= 0, "a whole number >= 0"),
-            "min_cluster_size": (self.min_cluster_size >= 1, "a whole number >= 1"),
-            "gamma_max": (self.gamma_max is None or 0 <= self.gamma_max <= 1, "a number in [0, 1], or null"),
-            "linkage": (self.linkage in ("single", "complete"), "single or complete"),
-            "newcomers": (self.newcomers in ("tree", "loss"), "tree or loss"),
         }
-        check_settings(self, checks)
+        check_settings(
+            self, norms, max_clusters=">= 2", warmup_rounds=">= 0", min_cluster_size=">= 1", gamma_max="[0, 1]"
+        )
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

@@ -22,7 +22,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,10 +93,7 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
     }
 
     def __post_init__(self) -> None:
-        whole = "a whole number >= 1"
-        checks = {"num_components": (self.num_components >= 1, whole), "em_steps": (self.em_steps >= 1, whole)}
-        checks["position_loss"] = (self.position_loss in get_args(PositionLoss), "mean or sum")
-        check_settings(self, checks)
+        check_settings(self, num_components=">= 1", em_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

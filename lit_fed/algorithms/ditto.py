@@ -64,13 +64,7 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "personal_lr": (self.personal_lr is None or self.personal_lr >= 0, "a number >= 0, or null"),
-            "personal_steps": (self.personal_steps >= 1, "a whole number >= 1"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=">= 0", personal_lr=">= 0", personal_steps=">= 1", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
         """v_k starts as the global model of the moment."""

@@ -51,11 +51,7 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
         """The common initial model; for an unseen client the global one."""

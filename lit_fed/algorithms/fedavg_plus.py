@@ -41,11 +41,7 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
     fine_tune_lr: float | None = None
 
     def __post_init__(self) -> None:
-        checks = {
-            "fine_tune_epochs": (self.fine_tune_epochs >= 0, "a number >= 0"),
-            "fine_tune_lr": (self.fine_tune_lr is None or self.fine_tune_lr >= 0, "a number >= 0, or null"),
-        }
-        check_settings(self, checks)
+        check_settings(self, fine_tune_epochs=">= 0", fine_tune_lr=">= 0")
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client is tuned before it is served, seen or not."""

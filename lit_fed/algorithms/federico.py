@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -120,18 +120,10 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     }
 
     def __post_init__(self) -> None:
-        least, most = 1 - self.include_self, self.most_models
-        checks = {
-            "num_neighbours": (self.num_neighbours >= least, f"a whole number >= {least}"),
-            "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),
-            "loss_momentum": (0 < self.loss_momentum <= 1, "a number in (0, 1]"),
-            "tracking": (self.tracking in get_args(Tracking), "ema, corrected_ema or accumulated"),
-            "loss": (self.loss in ("sum", "mean"), "sum or mean"),
-            "exchange": (self.exchange in get_args(Exchange), "gradient or pseudo_gradient"),
-            "most_models": (most is None or most >= 1, "a whole number >= 1, or null"),
-            "position_loss": (self.position_loss in get_args(PositionLoss), "mean or sum"),
-        }
-        check_settings(self, checks)
+        least = f">= {1 - self.include_self}"
+        check_settings(
+            self, num_neighbours=least, explore_probability="[0, 1]", loss_momentum="(0, 1]", most_models=">= 1"
+        )
 
     def shared_init(self, ctx: Context) -> Owned:
         """φ_i (line 1)."""

@@ -92,14 +92,9 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "num_neighbours": (self.num_neighbours >= 0, "a whole number >= 0"),
-            "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),
-            "explore_decay": (self.explore_decay >= 0, "a number >= 0"),
-            "val_fraction": (0 <= self.val_fraction < 1, "a number in [0, 1)"),
-            "keep": (self.keep in ("previous", "trained"), "previous or trained"),
-        }
-        check_settings(self, checks)
+        check_settings(
+            self, num_neighbours=">= 0", explore_probability="[0, 1]", explore_decay=">= 0", val_fraction="[0, 1)"
+        )
 
     def shared_init(self, ctx: Context) -> Offered:
         """All models start alike; P = 0."""

@@ -66,11 +66,7 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the private head"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "private_layers": (self.private_layers >= 0, "a whole number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, private_layers=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> BaseLayers:
         """The initial network in two parts."""

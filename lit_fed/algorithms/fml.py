@@ -70,12 +70,7 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "alpha": (0 <= self.alpha <= 1, "a number in [0, 1]"),
-            "beta": (0 <= self.beta <= 1, "a number in [0, 1]"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, alpha="[0, 1]", beta="[0, 1]", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
         """φ_i starts with the initial weights, also where the meme model has left them."""

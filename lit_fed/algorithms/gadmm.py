@@ -91,14 +91,7 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
-            "redraw_every": (self.redraw_every >= 0, "a whole number >= 0"),
-            "redrawn_duals": (self.redrawn_duals in ("warm", "reset"), "warm or reset"),
-            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, penalty_weight="> 0", redraw_every=">= 0", unseen_epochs=">= 0")
 
     def _chain(self, ctx: Context) -> Chain:
         draw = ctx.round_idx // self.redraw_every if self.redraw_every else None

@@ -73,15 +73,8 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         return {"privacy": reason} if self.flips_per_round > 1 else {}
 
     def __post_init__(self) -> None:
-        checks = {
-            "communication_probability": (0 <= self.communication_probability <= 1, "a number in [0, 1]"),
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "flips_per_round": (1 <= self.flips_per_round <= 1_000_000, "a whole number from 1 to 1000000"),
-            "gradient": (self.gradient in ("full", "stochastic"), "full or stochastic"),
-            "scaling": (self.scaling in ("paper", "slides"), "paper or slides"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        numbers = {"communication_probability": "[0, 1]", "flips_per_round": "[1, 1000000]"}
+        check_settings(self, numbers, prox_weight=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> L2GDState:
         """x_i starts as x̄, which is the same initial model for all."""

@@ -40,7 +40,7 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, {"unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0")})
+        check_settings(self, unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
         """The common initial model."""

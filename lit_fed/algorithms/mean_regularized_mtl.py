@@ -69,11 +69,7 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checks = {
-            "mean_weight": (self.mean_weight >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, mean_weight=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
         """All columns start alike; for an unseen client, at the mean."""

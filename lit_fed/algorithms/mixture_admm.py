@@ -101,16 +101,8 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        forms = ("alternating_prox", "jacobi", "copies", "gauss_seidel")
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "form": (self.form in forms, f"one of {', '.join(forms)}"),
-            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        for name in ("penalty_weight", "dual_step", "copy_weight"):
-            checks[name] = (getattr(self, name) is None or getattr(self, name) > 0, "a number > 0, or null")
-        check_settings(self, checks)
+        positive = dict.fromkeys(("penalty_weight", "dual_step", "copy_weight"), "> 0")
+        check_settings(self, positive, prox_weight=">= 0", unseen_epochs=">= 0")
 
     def _weights(self, ctx: Context) -> SharingWeights:
         """N, λ, ρ, β and ρ_i; none of those given is 0."""

@@ -121,14 +121,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "regularisation": (self.regularisation > 0, "a number > 0"),
-            "rounds_per_relation": (self.rounds_per_relation >= 0, "a whole number >= 0"),
-            "loss": (self.loss in ("hinge", "logistic"), "hinge or logistic"),
-            "epsilon": (self.epsilon > 0, "a number > 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, regularisation="> 0", rounds_per_relation=">= 0", epsilon="> 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Related:
         """W = 0 and Σ = I/T."""

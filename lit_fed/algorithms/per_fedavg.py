@@ -64,13 +64,7 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "variant": (self.variant in ("exact", "first_order", "hessian_free"), "exact, first_order or hessian_free"),
-            "inner_lr": (self.inner_lr >= 0, "a number >= 0"),
-            "difference": (self.difference > 0, "a number > 0"),
-            "adapt_steps": (self.adapt_steps >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, inner_lr=">= 0", difference="> 0", adapt_steps=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w; `hessian_free` needs two gradients of one function."""

@@ -66,12 +66,7 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
 
     def __post_init__(self) -> None:
         least = "> 0" if self.local_solve == "exact" else ">= 0"
-        checks = {
-            "prox_weight": (self.prox_weight > 0 or (self.prox_weight == 0 and least == ">= 0"), f"a number {least}"),
-            "local_solve": (self.local_solve in ("sgd", "exact"), "sgd or exact"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=least, unseen_epochs=">= 0")
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]

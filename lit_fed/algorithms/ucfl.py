@@ -106,13 +106,8 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
     def __post_init__(self) -> None:
         number = self.num_streams
         known = number >= 1 if isinstance(number, int) else number in ("personal", "silhouette")
-        checks = {
-            "num_streams": (known, "a whole number >= 1, personal or silhouette"),
-            "warmup_rounds": (self.warmup_rounds >= 0, "a whole number >= 0"),
-            "num_batches": (self.num_batches >= 2, "a whole number >= 2"),
-            "min_variance": (self.min_variance > 0, "a number > 0"),
-        }
-        check_settings(self, checks)
+        streams = known, "a whole number >= 1, personal or silhouette"
+        check_settings(self, num_streams=streams, warmup_rounds=">= 0", num_batches=">= 2", min_variance="> 0")
 
     def shared_init(self, ctx: Context) -> UserCentric:
         """One model for all, and nothing known of their similarity."""
