@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
+    "Check",
     "ClientError",
     "ConfigError",
     "NotFiniteError",
@@ -105,7 +106,7 @@ def check_settings(
     Raises:
         ConfigError: naming the first wrong field, its value and what to give instead.
     """
-    types = _field_types(type(settings))
+    types = _field_types(settings.__class__)
     words = [name for name, kinds in types.items() if all(get_origin(kind) is Literal for kind in kinds - {NoneType})]
     for name, check in {**dict.fromkeys(words, ""), **(checks or {}), **more}.items():
         value = getattr(settings, name)

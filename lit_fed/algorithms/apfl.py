@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation
+from lit_fed.core.algorithm import GlobalModels, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
@@ -55,7 +55,7 @@ class APFLRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
+class APFL(Personal[GlobalModels, APFLState, APFLRun]):
     """FedAvg, and next to it a personal model that is trained in a mixture with the global one.
 
     Args:
@@ -128,10 +128,6 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
         """Only a client that has no model yet trains before it is served, if asked for."""
         return LocalWork(epochs=self.unseen_epochs) if self.unseen_epochs and not seen else None
 
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own mixture."""
-
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: APFLState, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the model with the parameters α_i v_i + (1 − α_i)w, [B, C]."""
-        mixed = tree.lerp(shared.models, state.personal, state.alpha)
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(mixed, x))
+    def served(self, ctx: Context, shared: GlobalModels, state: APFLState) -> ModelState:
+        """α_i v_i + (1 − α_i)w."""
+        return tree.lerp(shared.models, state.personal, state.alpha)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
@@ -75,7 +75,7 @@ class DivisionRule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
+class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
     """FedAvg within clusters, which are divided in two when averaging has nothing more to give.
 
     Args:
@@ -188,13 +188,9 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         """An unseen client trains as in a round if it goes down the tree; everybody else looks up its cluster."""
         return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.work._replace(straggler_fraction=0.0)
 
-    def shared_outputs(self, ctx: Context, shared: Clusters, x: Tensor) -> None:
-        """Not the predictions of all clusters: each client uses those of one."""
-
-    def log_prob(self, ctx: Context, shared: Clusters, state: Member, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the cluster's model, [B, C]."""
-        models = tree.take(shared.models, state.mixture.argmax())
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(models, x))
+    def served(self, ctx: Context, shared: Clusters, state: Member) -> ModelState:
+        """The cluster's model."""
+        return tree.take(shared.models, state.mixture.argmax())  # type: ignore[no-any-return]
 
 
 def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers: bool) -> Clusters:

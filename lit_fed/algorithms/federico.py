@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
@@ -79,7 +79,7 @@ class Returned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
+class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
     """One model for each client, trained by those who use it; each predicts with a mixture of the models that fit it.
 
     Args:
@@ -168,16 +168,9 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
         """φ_i <- Opt(φ_i, Σ_j g_ij) over the clients j that asked i (lines 17-21): what all owners do, in one place."""
         return _take_back(ctx, shared, reduced.value)
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """The E-step of an unseen client, and no local steps."""
-        return None if seen else LocalWork()
-
     def collaboration(self, ctx: Context, shared: Owned, states: Acquaintance) -> Tensor:
         """w_ij, a row for each client i that is served."""
         return states.weights
-
-    def shared_outputs(self, ctx: Context, shared: Owned, x: Tensor) -> None:
-        """Nothing can be predicted for all at once: each client mixes models of its own choice."""
 
     def log_prob(self, ctx: Context, shared: Owned, state: Acquaintance, x: Tensor, outputs: None) -> Tensor:
         """Log Σ_j w_ij p(y | x, φ_j) over the models of largest weight, [B, C]."""

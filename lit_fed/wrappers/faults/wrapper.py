@@ -28,7 +28,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import Check, ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.deltas import reference_of
 
@@ -237,7 +237,7 @@ class Faults:
     on_bad_client: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
-        lists = {
+        lists: dict[str, Check] = {
             "dropout": (_all(self.dropout, lambda one: 0 <= one < 1), "numbers in [0, 1)"),
             "compute_mean": (_all(self.compute_mean, lambda one: one >= 0), "numbers >= 0"),
         }
