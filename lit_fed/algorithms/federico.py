@@ -222,8 +222,7 @@ def _work_on(ctx: Context, exchange: Exchange, work: Borrowed, batch: Batch) -> 
         gradient, buffers = ctx.task.grad(work.models, batch)
         share = batch.mask.sum() / work.divisor
         return work._replace(
-            models=work.models._replace(buffers=buffers),
-            gradient=tree.add(work.gradient, tree.scale(gradient, share)),
+            models=work.models._replace(buffers=buffers), gradient=tree.add(work.gradient, tree.scale(gradient, share))
         )
     models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer, batch, ctx.lr)
     return work._replace(models=models, optimizer=optimizer)
