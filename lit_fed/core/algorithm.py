@@ -1,6 +1,6 @@
 """The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -287,6 +287,11 @@ class Personal(Algorithm[Shared, State, Work]):
     def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
         """A copy of the shared model."""
         return OwnModel(shared.models)  # type: ignore[return-value]
+
+    @abstractmethod
+    def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
+        """As of FedAvg; what the client keeps is each algorithm's own."""
+        return super().client_final(ctx, shared, work, data)
 
     def served(self, ctx: Context, shared: Shared, state: State) -> ModelState:
         """The models that predict for a client, leaves [1, ...]."""
