@@ -17,7 +17,7 @@ from lit_fed.core.targets import Binary, Multiclass, Regression, Sequences
 from lit_fed.core.task import Task
 from lit_fed.core.types import ClientBlock, LocalWork, Split, Tree
 from lit_fed.data.facts import TrainingFacts
-from lit_fed.models import Linear, Network
+from lit_fed.models import MLP, Linear, Network
 from lit_fed.serving import client_scores
 
 BINARY = Binary()
@@ -37,6 +37,28 @@ class Scale(Network):
         return x * self.weight
 
 
+class Plain(Network):
+    """The arithmetic and names of Linear, without its closed form."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(math.prod(input_shape), num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1))
+
+
+class NormalisedLinear(Network):
+    """A linear model of normalised features."""
+
+    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(*input_shape), nn.Linear(*input_shape, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.norm(x))
+
+
 class Tagger(Network):
     """Sequence labels: outputs [B, L, K] of tokens [B, L]."""
 
@@ -47,6 +69,11 @@ class Tagger(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.tanh(self.embedding(x)))
+
+
+def small_mlp(shape: tuple[int, ...], num_outputs: int) -> MLP:
+    """One hidden layer of three."""
+    return MLP(shape, num_outputs, (3,))
 
 
 def make_clients(sizes, num_features=4, target=BINARY, seed=0, dtype=torch.float64, first_id=0) -> Split:
@@ -64,6 +91,14 @@ def make_clients(sizes, num_features=4, target=BINARY, seed=0, dtype=torch.float
         return Split(x, scores[:, 0].to(dtype), offsets, first_id)
     y = (scores[:, 0] > 0).long() if target.kind == "binary" else scores.argmax(1)
     return Split(x, y, offsets, first_id)
+
+
+def reordered(split: Split, order: list[int] | Tensor) -> Split:
+    """The same clients under other numbers: the new client k is the old client order[k]."""
+    order = torch.as_tensor(order)
+    clients = [split.client(one) for one in order.tolist()]
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), split.sizes[order].cumsum(0)])
+    return Split(torch.cat([one.x for one in clients]), torch.cat([one.y for one in clients]), offsets)
 
 
 def make_parties(table: Split, num_parties: int | None = None) -> Split:
@@ -101,6 +136,12 @@ def quadratics(curvatures, centres) -> Split:
     roots = torch.tensor(curvatures, dtype=torch.float64).sqrt()
     y = roots * torch.tensor(centres, dtype=torch.float64)
     return Split(roots[:, None], y, torch.arange(len(roots) + 1))
+
+
+def two_quadratics(**fields: Any) -> dict[str, Any]:
+    """½w² and ½·3(w − 4)², from 0: the fields `train` and `task` of a federation, and others."""
+    task = make_task(REGRESSION, num_features=1, network=Scale)
+    return {"train": quadratics([1.0, 3.0], [0.0, 4.0]), "task": task} | fields
 
 
 def perturbed(value: Tree, scale=0.1, seed=0) -> Tree:

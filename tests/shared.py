@@ -100,6 +100,27 @@ def _no_needless_newton_steps(request, monkeypatch):
         monkeypatch.setattr(newton, "_minimise", minimise)
 
 
+@pytest.fixture(scope="module")
+def parser():
+    """The parser of `fit`, built once: that is the slow part of a command line."""
+
+    from lit_fed.cli import FederatedCLI
+
+    class OnlyParser(FederatedCLI):
+        def parse_arguments(self, parser, args):
+            raise StopIteration(self._parser("fit"))
+
+    with pytest.raises(StopIteration) as stopped:
+        OnlyParser(["fit"])
+    return stopped.value.value
+
+
+@pytest.fixture
+def newton_step(monkeypatch):
+    """Quadratics are solved by one iteration, and long runs on them need no more."""
+    monkeypatch.setitem(newton.minimise.__kwdefaults__, "iterations", 1)
+
+
 @pytest.fixture
 def rendered():
     """For tests that look at pictures."""
@@ -110,6 +131,12 @@ def rendered():
 @pytest.fixture(params=CLIENT_TRAINERS, ids=lambda one: one.name)
 def client_trainer(request):
     """How clients are run."""
+    return request.param()
+
+
+@pytest.fixture(params=CLIENT_TRAINERS, ids=lambda one: one.name)
+def trainer(request):
+    """How clients are run, where each of the two is to be tested."""
     return request.param()
 
 

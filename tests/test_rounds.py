@@ -36,14 +36,8 @@ def renamed(shared):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            lambda shared: tree.index(shared, 0),
-            r"Broken\.server_step returns models/parameters/linear.weight of shape",
-        ),
-        (
-            renamed,
-            r"Broken\.server_step (leaves out|adds) models/parameters/(linear.weight|heavy); return the same",
-        ),
+        (lambda shared: tree.index(shared, 0), r"Broken\.server_step returns models/parameters/linear.weight of shape"),
+        (renamed, r"Broken\.server_step (leaves out|adds) models/parameters/(linear.weight|heavy); return the same"),
         (lambda shared: None, r"Broken\.server_step leaves out models/parameters/"),
     ],
     ids=["shape", "name", "nothing"],

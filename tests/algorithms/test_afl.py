@@ -3,33 +3,28 @@ import pytest
 import torch
 from federated_round import (
     MULTICLASS,
-    REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     distance,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
+    two_quadratics,
 )
 from normalised import NormalisedMLP
-from references.afl_numpy import afl_round, predict
+from references.afl_numpy import afl_round
+from references.logistic import predict
 
 from lit_fed.algorithms import AFL, FedAvg
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.models import MLP
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
 WHOLE = {"batch_size": 0}
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -75,9 +70,7 @@ WEIGHTS = [0.6339745962, 0.3660254038]
 
 def on_quadratics(rounds, start=None, **options):
     """½(w − 0)² and ½·3(w − 4)², from 0, with rate 0.1."""
-    task = make_task(REGRESSION, num_features=1, network=Scale)
-    train = quadratics([1.0, 3.0], [0.0, 4.0])
-    federation = Federation(AFL(**options), train, task, solver=LocalSolver(lr=0.1))
+    federation = Federation(AFL(**options), **two_quadratics(solver=LocalSolver(lr=0.1)))
     if start is not None:
         models = tree.map_leaves(lambda leaf: torch.full_like(leaf, start[0]), federation.shared.models)
         weight = torch.tensor([start[1], 1 - start[1]], dtype=torch.float64)

@@ -11,18 +11,12 @@ from federated_round import Federation, as_arrays, make_clients
 from references.objectives_numpy import half_square, loss, losses, slope
 
 from lit_fed.algorithms import DFedEM, FedU
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core.graphs.topology import ErdosRenyi, GraphFile, Ring, TimeVarying
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import generator
 
 SIZES = [5, 2, 8, 3, 6]
 COHORTS = [[0, 1, 2, 3, 4], [4, 1, 2], [0, 1, 3, 4], [3], [1, 2, 0], [0, 1, 2, 3, 4]]
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
 
 
 def edges_of(changing, seed, round_idx):

@@ -14,10 +14,12 @@ from federated_round import (
     make_context,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
-from references.clustered_fl_numpy import clustered_round, place, predict
+from references.clustered_fl_numpy import clustered_round, place
+from references.logistic import predict
 
 from lit_fed.algorithms import ClusteredFL, FedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -117,9 +119,7 @@ def test_what_keeps_a_cluster_together(fields):
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"min_cluster_size": 3}, {"gamma_max": 0.999}, {"relative": True, "mean_norm_below": 0.1}],
-    ids=str,
+    "fields", [{"min_cluster_size": 3}, {"gamma_max": 0.999}, {"relative": True, "mean_norm_below": 0.1}], ids=str
 )
 def test_what_does_not(fields):
     assert pulled(**fields).shared.cluster.tolist() == [0, 1, 0, 1]
@@ -237,9 +237,7 @@ def test_names_of_clients_do_not_matter(client_trainer):
     """The same sets of clients, with the same models, in whatever order the clients come."""
     train = make_clients(SIZES)
     order = [3, 5, 0, 2, 4, 1]
-    rows = torch.cat([torch.arange(int(train.offsets[i]), int(train.offsets[i + 1])) for i in order])
-    sizes = train.sizes[torch.tensor(order)]
-    renamed = Split(train.x[rows], train.y[rows], torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
+    renamed = reordered(train, order)
     one, other = (
         run_rounds(ClusteredFL(**EAGER), client_trainer, data, batch_size=0, rounds=4) for data in (train, renamed)
     )

@@ -4,6 +4,7 @@ import torch
 from federated_round import (
     REGRESSION,
     Federation,
+    NormalisedLinear,
     Scale,
     as_arrays,
     batch_orders,
@@ -12,10 +13,12 @@ from federated_round import (
     make_clients,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
-from references.cqggadmm_numpy import cqggadmm_round, predict
+from references.cqggadmm_numpy import cqggadmm_round
+from references.logistic import predict
 
 from lit_fed.algorithms import CQGGADMM, GADMM
 from lit_fed.clients import VectorizedTrainer
@@ -33,8 +36,6 @@ from lit_fed.core.graphs.topology import (
 )
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.seeds import uniforms
-from lit_fed.core.solvers.newton import minimise
-from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
 
 SIZES = [5, 2, 8, 3, 4]
@@ -43,12 +44,6 @@ FULL = {"bits": 0, "censor_threshold": 0.0}  # GGADMM
 CENSORED = {"bits": 0, "censor_threshold": 0.5, "censor_decay": 0.9}  # C-GGADMM
 QUANTISED = {"bits": 2, "censor_threshold": 0.0}  # Q-GGADMM
 BOTH = {"bits": 2, "censor_threshold": 0.5, "censor_decay": 0.9}
-
-
-@pytest.fixture
-def newton_step(monkeypatch):
-    """Quadratics are solved by one iteration, and long runs on them need no more."""
-    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 1)
 
 
 def models(federation):
@@ -290,19 +285,8 @@ def test_bits_end_at_32():
     assert run_rounds(algorithm, None, make_clients(SIZES), rounds=3).states.grid.bits.tolist() == [32] * 5
 
 
-class Normalised(torch.nn.Module):
-    """A linear model of normalised features."""
-
-    def __init__(self, shape, outputs):
-        super().__init__()
-        self.norm, self.linear = torch.nn.BatchNorm1d(*shape), torch.nn.Linear(*shape, outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
-
-
 def test_running_statistics_are_sent_in_full_and_with_the_model(client_trainer):
-    train, task = make_clients([6, 4, 8]), make_task(network=Normalised)
+    train, task = make_clients([6, 4, 8]), make_task(network=NormalisedLinear)
     for options, told in ((QUANTISED, True), ({"censor_threshold": 1e6}, False)):
         federation = run_rounds(CQGGADMM(**options), client_trainer, train, rounds=1, task=task, batch_size=0)
         own, known = (one["norm.running_mean"] for one in (
@@ -318,12 +302,8 @@ def test_running_statistics_are_sent_in_full_and_with_the_model(client_trainer):
 def test_clients_under_other_names_with_the_graph_renamed(client_trainer, tmp_path):
     edges = [(0, 1), (0, 3), (2, 3), (4, 3), (4, 1)]
     order = [2, 3, 0, 1, 4]  # whom each new name stands for; the first of them is a head again
-    train, rows = make_clients(SIZES), torch.tensor(order)
-    renamed = Split(
-        torch.cat([train.client(one).x for one in order]),
-        torch.cat([train.client(one).y for one in order]),
-        torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[rows].cumsum(0)]),
-    )
+    train = make_clients(SIZES)
+    renamed = reordered(train, order)
     (tmp_path / "one").write_text("".join(f"{a} {b}\n" for a, b in edges))
     (tmp_path / "other").write_text("".join(f"{order.index(a)} {order.index(b)}\n" for a, b in edges))
     one, other = (
@@ -335,9 +315,9 @@ def test_clients_under_other_names_with_the_graph_renamed(client_trainer, tmp_pa
     )  # fmt: skip
     assert float(duals(one).abs().max()) > 1e-2
     assert distance(models(one), heard(one)) > 1e-2
-    assert distance(tree.index(one.states, rows), other.states) < 1e-10
-    assert distance(duals(one)[rows], duals(other)) < 1e-10
-    assert distance(heard(one)[rows], heard(other)) < 1e-10
+    assert distance(tree.index(one.states, torch.tensor(order)), other.states) < 1e-10
+    assert distance(duals(one)[order], duals(other)) < 1e-10
+    assert distance(heard(one)[order], heard(other)) < 1e-10
 
 
 @pytest.mark.parametrize("topology", [Complete(), Ring(), Grid(periodic=True)], ids=str)

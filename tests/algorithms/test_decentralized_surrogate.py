@@ -11,22 +11,22 @@ from federated_round import (
     distance,
     make_clients,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from references.decentralized_surrogate_numpy import decentralized_round, identity
 from references.dfedem_numpy import metropolis
 from references.surrogate_optimization_numpy import mixture, moreau
 
 from lit_fed.algorithms import DecentralizedSurrogate, DFedEM, FedAvg, SurrogateOptimization
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.known_surrogates import IdentitySurrogate, MixtureSurrogate, MoreauSurrogate
-from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [6, 1, 9, 3]
 COHORTS = [[0, 1, 2, 3], [2, 0], [1, 3, 2]]
@@ -38,15 +38,6 @@ SOLVERS = [
 ]
 CHAIN = {"topology": PathGraph(), "mixing": "metropolis"}
 EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def rows(federation):
@@ -211,9 +202,7 @@ def test_clients_under_other_numbers(tmp_path, client_trainer):
     new = {old: k for k, old in enumerate(order.tolist())}
     (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
     train = make_clients(SIZES)
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
     options = {"trainer": client_trainer, "batch_size": 0}
     old, other = (
@@ -260,11 +249,6 @@ def test_a_client_of_pfedme_starts_from_its_own_model():
     assert same_bits(federation.states.local.models, federation.shared.each)
 
 
-def test_seen_clients_are_served_with_what_they_kept():
-    federation = run_rounds(DecentralizedSurrogate(), None, make_clients(SIZES))
-    assert same_bits(federation.serve(), federation.states)
-
-
 def test_the_picture_is_the_mixing_matrix():
     federation = Federation(DecentralizedSurrogate(**CHAIN), make_clients(SIZES))
     found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
@@ -273,8 +257,6 @@ def test_the_picture_is_the_mixing_matrix():
 
 
 def test_wrong_settings_are_named_before_training():
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.unseen_steps is 0; give a whole number >= 1"):
-        DecentralizedSurrogate(unseen_steps=0)
     with pytest.raises(ConfigError, match="needs the topology Complete"):
         Federation(DecentralizedSurrogate(topology=Ring(), mixing="uniform"), make_clients(SIZES))
     with pytest.raises(ConfigError, match="makes 4 clients swap models and never agree"):

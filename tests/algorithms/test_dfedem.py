@@ -13,37 +13,30 @@ from federated_round import (
     flat,
     make_clients,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
-from references.dfedem_numpy import dfedem_round, expectation, metropolis, predict, with_bias
+from references.dfedem_numpy import dfedem_round, expectation, metropolis, predict
+from references.logistic import with_bias
 
 from lit_fed.algorithms import DFedEM, FedAvg, FedEM
 from lit_fed.algorithms.dfedem import PeerMixture
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.graphs.mixing import mixing_matrix, second_eigenvalue
 from lit_fed.core.graphs.topology import Complete, ErdosRenyi, GraphFile, PathGraph, Ring, Star, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [5, 2, 8, 4]
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}, {"lr": 0.05, "optimizer": "adam"}]
 CHAIN = {"topology": PathGraph(), "mixing": "metropolis"}
 EVERYBODY = {"topology": Complete(), "mixing": "uniform"}
 ALONE = {"topology": Complete(), "mixing": "identity"}
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def rows(federation):
@@ -245,9 +238,7 @@ def test_clients_under_other_numbers(tmp_path, client_trainer):
     new = {old: k for k, old in enumerate(order.tolist())}
     (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
     train = make_clients(SIZES)
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     graph = {"topology": GraphFile(str(tmp_path / "edges")), "mixing": "metropolis"}
     options = {"trainer": client_trainer, "batch_size": 0, "solver": LocalSolver(lr=0.3, local_epochs=2)}
     old, other = (
@@ -319,11 +310,6 @@ def test_an_unseen_client_by_hand(em_steps, expected, client_trainer):
     torch.testing.assert_close(served.mixture[0], torch.tensor(expected).double(), rtol=0, atol=5e-7)
 
 
-def test_seen_clients_are_served_with_what_they_kept():
-    federation = run_rounds(DFedEM(), None, make_clients(SIZES))
-    assert same_bits(federation.serve(), federation.states)
-
-
 def test_one_hot_weights_are_absorbing(client_trainer):
     one_hot = torch.eye(2)[[0, 1, 0, 1]].double()
     federation = Federation(DFedEM(2, **CHAIN), make_clients(SIZES), trainer=client_trainer, num_rounds=2)
@@ -338,13 +324,6 @@ def test_the_picture_is_the_mixing_matrix():
     federation = Federation(DFedEM(**CHAIN), make_clients(SIZES))
     found = federation.algorithm.collaboration(federation.context("train"), federation.shared, federation.states)
     np.testing.assert_allclose(found.numpy(), metropolis(np.eye(4, k=1) + np.eye(4, k=-1)), rtol=0, atol=1e-15)
-
-
-def test_values_out_of_range_are_named():
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.num_components is 0; give a whole number >= 1"):
-        DFedEM(0)
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.em_steps is 0; give a whole number >= 1"):
-        DFedEM(em_steps=0)
 
 
 def test_a_graph_in_two_parts_is_refused_before_training(tmp_path):

@@ -18,7 +18,6 @@ from federated_round import (
 from references.ditto_l2sgd_numpy import l2sgd_round, personal
 
 from lit_fed.algorithms import DittoL2SGD, Local, ProxAvg
-from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 
@@ -79,12 +78,10 @@ def test_without_a_pull_it_is_local(options, client_trainer):
 
 
 # ---------------------------------------------------------------------- who takes part
-def test_absent_clients_keep_their_models_and_count_with_the_global_one():
+def test_absent_clients_count_with_the_global_model():
     train = make_clients(SIZES)
     federation = run_rounds(DittoL2SGD(), None, train, rounds=2, cohorts=[[0, 1, 2], [1]])
     first = run_rounds(DittoL2SGD(), None, train, rounds=1, num_rounds=2)
-    for one in (0, 2):
-        assert same_bits(tree.index(federation.states, one), tree.index(first.states, one))
     expected = first.weights[0] + (flat(federation.states)[1] - first.weights[0]) / 3
     assert distance(federation.weights[0], expected) < 1e-14
     assert distance(federation.weights[0], first.weights[0]) > 1e-3
@@ -107,12 +104,6 @@ def test_more_draws_than_clients_go_to_their_mean_and_not_past_it(client_trainer
     assert distance(two.weights[0], start + (own[2] - start) * 2 / 3) < 1e-14
 
 
-def test_one_model_each_way(client_trainer):
-    train = make_clients([5, 2], dtype=torch.float32)
-    run = {"rounds": 1, "task": make_task(dtype=torch.float32)}
-    assert run_rounds(DittoL2SGD(), client_trainer, train, **run).bits.tolist() == [2 * 5 * 32] * 2
-
-
 # ---------------------------------------------------------------------- unseen clients
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 def test_an_unseen_client_trains_from_and_towards_the_global_model(epochs, client_trainer):
@@ -123,8 +114,3 @@ def test_an_unseen_client_trains_from_and_towards_the_global_model(epochs, clien
     expected = [personal(w, w, x, y, own, 0.7, 0.1) for own, (x, y) in zip(orders, as_arrays(unseen), strict=True)]
     served = flat(federation.serve(unseen, seen=False)).numpy()
     np.testing.assert_allclose(served, np.stack(expected), rtol=0, atol=1e-10)
-
-
-def test_a_seen_client_is_served_with_its_model_as_it_is():
-    federation = run_rounds(DittoL2SGD(), None, make_clients(SIZES))
-    assert same_bits(federation.serve(), federation.states)

@@ -18,16 +18,15 @@ from federated_round import (
     same_bits,
 )
 from normalised import NormalisedMLP
-from references.easgd_numpy import asynchronous_round, predict, synchronous_round
+from references.easgd_numpy import asynchronous_round, synchronous_round
+from references.logistic import predict
 
 from lit_fed.algorithms import EASGD, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.seeds import generator
-from lit_fed.errors import ConfigError
 from lit_fed.models import Linear
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
 MODES = ["synchronous", "asynchronous"]
@@ -204,38 +203,3 @@ def test_asynchronous_workers_come_once_each_in_an_order_drawn_anew():
         assert [phase.client_ids.item() for phase in again] == orders[-1]
     assert all(sorted(order) == ids.tolist() for order in orders)
     assert orders[0] != orders[1] != orders[2]
-
-
-# ---------------------------------------------------------------------- serving
-@pytest.mark.parametrize("serve", ["centre", "personal"])
-def test_unseen_clients_are_served_by_the_centre(serve, client_trainer):
-    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(EASGD(serve=serve), client_trainer, train)
-    theta = federation.weights[0].numpy()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-12)
-
-
-def test_absent_workers_keep_their_state(client_trainer):
-    federation = Federation(EASGD(momentum=0.9), make_clients(SIZES), trainer=client_trainer)
-    federation.round()
-    before = federation.states
-    federation.round([0, 2])
-    assert same_bits(tree.index(federation.states, 1), tree.index(before, 1))
-    assert distance(tree.index(federation.states, 2), tree.index(before, 2)) > 1e-3
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_one_model_goes_each_way(mode):
-    task = make_task(dtype=torch.float32)
-    train = make_clients([5, 2], dtype=torch.float32)
-    federation = run_rounds(EASGD(mode=mode, momentum=0.9), None, train, rounds=1, task=task)
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
-
-
-# ---------------------------------------------------------------------- settings
-
-
-def test_local_normalisation_is_refused():
-    with pytest.raises(ConfigError, match=r"--model\.batch_norm is local, and EASGD cannot"):
-        LocalNorm(EASGD())

@@ -2,19 +2,17 @@ import numpy as np
 import pytest
 import torch
 from federated_round import (
-    REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     make_clients,
-    make_task,
-    quadratics,
     run_rounds,
     same_bits,
+    two_quadratics,
 )
-from references.fedavg_numpy import fedavg_round, predict
+from references.fedavg_numpy import fedavg_round
+from references.logistic import predict
 from torch.nn import functional as F
 
 from lit_fed.algorithms import FedAvg
@@ -68,11 +66,8 @@ def test_sampled_rounds_are_those_of_the_reference(aggregation, weighting, clien
 # ---------------------------------------------------------------------- two quadratics
 def on_quadratics(steps, rounds=1):
     """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights and rate 0.1."""
-    task = make_task(REGRESSION, num_features=1, network=Scale)
-    solver = LocalSolver(lr=0.1, local_steps=steps)
-    train = quadratics([1.0, 3.0], [0.0, 4.0])
-    federation = run_rounds(FedAvg(), None, train, rounds=rounds, task=task, solver=solver, weighting="uniform")
-    return float(federation.weights)
+    setting = two_quadratics(solver=LocalSolver(lr=0.1, local_steps=steps), weighting="uniform")
+    return float(run_rounds(FedAvg(), rounds=rounds, **setting).weights)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(1, 0.6), (2, 1.02), (5, 1.66386)])
@@ -146,18 +141,6 @@ def test_a_client_drawn_twice_counts_twice():
 
 
 # ---------------------------------------------------------------------- the rest
-def test_all_are_served_with_the_global_model_as_it_is():
-    federation = run_rounds(FedAvg(), None, make_clients([5, 2]), rounds=0)
-    assert federation.algorithm.adapt_work(federation.context("adapt"), True) is None
-    assert federation.algorithm.adapt_work(federation.context("adapt"), False) is None
-    assert federation.serve() == ()
-
-
-def test_one_model_goes_each_way():
-    task = make_task(dtype=torch.float32)
-    federation = Federation(FedAvg(), make_clients([5, 2, 8], dtype=torch.float32), task)
-    federation.round([0, 2])
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]
 
 
 def test_the_training_loss_is_the_mean_over_steps_before_each():

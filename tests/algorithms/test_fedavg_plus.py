@@ -1,16 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from federated_round import (
-    Federation,
-    as_arrays,
-    batch_orders,
-    distance,
-    make_clients,
-    make_task,
-    run_rounds,
-    same_bits,
-)
+from federated_round import Federation, as_arrays, batch_orders, distance, make_clients, run_rounds, same_bits
 from references.fedavg_plus_numpy import fedavg_plus_round, serve
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, Local
@@ -103,9 +94,3 @@ def test_tuning_has_a_fresh_optimizer():
     fresh = run_rounds(FedAvgPlus(), None, train, rounds=0, solver=solvers[1])
     fresh.shared, fresh.round_idx, fresh.num_rounds = kept.shared, kept.round_idx, kept.num_rounds
     assert same_bits(kept.serve(), fresh.serve())
-
-
-def test_tuning_is_not_counted_as_traffic():
-    task = make_task(dtype=torch.float32)
-    federation = run_rounds(FedAvgPlus(), None, make_clients([5, 2], dtype=torch.float32), rounds=1, task=task)
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]

@@ -13,6 +13,7 @@ from federated_round import (
     make_task,
     quadratics,
     run_rounds,
+    two_quadratics,
 )
 from normalised import NormalisedMLP
 from references.fedavgm_numpy import server_round
@@ -48,9 +49,8 @@ def test_rounds_are_those_of_the_reference(momentum, aggregation, client_trainer
 # ---------------------------------------------------------------------- two quadratics
 def on_quadratics(algorithm, rounds, lr=0.1):
     """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights, one step a round."""
-    task, train = make_task(REGRESSION, num_features=1, network=Scale), quadratics([1.0, 3.0], [0.0, 4.0])
-    solver = LocalSolver(lr=lr, local_steps=1)
-    return run_rounds(algorithm, None, train, rounds=rounds, task=task, solver=solver, weighting="uniform")
+    setting = two_quadratics(solver=LocalSolver(lr=lr, local_steps=1), weighting="uniform")
+    return run_rounds(algorithm, rounds=rounds, **setting)
 
 
 def test_two_steps_on_two_quadratics():
@@ -131,19 +131,3 @@ def test_running_statistics_have_no_momentum(client_trainer):
     assert tree.leaves(one.shared.models.buffers)
     assert distance(one.shared.models.buffers, other.shared.models.buffers) < 1e-14
     assert set(one.shared.momentum) == set(one.shared.models.parameters)
-
-
-# ---------------------------------------------------------------------- the rest
-def test_all_are_served_with_the_global_model(client_trainer):
-    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(FedAvgM(), client_trainer, train)
-    assert federation.states == federation.serve() == federation.serve(unseen, seen=False) == ()
-    w = federation.weights[0].numpy()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found[:, 1].exp(), 1 / (1 + np.exp(-(x @ w[:4] + w[4]))), atol=1e-12)
-
-
-def test_one_model_goes_each_way(client_trainer):
-    train, task = make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32)
-    federation = run_rounds(FedAvgM(), client_trainer, train, rounds=1, cohorts=[[0, 2]], task=task)
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]

@@ -30,7 +30,6 @@ from lit_fed.rounds import check_cohort
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.compression.codecs import QSGD
 from lit_fed.wrappers.compression.wrapper import Compression
-from lit_fed.wrappers.fedbn import LocalNorm
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 
 SIZES = [5, 2, 8, 3, 4]
@@ -235,5 +234,3 @@ def test_what_does_not_go_together_is_refused():
     with pytest.raises(ConfigError, match=r"^--model\.downlink_compression encodes .* were sent older ones; leave it"):
         Compatibility(algorithm, compression=Compression(down=QSGD())).check()
     Compatibility(algorithm, compression=Compression(QSGD())).check()
-    with pytest.raises(ConfigError, match=r"^--model\.batch_norm is local, and FedBuff cannot: clients start from"):
-        LocalNorm(algorithm)

@@ -29,7 +29,6 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.mixtures.e_step import expectation
 from lit_fed.core.types import LocalWork, Split
-from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
 
 LOSSES = torch.tensor([[0.1, 2.3], [1.2, 0.4]], dtype=torch.float64)
@@ -264,17 +263,6 @@ def test_absent_clients_keep_their_weights():
     assert distance(federation.states.mixture[1], first.states.mixture[1]) > 1e-6
 
 
-def test_all_components_go_each_way_and_no_weights():
-    task = make_task(dtype=torch.float32)
-    federation = run_rounds(FedEM(4), None, make_clients([5, 2], dtype=torch.float32), rounds=1, task=task)
-    assert federation.bits.tolist() == [2 * 4 * 5 * 32] * 2
-
-
-def test_seen_clients_are_served_with_their_kept_weights():
-    federation = run_rounds(FedEM(), None, make_clients([5, 2, 8]))
-    assert same_bits(federation.serve(), federation.states)
-
-
 def test_seen_clients_may_be_refreshed_before_they_are_served(client_trainer):
     train = make_clients([5, 2, 8])
     federation = run_rounds(FedEM(refresh_mixture_at_eval=True), client_trainer, train)
@@ -333,12 +321,6 @@ def test_predictions_mix_probabilities():
     expected = outputs.sigmoid() @ torch.tensor([0.25, 0.75], dtype=torch.float64)
     torch.testing.assert_close(federation.predictions()[0][:, 1].exp(), expected, rtol=0, atol=1e-12)
     assert flat(federation.states).tolist() == [[0.25, 0.75]]
-
-
-@pytest.mark.parametrize("field", ["num_components", "em_steps"])
-def test_values_out_of_range_are_named(field):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{field} is 0; give a whole number >= 1"):
-        FedEM(**{field: 0})
 
 
 def test_number_of_models():
@@ -474,18 +456,3 @@ def test_sparse_clients_serve_as_all_others():
     dense.states = federation.states
     assert same_bits(federation.predictions(unseen, seen=False), dense.predictions(unseen, seen=False))
     assert same_bits(federation.predictions(), dense.predictions())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"min_weight": -0.1}, "min_weight is -0.1; give a number in"),
-        ({"min_weight": 1.5}, "min_weight is 1.5; give a number in"),
-        ({"most_components": 0}, "most_components is 0; give a whole number from 1 to 3, or null"),
-        ({"most_components": 4}, "most_components is 4; give a whole number from 1 to 3, or null"),
-    ],
-    ids=str,
-)
-def test_wrong_sparse_options_are_named(options, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedEM(**options)

@@ -13,20 +13,14 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from references.fedem_apfl_numpy import ensemble_round, predict
 
 from lit_fed.algorithms import FedAvg, FedEMAPFL, Local
-from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.errors import ConfigError
-from lit_fed.models import MLP
 
 SIZES = [5, 2, 8]
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -81,36 +75,9 @@ def test_probabilities_are_mixed_not_logits(client_trainer):
     assert distance(found, torch.sigmoid((both[0] + both[1]) / 2)) > 1e-3
 
 
-# ---------------------------------------------------------------------- who takes part
-def test_absent_clients_keep_their_local_models():
-    train = make_clients(SIZES)
-    federation = run_rounds(FedEMAPFL(), None, train, rounds=2, cohorts=[[0, 1, 2], [1]])
-    first = run_rounds(FedEMAPFL(), None, train, rounds=1, num_rounds=2)
-    for one in (0, 2):
-        assert same_bits(tree.index(federation.states, one), tree.index(first.states, one))
-    assert distance(tree.index(federation.states, 1), tree.index(first.states, 1)) > 1e-3
-
-
-def test_the_global_model_travels_alone(client_trainer):
-    train = make_clients([5, 2], dtype=torch.float32)
-    run = {"rounds": 1, "task": make_task(dtype=torch.float32)}
-    assert run_rounds(FedEMAPFL(), client_trainer, train, **run).bits.tolist() == [2 * 5 * 32] * 2
-
-
 # ---------------------------------------------------------------------- unseen clients
 @pytest.mark.parametrize("local_share", [0.0, 0.5, 1.0])
 def test_an_unseen_client_is_served_by_the_global_model(local_share, client_trainer):
     train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
     ours, averaged = (run_rounds(one, client_trainer, train) for one in (FedEMAPFL(local_share), FedAvg()))
     assert distance(ours.predictions(unseen, seen=False), averaged.predictions(unseen, seen=False)) < 1e-12
-
-
-def test_a_seen_client_is_served_with_its_model_as_it_is():
-    federation = run_rounds(FedEMAPFL(), None, make_clients(SIZES))
-    assert same_bits(federation.serve(), federation.states)
-
-
-@pytest.mark.parametrize("share", [-0.1, 1.5])
-def test_values_out_of_range_are_named(share):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.local_share is {share}; give a number in \[0, 1\]"):
-        FedEMAPFL(share)

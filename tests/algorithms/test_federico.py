@@ -13,6 +13,7 @@ from federated_round import (
     make_clients,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
@@ -293,11 +294,6 @@ def test_an_unseen_client_weighs_all_models(client_trainer):
         np.testing.assert_allclose(found.exp().numpy(), predict(weights, owners, x), rtol=0, atol=1e-10)
 
 
-def test_seen_clients_are_served_as_they_are():
-    federation = run_rounds(FedeRiCo(), None, make_clients(SIZES), rounds=1)
-    assert same_bits(federation.serve(), federation.states)
-
-
 # ---------------------------------------------------------------------- prediction, traffic, pictures
 def test_models_without_weight_do_not_matter(client_trainer):
     train = make_clients(SIZES)
@@ -348,9 +344,7 @@ def test_the_loss_is_that_of_the_collaborators(client_trainer):
 def test_names_of_clients_do_not_matter(client_trainer):
     """With all clients asked and given starts no coin decides anything."""
     train, order = make_clients(SIZES), torch.tensor([2, 0, 4, 3, 1])
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     algorithm = FedeRiCo(loss="mean", exchange="pseudo_gradient", **EVERYBODY)
     options = {"trainer": client_trainer, "batch_size": 0, "num_rounds": 3}
     one, other = (Federation(algorithm, data, **options) for data in (train, renamed))

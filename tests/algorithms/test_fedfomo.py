@@ -11,10 +11,12 @@ from federated_round import (
     make_clients,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
-from references.fedfomo_numpy import combine, fedfomo_round, probability
+from references.fedfomo_numpy import combine, fedfomo_round
+from references.logistic import probability
 
 from lit_fed.algorithms import FedFOMO, Local
 from lit_fed.algorithms.fedfomo import _held_out
@@ -227,11 +229,6 @@ def test_an_unseen_client_weighs_all_models_once_from_their_mean(client_trainer)
         np.testing.assert_allclose(found.exp().numpy()[:, 1], expected, rtol=0, atol=1e-10)
 
 
-def test_seen_clients_are_served_as_they_are():
-    federation = run_rounds(FedFOMO(), None, make_clients(SIZES), rounds=1)
-    assert same_bits(federation.serve(), federation.states)
-
-
 # ---------------------------------------------------------------------- traffic, pictures
 @pytest.mark.parametrize(("num", "downloads"), [(0, 0), (2, 2), (9, 4)])
 def test_models_come_down_one_goes_up(num, downloads, client_trainer):
@@ -258,9 +255,7 @@ def test_collaboration_is_the_weights_of_the_last_step():
 def test_names_of_clients_do_not_matter(client_trainer):
     """With all models sent and nothing held out no random number decides anything."""
     train, order = make_clients(SIZES), torch.tensor([2, 0, 4, 3, 1])
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     algorithm = FedFOMO(4, val_fraction=0.0)
     one, other = (run_rounds(algorithm, client_trainer, data, batch_size=0) for data in (train, renamed))
     assert distance(tree.index(one.states.models, order), other.states.models) < 1e-12

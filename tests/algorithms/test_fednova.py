@@ -16,10 +16,11 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
-from references.fedavg_numpy import predict
 from references.fednova_numpy import fednova_round, step_weights
+from references.logistic import predict
 
 from lit_fed.algorithms import FedAvg, FedNova, FedProx
 from lit_fed.algorithms.fednova import largest_pull
@@ -28,7 +29,7 @@ from lit_fed.core.algorithm import GlobalModels
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Batch, ClientData, ModelState, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 from lit_fed.wrappers.compatibility import Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
@@ -38,10 +39,6 @@ SOLVERS = [
     {"lr": 0.1, "momentum": 0.9},
     {"lr": 0.3, "momentum": 0.5, "nesterov": True},
 ]
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -273,20 +270,6 @@ def test_a_client_without_samples_changes_nothing(client_trainer):
     assert all(leaf.isfinite().all() for leaf in tree.leaves(with_it.shared))
 
 
-def test_unseen_clients_get_the_global_model(client_trainer):
-    train, unseen = make_clients([5, 2, 8]), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(FedNova(), client_trainer, train)
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found.exp().numpy(), predict(federation.weights[0].numpy(), x), rtol=0, atol=1e-10)
-
-
-def test_a_change_and_its_norm_go_up():
-    task = make_task(dtype=torch.float32)
-    federation = Federation(FedNova(), make_clients([5, 2, 8], dtype=torch.float32), task)
-    federation.round([0, 2])
-    assert federation.bits.tolist() == [2 * 6 * 32, 2 * 5 * 32]
-
-
 def test_float32_loses_nothing_over_many_steps(client_trainer):
     """The change is divided, and not the model: with 300 steps the average keeps its digits."""
     solver = LocalSolver(lr=1e-3, local_steps=300)
@@ -330,16 +313,3 @@ def test_clipping_alone_is_taken():
 def test_absent_clients_are_not_filled_in():
     with pytest.raises(ConfigError, match="stale_fill"):
         Compatibility(FedNova(), "stale_fill").check()
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
-        ({"effective_steps": 0.0}, r"effective_steps is 0\.0; give a number > 0, or null"),
-        ({"effective_steps": float("nan")}, "effective_steps is nan; give"),
-    ],
-)
-def test_values_out_of_range_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        FedNova(**wrong)

@@ -4,6 +4,7 @@ import torch
 from federated_round import (
     REGRESSION,
     Federation,
+    NormalisedLinear,
     Scale,
     as_arrays,
     batch_orders,
@@ -14,30 +15,19 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
+    two_quadratics,
 )
 from references.fedopt_numpy import adaptive, averaged_change
-from torch import nn
 
 from lit_fed.algorithms import FedAdagrad, FedAdam, FedAvg, FedYogi
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.reduce import as_shared
 from lit_fed.core.types import ModelState, Reduced
-from lit_fed.models import Network
 
 SIZES = [5, 2, 8]
 ADAPTIVE = {"adagrad": FedAdagrad, "yogi": FedYogi, "adam": FedAdam}
 EVERY = [FedAdagrad(), FedYogi(), FedAdam()]
-
-
-class Normalised(Network):
-    def __init__(self, input_shape, num_outputs):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.linear = nn.Linear(input_shape[0], num_outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -66,9 +56,8 @@ def test_rounds_are_those_of_the_reference(method, square, aggregation, client_t
 # ---------------------------------------------------------------------- two quadratics
 def on_quadratics(algorithm, rounds=1, lr=0.1):
     """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights, one step of rate 0.1."""
-    task, train = make_task(REGRESSION, num_features=1, network=Scale), quadratics([1.0, 3.0], [0.0, 4.0])
-    solver = LocalSolver(lr=lr, local_steps=1)
-    return run_rounds(algorithm, None, train, rounds=rounds, task=task, solver=solver, weighting="uniform")
+    setting = two_quadratics(solver=LocalSolver(lr=lr, local_steps=1), weighting="uniform")
+    return run_rounds(algorithm, rounds=rounds, **setting)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +127,7 @@ def test_no_change_and_no_momentum_move_nothing(algorithm):
 @pytest.mark.parametrize("algorithm", EVERY, ids=repr)
 def test_moments_are_of_parameters_alone(algorithm, client_trainer):
     """Running statistics are those of FedAvg."""
-    options = {"task": make_task(network=Normalised), "rounds": 1}
+    options = {"task": make_task(network=NormalisedLinear), "rounds": 1}
     one, other = (run_rounds(kind, client_trainer, make_clients(SIZES), **options) for kind in (algorithm, FedAvg()))
     assert distance(one.shared.models.buffers, other.shared.models.buffers) < 1e-14
     assert set(one.shared.first) == set(one.shared.second) == set(one.shared.models.parameters)
@@ -156,21 +145,3 @@ def test_small_changes_are_not_lost_in_float32():
     new = federation.algorithm.server_step(federation.context("train"), shared, average, torch.arange(3))
     new = as_shared(new, shared, "FedAdam")
     torch.testing.assert_close(flat(new.first), torch.full((1, 5), 0.5e-7), rtol=1e-5, atol=0)
-
-
-# ---------------------------------------------------------------------- the rest
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_all_are_served_with_the_global_model(algorithm, client_trainer):
-    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(algorithm, client_trainer, train)
-    assert federation.states == federation.serve() == federation.serve(unseen, seen=False) == ()
-    theta = federation.weights[0].numpy()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found[:, 1].exp(), 1 / (1 + np.exp(-(x @ theta[:4] + theta[4]))), atol=1e-12)
-
-
-@pytest.mark.parametrize("algorithm", EVERY, ids=repr)
-def test_one_model_goes_each_way(algorithm, client_trainer):
-    train, task = make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32)
-    federation = run_rounds(algorithm, client_trainer, train, rounds=1, cohorts=[[0, 2]], task=task)
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]

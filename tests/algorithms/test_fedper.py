@@ -10,6 +10,7 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from references.fedper_numpy import fedper_round, probability, train
 from torch import nn
@@ -19,14 +20,10 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Network
+from lit_fed.models import Network
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SIZES = [5, 2, 8]
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 class Normalised(Network):
@@ -189,10 +186,6 @@ def test_a_seen_client_is_served_with_its_head_as_it_is():
 
 
 # ---------------------------------------------------------------------- wrong values
-@pytest.mark.parametrize("name", ["private_layers", "unseen_epochs"])
-def test_values_out_of_range_are_named(name):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{name} is -1; give a whole number >= 0"):
-        FedPer(**{name: -1})
 
 
 def test_more_layers_than_the_network_has_are_refused():

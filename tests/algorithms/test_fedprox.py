@@ -1,33 +1,29 @@
 import numpy as np
 import pytest
-import torch
 from federated_round import (
     BINARY,
     MULTICLASS,
     REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
+    two_quadratics,
 )
-from references.fedprox_numpy import exact_solve, fedprox_round, gradient, inexact_solve
+from references.fedprox_numpy import exact_solve, fedprox_round, inexact_solve
+from references.logistic import gradient
 
 from lit_fed.algorithms import FedAvg, FedProx, FedSGD
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [5, 2, 8]
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -111,10 +107,8 @@ def test_a_heavy_proximal_term_holds_the_model_where_it_is(client_trainer):
 # ---------------------------------------------------------------------- exact solves
 def on_quadratics(algorithm, rounds, trainer=None, steps=2):
     """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights and rate 0.1."""
-    task = make_task(REGRESSION, num_features=1, network=Scale)
-    options = {"task": task, "solver": LocalSolver(lr=0.1, local_steps=steps), "weighting": "uniform"}
-    train = quadratics([1.0, 3.0], [0.0, 4.0])
-    return float(run_rounds(algorithm, trainer, train, rounds=rounds, **options).weights)
+    setting = two_quadratics(solver=LocalSolver(lr=0.1, local_steps=steps), weighting="uniform")
+    return float(run_rounds(algorithm, trainer, rounds=rounds, **setting).weights)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(1, 1.5), (25, 2.4)])
@@ -230,20 +224,3 @@ def test_stragglers_are_averaged_with_the_others(client_trainer):
         as_arrays(train), orders, strict=True)]  # fmt: skip
     federation.round()
     np.testing.assert_allclose(federation.weights[0].numpy(), np.mean(each, axis=0), rtol=0, atol=1e-12)
-
-
-# ---------------------------------------------------------------------- the rest
-def test_all_are_served_with_the_global_model(client_trainer):
-    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(FedProx(), client_trainer, train)
-    assert federation.states == federation.serve() == federation.serve(unseen, seen=False) == ()
-    theta = federation.weights[0].numpy()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found[:, 1].exp(), 1 / (1 + np.exp(-(x @ theta[:4] + theta[4]))), atol=1e-12)
-
-
-@pytest.mark.parametrize("algorithm", [FedProx(), FedProx(0.1, 0.5), FedProx(local_solve="exact")], ids=repr)
-def test_one_model_goes_each_way(algorithm, client_trainer):
-    train, task = make_clients(SIZES, dtype=torch.float32), make_task(dtype=torch.float32)
-    federation = run_rounds(algorithm, client_trainer, train, rounds=1, cohorts=[[0, 2]], task=task)
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]

@@ -2,16 +2,16 @@ import numpy as np
 import pytest
 import torch
 from federated_round import (
-    REGRESSION,
     Federation,
-    Scale,
+    NormalisedLinear,
     as_arrays,
     distance,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
+    two_quadratics,
 )
 from references.fedsgd_numpy import fedsgd_round
 from torch import nn
@@ -20,25 +20,9 @@ from torch.nn import functional as F
 from lit_fed.algorithms import FedAvg, FedSGD
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear, Network
-from lit_fed.wrappers.fedbn import LocalNorm
+from lit_fed.models import Linear
 
 SIZES = [5, 2, 8]
-
-
-class Normalised(Network):
-    def __init__(self, input_shape, num_outputs):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.linear = nn.Linear(input_shape[0], num_outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -102,7 +86,7 @@ def test_it_is_fedavg_with_one_step_on_all_samples(network, weight_decay, client
 
 
 def test_running_statistics_are_averaged(client_trainer):
-    options = {"task": make_task(network=Normalised), "batch_size": 0, "solver": LocalSolver(local_steps=1)}
+    options = {"task": make_task(network=NormalisedLinear), "batch_size": 0, "solver": LocalSolver(local_steps=1)}
     one, other = (run_rounds(kind(), client_trainer, make_clients(SIZES), **options) for kind in (FedSGD, FedAvg))
     assert distance(one.shared.models, other.shared.models) < 1e-14
     assert int(one.shared.models.buffers["norm.num_batches_tracked"]) == 3
@@ -111,9 +95,7 @@ def test_running_statistics_are_averaged(client_trainer):
 
 def on_quadratics(rounds):
     """½(w − 0)² and ½·3(w − 4)², from 0, with equal weights and rate 0.1."""
-    train = quadratics([1.0, 3.0], [0.0, 4.0])
-    task = make_task(REGRESSION, num_features=1, network=Scale)
-    return float(run_rounds(FedSGD(), None, train, rounds=rounds, task=task, weighting="uniform").weights)
+    return float(run_rounds(FedSGD(), rounds=rounds, **two_quadratics(weighting="uniform")).weights)
 
 
 @pytest.mark.parametrize(("rounds", "expected"), [(1, 0.6), (120, 3)])
@@ -140,11 +122,6 @@ def test_the_batch_size_changes_rounding_only(batch_size, client_trainer):
     assert distance((one.shared, one.predictions()), (other.shared, other.predictions())) < 1e-14
 
 
-def test_clients_cannot_keep_their_normalisation():
-    with pytest.raises(ConfigError, match="batch_norm is local, and FedSGD cannot: its clients send gradients"):
-        LocalNorm(FedSGD())
-
-
 # ---------------------------------------------------------------------- the rest
 def test_the_rate_follows_the_schedule():
     train = make_clients(SIZES)
@@ -160,19 +137,3 @@ def test_the_rate_follows_the_schedule():
 def test_the_loss_is_that_of_the_received_model(client_trainer):
     federation = run_rounds(FedSGD(), client_trainer, make_clients(SIZES), rounds=1, solver=LocalSolver(lr=0.0))
     assert federation.metrics["loss"] == pytest.approx(float(federation.evaluate()[:, 1].sum()) / 15, abs=1e-14)
-
-
-def test_all_are_served_with_the_global_model(client_trainer):
-    train, unseen = make_clients(SIZES), make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(FedSGD(), client_trainer, train)
-    assert federation.serve(unseen, seen=False) == ()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        theta = federation.weights[0].numpy()
-        np.testing.assert_allclose(found[:, 1].exp(), 1 / (1 + np.exp(-(x @ theta[:4] + theta[4]))), atol=1e-12)
-
-
-def test_one_model_goes_each_way():
-    task = make_task(dtype=torch.float32)
-    federation = Federation(FedSGD(), make_clients(SIZES, dtype=torch.float32), task, solver=LocalSolver(momentum=0.9))
-    federation.round([0, 2])
-    assert federation.bits.tolist() == [2 * 5 * 32, 2 * 5 * 32]

@@ -15,34 +15,27 @@ from federated_round import (
     make_task,
     perturbed,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
 from references.fedu_numpy import fedu_round, fixed_point
-from references.local_numpy import local_round, predict
+from references.local_numpy import local_round
+from references.logistic import predict
 
 from lit_fed.algorithms import FedAvg, FedU, Local
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.graphs.topology import Complete, GraphFile, PathGraph, Ring, TimeVarying, adjacency
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import LocalWork, Split
+from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [5, 2, 8, 4]
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}, {"lr": 0.05, "optimizer": "adam"}]
 CHAIN = np.eye(4, k=1) + np.eye(4, k=-1)
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def rows(federation):
@@ -287,9 +280,7 @@ def test_clients_under_other_numbers(tmp_path, client_trainer):
     new = {old: k for k, old in enumerate(order.tolist())}
     (tmp_path / "edges").write_text("".join(f"{new[one]} {new[one + 1]}\n" for one in range(3)))
     train = make_clients(SIZES)
-    parts = [train.client(one) for one in order.tolist()]
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(torch.cat([one.x for one in parts]), torch.cat([one.y for one in parts]), offsets)
+    renamed = reordered(train, order)
     options = {"trainer": client_trainer, "batch_size": 0, "solver": LocalSolver(lr=0.3, local_epochs=2)}
     for topologies in ((Complete(), Complete()), (PathGraph(), GraphFile(str(tmp_path / "edges")))):
         old, other = (

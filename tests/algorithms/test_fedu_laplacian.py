@@ -31,13 +31,7 @@ def test_edges_of_absent_clients_are_left_out():
 
 @pytest.mark.parametrize(
     ("topology", "num_clients", "expected"),
-    [
-        (Complete(), 5, 5),
-        (Star(), 6, 6),
-        (Ring(), 6, 4),
-        (PathGraph(), 4, 2 + math.sqrt(2)),
-        (Complete(), 1, 0),
-    ],
+    [(Complete(), 5, 5), (Star(), 6, 6), (Ring(), 6, 4), (PathGraph(), 4, 2 + math.sqrt(2)), (Complete(), 1, 0)],
     ids=str,
 )
 def test_largest_eigenvalues_in_closed_form(topology, num_clients, expected):

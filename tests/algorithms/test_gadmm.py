@@ -4,6 +4,7 @@ import torch
 from federated_round import (
     REGRESSION,
     Federation,
+    NormalisedLinear,
     Scale,
     as_arrays,
     batch_orders,
@@ -12,10 +13,12 @@ from federated_round import (
     make_clients,
     make_task,
     quadratics,
+    reordered,
     run_rounds,
     same_bits,
 )
-from references.gadmm_numpy import exact, gadmm_round, inexact, predict, rewire
+from references.gadmm_numpy import gadmm_round, rewire
+from references.logistic import exact, inexact, predict
 
 import lit_fed.algorithms.gadmm as module
 from lit_fed.algorithms import GADMM
@@ -23,17 +26,9 @@ from lit_fed.algorithms.gadmm import Chain, chain
 from lit_fed.clients import VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.solvers.newton import minimise
-from lit_fed.core.types import Split
 
 SIZES = [5, 2, 8, 3, 4]
 EXACT = {"local_solve": "exact"}
-
-
-@pytest.fixture
-def newton_step(monkeypatch):
-    """Quadratics are solved by one iteration, and long runs on them need no more."""
-    monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 1)
 
 
 def models(federation):
@@ -204,11 +199,7 @@ def test_heads_move_before_tails(client_trainer):
 def test_clients_under_other_names_with_the_chain_renamed(monkeypatch, client_trainer):
     order = torch.tensor([2, 0, 3, 1, 4])  # whom each new name stands for
     train = make_clients(SIZES)
-    renamed = Split(
-        torch.cat([train.client(one).x for one in order.tolist()]),
-        torch.cat([train.client(one).y for one in order.tolist()]),
-        torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)]),
-    )
+    renamed = reordered(train, order)
     one = run_rounds(GADMM(0.7), client_trainer, train, batch_size=0)
     natural, new = chain(5, 0), torch.argsort(order)  # the new name of each client
     edges = torch.cat([natural.edges[:-1][order], natural.edges[-1:]])[:, order]
@@ -256,19 +247,8 @@ def test_a_new_chain_costs_a_broadcast_of_each_tail(client_trainer):
         assert federation.bits.tolist() == [up * model, down * model]
 
 
-class Normalised(torch.nn.Module):
-    """A linear model of normalised features."""
-
-    def __init__(self, shape, outputs):
-        super().__init__()
-        self.norm, self.linear = torch.nn.BatchNorm1d(*shape), torch.nn.Linear(*shape, outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
-
-
 def test_running_statistics_are_sent_with_the_models(client_trainer):
-    train, task = make_clients([6, 4, 8]), make_task(network=Normalised)
+    train, task = make_clients([6, 4, 8]), make_task(network=NormalisedLinear)
     federation = run_rounds(GADMM(), client_trainer, train, task=task, batch_size=0)
     for name in ("norm.running_mean", "norm.running_var"):
         own = federation.states.models.buffers[name]

@@ -15,8 +15,10 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
 )
-from references.ifca_numpy import estimate, ifca_round, predict
+from references.ifca_numpy import estimate, ifca_round
+from references.logistic import predict
 
 from lit_fed.algorithms import IFCA, FedAvg
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
@@ -24,7 +26,6 @@ from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 SIZES = [5, 2, 8, 6, 4, 3]
@@ -169,10 +170,6 @@ def test_a_cluster_without_members_keeps_its_model(client_trainer):
 
 
 # ---------------------------------------------------------------------- layers that all clients share
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
-
-
 def shared_layers(layers, trainer=None, **options):
     train = make_clients(SIZES, target=MULTICLASS)
     task = make_task(MULTICLASS, network=small_mlp)

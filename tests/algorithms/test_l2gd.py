@@ -21,7 +21,7 @@ from federated_round import (
 )
 from normalised import NormalisedMLP
 from references.l2gd_numpy import l2gd_round, mixture_solution, tune
-from references.local_numpy import predict
+from references.logistic import predict
 
 from lit_fed.algorithms import L2GD, FedAvg, Local
 from lit_fed.core import tree

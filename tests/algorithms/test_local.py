@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 import torch
 from federated_round import Federation, as_arrays, batch_orders, distance, flat, make_clients, run_rounds, same_bits
-from references.local_numpy import local_round, predict
+from references.local_numpy import local_round
+from references.logistic import predict
 
 from lit_fed.algorithms import FedAvg, Local
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import LocalWork
-from lit_fed.errors import ConfigError
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -43,20 +43,6 @@ def test_the_common_start_never_changes(client_trainer):
     assert same_bits(federation.shared, start)
 
 
-def test_absent_clients_keep_their_models():
-    train = make_clients([5, 2, 8])
-    federation = run_rounds(Local(), None, train, rounds=2, cohorts=[[0, 1, 2], [1]])
-    first = run_rounds(Local(), None, train, rounds=1, num_rounds=2)
-    for one in (0, 2):
-        assert same_bits(tree.index(federation.states, one), tree.index(first.states, one))
-    assert distance(tree.index(federation.states, 1), tree.index(first.states, 1)) > 1e-3
-
-
-def test_nothing_is_sent(client_trainer):
-    federation = run_rounds(Local(), client_trainer, make_clients([5, 2, 8]))
-    assert federation.bits.tolist() == [0, 0]
-
-
 def test_one_client_is_fedavg(client_trainer):
     train = make_clients([7])
     alone, averaged = (run_rounds(one, client_trainer, train) for one in (Local(), FedAvg()))
@@ -75,20 +61,10 @@ def test_an_unseen_client_trains_from_the_common_start(epochs, client_trainer):
     np.testing.assert_allclose(flat(federation.serve(unseen, seen=False)).numpy(), expected, rtol=0, atol=1e-10)
 
 
-def test_a_seen_client_is_served_with_its_model_as_it_is():
-    federation = run_rounds(Local(), None, make_clients([5, 2, 8]))
-    assert same_bits(federation.serve(), federation.states)
-
-
 def test_an_unseen_client_without_samples_gets_the_start(client_trainer):
     federation = run_rounds(Local(), client_trainer, make_clients([5, 2]))
     states = federation.serve(make_clients([0], first_id=2), seen=False)
     assert same_bits(tree.index(states.models, 0), federation.shared.models)
-
-
-def test_values_out_of_range_are_named():
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.unseen_epochs is -1; give a whole number >= 0"):
-        Local(unseen_epochs=-1)
 
 
 def test_states_have_their_own_memory():

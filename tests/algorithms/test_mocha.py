@@ -14,7 +14,8 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.mocha_numpy import mocha_round, objectives, predict
+from references.logistic import predict
+from references.mocha_numpy import mocha_round, objectives
 from scipy.optimize import minimize
 
 from lit_fed.algorithms import MOCHA

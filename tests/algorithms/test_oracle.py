@@ -12,7 +12,8 @@ from federated_round import (
     run_rounds,
     same_bits,
 )
-from references.oracle_numpy import closest_group, oracle_round, predict
+from references.logistic import predict
+from references.oracle_numpy import closest_group, oracle_round
 
 from lit_fed.algorithms import IFCA, FedAvg, Oracle
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer

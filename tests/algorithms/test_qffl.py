@@ -6,34 +6,29 @@ from federated_round import (
     MULTICLASS,
     REGRESSION,
     Federation,
-    Scale,
     as_arrays,
     batch_orders,
     distance,
     make_clients,
     make_task,
-    quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
+    two_quadratics,
 )
 from normalised import NormalisedMLP
-from references.fedavg_numpy import predict
+from references.logistic import predict
 from references.qffl_numpy import q_fedavg_round, q_fedsgd_round
 
 from lit_fed.algorithms import FedAvg, QFedAvg, QFedSGD
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 both_classes = pytest.mark.parametrize("kind", [QFedAvg, QFedSGD])
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -70,10 +65,8 @@ def test_rounds_of_gradients_are_those_of_the_reference(q, lipschitz, client_tra
 # ---------------------------------------------------------------------- two quadratics
 def on_quadratics(algorithm, rounds):
     """½(w − 0)² and ½·3(w − 4)², from 0, with rate 0.1 and one step."""
-    task = make_task(REGRESSION, num_features=1, network=Scale)
-    solver = LocalSolver(lr=0.1, local_steps=1)
-    train = quadratics([1.0, 3.0], [0.0, 4.0])
-    return float(run_rounds(algorithm, None, train, rounds=rounds, task=task, solver=solver).weights)
+    setting = two_quadratics(solver=LocalSolver(lr=0.1, local_steps=1))
+    return float(run_rounds(algorithm, rounds=rounds, **setting).weights)
 
 
 @both_classes
@@ -220,33 +213,3 @@ def test_whole_numbers_among_the_buffers_stay_whole():
     fair, plain = (run_rounds(one, None, make_clients([6, 6]), **options) for one in (QFedAvg(2.0), FedAvg()))
     (name,) = (name for name in fair.shared.models.buffers if "num_batches" in name)
     assert torch.equal(fair.shared.models.buffers[name], plain.shared.models.buffers[name])
-
-
-@both_classes
-def test_one_model_goes_each_way_and_a_number_up(kind):
-    task = make_task(dtype=torch.float32)
-    federation = Federation(kind(), make_clients([5, 2, 8], dtype=torch.float32), task)
-    federation.round([0, 2])
-    assert federation.bits.tolist() == [2 * 6 * 32, 2 * 5 * 32]
-
-
-@both_classes
-def test_all_are_served_with_the_global_model_as_it_is(kind, client_trainer):
-    unseen = make_clients([6, 3], seed=2, first_id=3)
-    federation = run_rounds(kind(), client_trainer, make_clients([5, 2, 8]))
-    assert federation.states == federation.serve() == federation.serve(unseen, seen=False) == ()
-    for found, (x, _) in zip(federation.predictions(unseen, seen=False), as_arrays(unseen), strict=True):
-        np.testing.assert_allclose(found.exp().numpy(), predict(federation.weights[0].numpy(), x), rtol=0, atol=1e-10)
-
-
-@both_classes
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"fairness_power": -1.0}, r"fairness_power is -1\.0; give a number >= 0"),
-        ({"lipschitz": 0.0}, r"lipschitz is 0\.0; give a number > 0, or null"),
-    ],
-)
-def test_values_out_of_range_are_named(kind, wrong, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        kind(**wrong)

@@ -20,6 +20,7 @@ from federated_round import (
     quadratics,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
 from references.surrogate_optimization_numpy import federated_round, mixture, moreau
@@ -44,15 +45,6 @@ SOLVERS = [
     {"lr": 0.3, "clip_norm": 0.05, "local_steps": 3},
 ]
 MIXTURE, MOREAU = SurrogateOptimization(MixtureSurrogate(3)), SurrogateOptimization(MoreauSurrogate(2.0))
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -267,23 +259,7 @@ def test_absent_clients_keep_their_variables(algorithm, client_trainer):
     assert distance(tree.index(first.states, 3), tree.index(start, 3)) > 1e-3
 
 
-@pytest.mark.parametrize(("surrogate", "num_models"), [(MixtureSurrogate(4), 4), (MoreauSurrogate(), 1)], ids=str)
-def test_all_models_go_each_way_and_no_local_variable(surrogate, num_models, client_trainer):
-    federation = run_rounds(SurrogateOptimization(surrogate), client_trainer, make_clients([5, 2]), rounds=1)
-    assert federation.bits.tolist() == [2 * num_models * 5 * 64] * 2
-
-
 def test_the_surrogate_says_models_and_weights():
     assert (SurrogateOptimization(MixtureSurrogate(5)).num_models, MIXTURE.participation.weighting) == (5, "samples")
     assert (MOREAU.num_models, MOREAU.participation.weighting) == (1, "uniform")
     assert SurrogateOptimization() == MIXTURE
-
-
-def test_seen_clients_are_served_with_what_they_kept():
-    federation = run_rounds(MIXTURE, None, make_clients(SIZES))
-    assert same_bits(federation.serve(), federation.states)
-
-
-def test_values_out_of_range_are_named():
-    with pytest.raises(ConfigError, match=r"--model\.algorithm\.unseen_steps is 0; give a whole number >= 1"):
-        SurrogateOptimization(unseen_steps=0)

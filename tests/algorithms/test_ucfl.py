@@ -11,18 +11,18 @@ from federated_round import (
     flat,
     make_clients,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
 )
 from references import ucfl_numpy as reference
+from references.logistic import gradient, predict
 from sklearn.metrics import silhouette_score
 
 from lit_fed.algorithms import UCFL, FedAvg, Local, Oracle
 from lit_fed.algorithms.ucfl import _batch_numbers
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.errors import ConfigError
-from lit_fed.wrappers.fedbn import LocalNorm
 
 SOLVERS = [{"lr": 0.5}, {"lr": 0.3, "momentum": 0.9, "weight_decay": 0.05}]
 SIZES = [7, 2, 9, 4, 6, 1]
@@ -77,7 +77,7 @@ def test_rounds_are_those_of_the_reference(options, aggregation, num_streams, cl
     for t, cohort in enumerate(COHORTS):
         if t == 2:
             parts = divisions(federation)
-            gradients = [reference.gradient(thetas[0], x, y) for x, y in clients]
+            gradients = [gradient(thetas[0], x, y) for x, y in clients]
             pairs = zip(clients, parts, strict=True)
             variances = np.array([reference.variance(thetas[0], x, y, part) for (x, y), part in pairs])
             rows, labels = reference.streams(reference.weights(gradients, variances, sizes), num_streams)
@@ -88,7 +88,7 @@ def test_rounds_are_those_of_the_reference(options, aggregation, num_streams, cl
         np.testing.assert_allclose(thetas_of(federation), np.stack(thetas), rtol=0, atol=1e-10)
     np.testing.assert_allclose(rows_of(federation).numpy(), rows, rtol=0, atol=1e-10)
     for found, theta, (x, _) in zip(federation.predictions(test), thetas, as_arrays(test), strict=True):
-        np.testing.assert_allclose(found.exp().numpy(), reference.predict(theta, x), rtol=0, atol=1e-10)
+        np.testing.assert_allclose(found.exp().numpy(), predict(theta, x), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 0, 2, 1, 0], [0, 1, 2, 3, 4, 0], [0, 1, 1, 1, 1, 1]], ids=str)
@@ -244,9 +244,7 @@ def test_a_client_drawn_twice_counts_twice(client_trainer):
 @pytest.mark.parametrize("num_streams", ["personal", "silhouette"])
 def test_other_numbers_for_the_clients_permute_the_results(num_streams, client_trainer):
     train, order = make_clients(SIZES[:4]), torch.tensor([2, 0, 3, 1])
-    rows = torch.cat([torch.arange(int(train.offsets[one]), int(train.offsets[one + 1])) for one in order.tolist()])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(train.x[rows], train.y[rows], offsets)
+    renamed = reordered(train, order)
     algorithm = UCFL(num_streams, 1, num_batches=9)  # each sample is a batch, whatever the division
     one, other = (run_rounds(algorithm, client_trainer, data, batch_size=0) for data in (train, renamed))
     assert distance(rows_of(one)[order][:, order], rows_of(other)) < 1e-10
@@ -266,20 +264,18 @@ def test_unseen_clients_are_served_by_the_closest_row(num_streams, client_traine
     federation.round()
     federation.round()
     clients, sizes, unseen_clients = as_arrays(train), np.array(SIZES, dtype=float), as_arrays(unseen)
-    gradients = [reference.gradient(common, x, y) for x, y in clients]
+    gradients = [gradient(common, x, y) for x, y in clients]
     variances = [reference.variance(common, x, y, part) for (x, y), part in zip(clients, parts, strict=True)]
     expected = []
     for (x, y), part in zip(unseen_clients, divisions(federation, unseen), strict=True):
-        own = reference.gradient(common, x, y), reference.variance(common, x, y, part)
+        own = gradient(common, x, y), reference.variance(common, x, y, part)
         every = reference.weights([*gradients, own[0]], np.array([*variances, own[1]]), np.array([*sizes, 1e-300]))
         expected.append(int(((rows_of(federation).numpy() - every[-1, :-1]) ** 2).sum(1).argmin()))
     assert len(set(expected)) > 1
     served = federation.serve(unseen, seen=False)
     assert served.user.tolist() == expected
     for found, i, (x, _) in zip(federation.predictions(unseen, seen=False), expected, unseen_clients, strict=True):
-        np.testing.assert_allclose(
-            found.exp().numpy(), reference.predict(thetas_of(federation)[i], x), rtol=0, atol=1e-10
-        )
+        np.testing.assert_allclose(found.exp().numpy(), predict(thetas_of(federation)[i], x), rtol=0, atol=1e-10)
     assert same_bits(federation.serve(), federation.states)
     assert federation.states.user.tolist() == list(range(6))
 
@@ -331,23 +327,3 @@ def test_collaboration_is_that_of_the_special_round():
         shown.append(federation.algorithm.collaboration(ctx, federation.shared, federation.states))
     assert distance(shown[0], torch.full((6, 6), 1 / 6, dtype=torch.float64)) < 1e-12
     assert distance(shown[1], rows_of(federation)) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_streams": 0}, r"num_streams is 0; give a whole number >= 1, personal or silhouette"),
-        ({"num_streams": "many"}, "num_streams is many"),
-        ({"warmup_rounds": -1}, "warmup_rounds is -1"),
-        ({"num_batches": 1}, "num_batches is 1; give a whole number >= 2"),
-        ({"min_variance": 0.0}, "min_variance is 0.0; give a number > 0"),
-    ],
-)
-def test_wrong_settings_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=rf"--model\.algorithm\.{message}"):
-        UCFL(**settings)
-
-
-def test_clients_cannot_keep_their_normalisation():
-    with pytest.raises(ConfigError, match="UCFL cannot: all leaves of the clients' models are mixed"):
-        LocalNorm(UCFL())

@@ -4,6 +4,7 @@ import pytest
 
 from lit_fed import algorithms
 from lit_fed.errors import ConfigError
+from lit_fed.wrappers.fedbn import LocalNorm
 
 WRONG = [
     ("AFL", {"lambda_lr": -0.1}, r"lambda_lr is -0\.1; give a number >= 0"),
@@ -157,6 +158,33 @@ WRONG = [
     ("SharingADMM", {"loss": "squared"}, "loss is squared; give hinge or logistic"),
     ("SharingADMM", {"penalty_weight": 0.0}, r"penalty_weight is 0\.0; give a number > 0"),
     ("SharingADMM", {"inner_steps": 0}, "inner_steps is 0; give a whole number >= 1"),
+    ("DFedEM", {"num_components": 0}, "num_components is 0; give a whole number >= 1"),
+    ("DFedEM", {"em_steps": 0}, "em_steps is 0; give a whole number >= 1"),
+    ("DecentralizedSurrogate", {"unseen_steps": 0}, "unseen_steps is 0; give a whole number >= 1"),
+    ("FedEM", {"num_components": 0}, "num_components is 0; give a whole number >= 1"),
+    ("FedEM", {"em_steps": 0}, "em_steps is 0; give a whole number >= 1"),
+    ("FedEM", {"min_weight": -0.1}, "min_weight is -0.1; give a number in"),
+    ("FedEM", {"min_weight": 1.5}, "min_weight is 1.5; give a number in"),
+    ("FedEM", {"most_components": 0}, "most_components is 0; give a whole number from 1 to 3, or null"),
+    ("FedEM", {"most_components": 4}, "most_components is 4; give a whole number from 1 to 3, or null"),
+    ("FedEMAPFL", {"local_share": -0.1}, r"local_share is -0\.1; give a number in \[0, 1\]"),
+    ("FedEMAPFL", {"local_share": 1.5}, r"local_share is 1\.5; give a number in \[0, 1\]"),
+    ("FedNova", {"prox_weight": -1.0}, r"prox_weight is -1\.0; give a number >= 0"),
+    ("FedNova", {"effective_steps": 0.0}, r"effective_steps is 0\.0; give a number > 0, or null"),
+    ("FedNova", {"effective_steps": float("nan")}, "effective_steps is nan; give"),
+    ("FedPer", {"private_layers": -1}, "private_layers is -1; give a whole number >= 0"),
+    ("FedPer", {"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
+    ("Local", {"unseen_epochs": -1}, "unseen_epochs is -1; give a whole number >= 0"),
+    ("QFedAvg", {"fairness_power": -1.0}, r"fairness_power is -1\.0; give a number >= 0"),
+    ("QFedAvg", {"lipschitz": 0.0}, r"lipschitz is 0\.0; give a number > 0, or null"),
+    ("QFedSGD", {"fairness_power": -1.0}, r"fairness_power is -1\.0; give a number >= 0"),
+    ("QFedSGD", {"lipschitz": 0.0}, r"lipschitz is 0\.0; give a number > 0, or null"),
+    ("SurrogateOptimization", {"unseen_steps": 0}, "unseen_steps is 0; give a whole number >= 1"),
+    ("UCFL", {"num_streams": 0}, "num_streams is 0; give a whole number >= 1, personal or silhouette"),
+    ("UCFL", {"num_streams": "many"}, "num_streams is many"),
+    ("UCFL", {"warmup_rounds": -1}, "warmup_rounds is -1"),
+    ("UCFL", {"num_batches": 1}, "num_batches is 1; give a whole number >= 2"),
+    ("UCFL", {"min_variance": 0.0}, r"min_variance is 0\.0; give a number > 0"),
 ]
 
 
@@ -164,3 +192,18 @@ WRONG = [
 def test_values_out_of_range_are_named(name, wrong, message):
     with pytest.raises(ConfigError, match=rf"^--model\.algorithm\.{message}"):
         getattr(algorithms, name)(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("EASGD", ""),
+        ("FedBuff", ": clients start from"),
+        ("FedSGD", ": its clients send gradients"),
+        ("SCAFFOLD", ": its controls would steer"),
+        ("UCFL", ": all leaves of the clients' models are mixed"),
+    ],
+)
+def test_clients_cannot_keep_their_normalisation(name, reason):
+    with pytest.raises(ConfigError, match=rf"^--model\.batch_norm is local, and {name} cannot{reason}"):
+        LocalNorm(getattr(algorithms, name)())

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from federated_round import MULTICLASS, Federation, distance, make_context, make_task, run_rounds
+from federated_round import MULTICLASS, Federation, distance, make_context, make_task, run_rounds, small_mlp
 from torch import nn
 from torchvision.transforms import v2
 
@@ -17,7 +17,7 @@ from lit_fed.core.seeds import Secret, seed_of
 from lit_fed.core.types import LocalWork, Split
 from lit_fed.data.augmentation import Augmentation, in_batches
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 from lit_fed.wrappers.privacy.example_level import ExamplePrivacy
 
 SIZES = [9, 1, 6, 2]
@@ -43,10 +43,6 @@ def pictures(sizes=SIZES, dtype=torch.float64):
     x = torch.rand(sum(sizes), 1, 5, 5, generator=rng, dtype=torch.float64).to(dtype)
     y = torch.randint(3, (sum(sizes),), generator=rng)
     return Split(x, y, torch.tensor([0, *sizes]).cumsum(0))
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def task(network=small_mlp):

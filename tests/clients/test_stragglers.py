@@ -2,20 +2,25 @@
 
 import pytest
 import torch
-from federated_round import MULTICLASS, Federation, batch_orders, distance, make_clients, make_task, run_rounds
+from federated_round import (
+    MULTICLASS,
+    Federation,
+    batch_orders,
+    distance,
+    make_clients,
+    make_task,
+    run_rounds,
+    small_mlp,
+)
 
 from lit_fed.algorithms import FedAvg, FedEM, FedProx, Local
 from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 RAGGED = [30, 1, 17, 2, 12, 4, 5, 33]
 ALGORITHMS = [FedAvg(), FedProx(0.5), FedProx(0.5, 0.5), FedEM(2), FedEM(2, shuffle_per_component=True), Local()]
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def run(algorithm, trainer, fraction, **options):

@@ -14,6 +14,7 @@ from federated_round import (
     make_task,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from torch import nn
 from torch._functorch import predispatch
@@ -30,10 +31,6 @@ from lit_fed.serving import client_scores, predict_job
 
 ALGORITHMS = [FedAvg(), FedAvgPlus(), FedEM(), FedEM(num_components=2, shuffle_per_component=True), Local()]
 RAGGED = [300, 1, 17, 2, 128, 4, 5, 33]
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def both(algorithm, train, rounds=3, vectorized=None, **options):

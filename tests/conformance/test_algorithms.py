@@ -28,8 +28,10 @@ from federated_round import (
     make_clients,
     make_parties,
     make_task,
+    reordered,
     run_rounds,
     same_bits,
+    small_mlp,
 )
 from normalised import NormalisedMLP
 
@@ -43,7 +45,7 @@ from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 from lit_fed.wrappers.compatibility import FEATURES, Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
@@ -103,10 +105,6 @@ def algorithm(cls):
 def strict_trainer(request):
     """Clients one by one, where no function may return a NaN even if it is not used, and at once."""
     return request.param()
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def federation_of(algorithm, train, trainer=None, target=BINARY, network=Linear, dtype=torch.float64, **options):
@@ -293,9 +291,7 @@ def test_client_order(algorithm, client_trainer):
     """Clients in another order, and under other names, with batches that do not depend on the names."""
     train = make_clients(SIZES)
     order = torch.tensor([2, 0, 3, 1])
-    rows = torch.cat([torch.arange(int(train.offsets[one]), int(train.offsets[one + 1])) for one in order.tolist()])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), train.sizes[order].cumsum(0)])
-    renamed = Split(train.x[rows], train.y[rows], offsets)
+    renamed = reordered(train, order)
     groups = torch.arange(len(SIZES)) % 2
     federations = [
         federation_of(algorithm, data, client_trainer, batch_size=0, groups=own)
@@ -488,9 +484,10 @@ def test_has_a_config(cls):
 def test_has_a_test_and_a_reference(cls):
     stem = source_of(cls).stem
     assert (ROOT / f"tests/algorithms/test_{stem}.py").is_file()
-    reference = (ROOT / f"tests/algorithms/references/{stem}_numpy.py").read_text()
-    assert "lit_fed" not in reference
-    assert "torch" not in reference
+    for name in (f"{stem}_numpy", "logistic"):
+        reference = (ROOT / f"tests/algorithms/references/{name}.py").read_text()
+        assert "lit_fed" not in reference
+        assert "torch" not in reference
 
 
 def test_has_a_row_in_the_paper_index(cls):

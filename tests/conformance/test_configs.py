@@ -8,7 +8,6 @@ import yaml
 from jsonargparse import ArgumentError
 
 from lit_fed.algorithms import Algorithm
-from lit_fed.cli import FederatedCLI
 from lit_fed.data import DataSet
 from lit_fed.errors import ConfigError
 from lit_fed.models import Network
@@ -22,19 +21,6 @@ PARTS = [path for path in CONFIGS if path not in EXPERIMENTS + SWEEPS]
 
 def name_of(path):
     return str(path.relative_to(ROOT))
-
-
-@pytest.fixture(scope="module")
-def parser():
-    """The parser of `fit`, built once: that is the slow part of a command line."""
-
-    class OnlyParser(FederatedCLI):
-        def parse_arguments(self, parser, args):
-            raise StopIteration(self._parser("fit"))
-
-    with pytest.raises(StopIteration) as stopped:
-        OnlyParser(["fit"])
-    return stopped.value.value
 
 
 @pytest.fixture(scope="module")

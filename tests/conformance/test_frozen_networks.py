@@ -7,17 +7,7 @@ makes of the samples. So both have to give the same numbers, and to send the sam
 import pytest
 import torch
 from federated_round import MULTICLASS, distance, make_task, same_bits
-from network_cases import (
-    CASES,
-    EXACT,
-    LINEAR_ALONE,
-    SIZES,
-    UNSEEN,
-    Unused,
-    federation,
-    images,
-    num_rounds,
-)
+from network_cases import CASES, EXACT, LINEAR_ALONE, SIZES, UNSEEN, Unused, federation, images, num_rounds
 from test_algorithms import all_algorithms, everything, finite
 from torch import nn
 

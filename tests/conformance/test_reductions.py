@@ -2,14 +2,23 @@
 
 import pytest
 import torch
-from federated_round import BINARY, MULTICLASS, Federation, distance, make_clients, make_task, run_rounds, same_bits
+from federated_round import (
+    BINARY,
+    MULTICLASS,
+    Federation,
+    distance,
+    make_clients,
+    make_task,
+    run_rounds,
+    same_bits,
+    small_mlp,
+)
 
 from lit_fed.algorithms import FedAvg, FedAvgPlus, FedEM, Local
-from lit_fed.clients import SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.types import Split
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SIZES = [6, 1, 9, 3]
 COHORTS = [[0, 1, 2, 3], [2, 0], [1, 3, 3]]
@@ -17,19 +26,10 @@ MOMENTUM = {"momentum": 0.9, "weight_decay": 0.01, "local_epochs": 2}
 PLAIN = {"local_epochs": 2}
 
 
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
-
-
 @pytest.fixture(params=[(BINARY, Linear), (MULTICLASS, small_mlp)], ids=["linear", "mlp"])
 def problem(request):
     target, network = request.param
     return {"train": make_clients(SIZES, target=target), "task": make_task(target, network=network)}
-
-
-@pytest.fixture(params=[SequentialTrainer, VectorizedTrainer], ids=lambda one: one.name)
-def trainer(request):
-    return request.param()
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from lit_fed.core.local_solver import LocalSolver
 ROUNDS = 5
 SOLVER = LocalSolver(lr=0.2, momentum=0.5)
 
-VARIANTS = {
-    "APFL": {"unseen_epochs": 2},
-}
+VARIANTS = {"APFL": {"unseen_epochs": 2}}
 """Settings with which an unseen client takes local steps, where the defaults take none."""
 
 STEPS_WITHOUT_A_RATE = {

@@ -2,22 +2,22 @@
 
 import pytest
 import torch
-from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, distance, make_task, perturbed, same_bits
-from torch import nn
+from federated_round import (
+    BINARY,
+    MULTICLASS,
+    POSITIONS,
+    REGRESSION,
+    NormalisedLinear,
+    Tagger,
+    distance,
+    make_task,
+    perturbed,
+    same_bits,
+)
 
 from lit_fed.core import tree
 from lit_fed.core.types import Batch
-from lit_fed.models import MLP, Linear, Network
-
-
-class Normalised(Network):
-    def __init__(self, input_shape, num_outputs):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.linear = nn.Linear(input_shape[0], num_outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
+from lit_fed.models import MLP, Linear
 
 
 def small_mlp(shape, outputs):
@@ -25,7 +25,11 @@ def small_mlp(shape, outputs):
 
 
 CASES = [
-    *((target, network) for target in (BINARY, MULTICLASS, REGRESSION) for network in (Linear, small_mlp, Normalised)),
+    *(
+        (target, network)
+        for target in (BINARY, MULTICLASS, REGRESSION)
+        for network in (Linear, small_mlp, NormalisedLinear)
+    ),
     (POSITIONS, Tagger),
 ]
 NAMES = [f"{'positions' if target.positions else target.kind}-{network.__name__}" for target, network in CASES]
@@ -103,7 +107,7 @@ def test_models_do_not_mix(case, own_batches):
 
 
 @pytest.mark.parametrize("axis", ["loop", "vmap"])
-@pytest.mark.parametrize(("target", "network"), [case for case in CASES if case[1] is not Normalised])
+@pytest.mark.parametrize(("target", "network"), [case for case in CASES if case[1] is not NormalisedLinear])
 def test_padding_takes_no_part(target, network, axis):
     task = make_task(target, network=network, model_axis=axis)
     models, batch = perturbed(task.init(2, 0), 0.5), make_batch(target)

@@ -134,8 +134,7 @@ def test_types_never_change(dtype, options):
 
 
 @pytest.mark.parametrize(
-    ("options", "first", "second"),
-    [({}, 0, 0), ({"momentum": 0.9}, 2, 0), ({"optimizer": "adam"}, 2, 2)],
+    ("options", "first", "second"), [({}, 0, 0), ({"momentum": 0.9}, 2, 0), ({"optimizer": "adam"}, 2, 2)]
 )
 def test_only_what_the_method_needs_is_kept(options, first, second):
     state = LocalSolver(**options).init(make_task().init(1, 0))

@@ -1,28 +1,24 @@
 """Labels for distillation: the gradient is that of a mixture of cross-entropy and Kullback-Leibler divergence."""
 
-import math
-
 import pytest
 import torch
-from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, distance, make_task, perturbed, same_bits
-from torch import nn
+from federated_round import (
+    BINARY,
+    MULTICLASS,
+    POSITIONS,
+    REGRESSION,
+    Plain,
+    Tagger,
+    distance,
+    make_task,
+    perturbed,
+    same_bits,
+)
 from torch.func import functional_call
 
 from lit_fed.core import tree
 from lit_fed.core.types import Batch
-from lit_fed.models import MLP, Linear, Network
-
-
-class Plain(Network):
-    """The arithmetic and names of Linear, without its closed form."""
-
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(math.prod(input_shape), num_outputs)
-
-    def forward(self, x):
-        return self.linear(x.flatten(1))
-
+from lit_fed.models import MLP, Linear
 
 CASES = [
     *((target, network) for target in (BINARY, MULTICLASS, REGRESSION) for network in (Linear, Plain, MLP)),

@@ -8,6 +8,8 @@ from federated_round import (
     MULTICLASS,
     POSITIONS,
     REGRESSION,
+    NormalisedLinear,
+    Plain,
     Tagger,
     distance,
     make_clients,
@@ -24,21 +26,10 @@ from lit_fed.core.seeds import seed_of
 from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ClientData, ModelState
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear, Network
+from lit_fed.models import MLP, Linear
 
 TARGETS = {"binary": BINARY, "multiclass": MULTICLASS, "regression": REGRESSION}
 TIGHT = {"rtol": 0, "atol": 1e-12}
-
-
-class Plain(Network):
-    """The arithmetic and names of Linear, without its closed form."""
-
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(math.prod(input_shape), num_outputs)
-
-    def forward(self, x):
-        return self.linear(x.flatten(1))
 
 
 def pytorchs(input_shape, num_outputs):
@@ -47,16 +38,6 @@ def pytorchs(input_shape, num_outputs):
 
 def flattened(input_shape, num_outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), num_outputs))
-
-
-class Normalised(Network):
-    def __init__(self, input_shape: tuple[int, ...], num_outputs: int) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(input_shape[0])
-        self.linear = nn.Linear(input_shape[0], num_outputs)
-
-    def forward(self, x):
-        return self.linear(self.norm(x))
 
 
 def labels(target, shape):
@@ -211,7 +192,7 @@ def test_inputs_of_several_axes_are_flattened():
 
 
 def test_no_input_is_changed():
-    task = Task.create(lambda: Normalised((4,), 1), BINARY, dtype=torch.float64)
+    task = Task.create(lambda: NormalisedLinear((4,), 1), BINARY, dtype=torch.float64)
     models, batch, weight = task.init(2, 0), make_batch(BINARY), torch.rand(6, 2, dtype=torch.float64)
     before = tree.map_leaves(torch.clone, (models, batch, weight))
     _, _, buffers = task.value_and_grad(models, batch, weight)
@@ -222,9 +203,9 @@ def test_no_input_is_changed():
 
 
 def test_running_statistics_are_those_of_a_module_in_training():
-    task = Task.create(lambda: Normalised((4,), 1), BINARY, dtype=torch.float64)
+    task = Task.create(lambda: NormalisedLinear((4,), 1), BINARY, dtype=torch.float64)
     models, batch = task.init(1, 3), make_batch(BINARY)
-    network = Normalised((4,), 1).double().train()
+    network = NormalisedLinear((4,), 1).double().train()
     network.load_state_dict(tree.index(models.parameters, 0) | tree.index(models.buffers, 0))
     network(batch.x)
     _, _, buffers = task.value_and_grad(models, batch)

@@ -15,7 +15,6 @@ from reproduction.registry import TABLES
 from reproduction.tables import Results
 
 from lit_fed.algorithms import Algorithm
-from lit_fed.cli import FederatedCLI
 from lit_fed.clients.session import check_init_seeds
 
 RESULTS = Path(__file__).parents[2] / "docs/results"
@@ -197,19 +196,6 @@ def test_one_surrogate_is_fedem():
     for name in ("accuracy", "accuracy_decile", "accuracy_worst", "loss"):
         key = f"test/seen/{name}"
         assert one[key] == pytest.approx(other[key], abs=1e-6)
-
-
-@pytest.fixture(scope="module")
-def parser():
-    """The parser of `fit`, built once: that is the slow part of a command line."""
-
-    class OnlyParser(FederatedCLI):
-        def parse_arguments(self, parser, args):
-            raise StopIteration(self._parser("fit"))
-
-    with pytest.raises(StopIteration) as stopped:
-        OnlyParser(["fit"])
-    return stopped.value.value
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda one: one.name)

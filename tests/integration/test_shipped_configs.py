@@ -22,16 +22,7 @@ def test_a_file_here_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     place = str(configs_folder() / "experiment/quickstart.yaml")
     given = ["fit", "--config", QUICKSTART, f"--config={QUICKSTART}", "-c", QUICKSTART, "--name", QUICKSTART]
-    assert found_in(given) == [
-        "fit",
-        "--config",
-        place,
-        f"--config={place}",
-        "-c",
-        place,
-        "--name",
-        QUICKSTART,
-    ]
+    assert found_in(given) == ["fit", "--config", place, f"--config={place}", "-c", place, "--name", QUICKSTART]
     (tmp_path / "configs/experiment").mkdir(parents=True)
     (tmp_path / QUICKSTART).write_text("{}")
     assert found_in(given) == given

@@ -370,10 +370,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, capsys):
     assert "none.yaml: No such file" in capsys.readouterr().err
     assert swept(path, tmp_path) == 2
     assert "holds something that is no sweep" in capsys.readouterr().err
-    with (
-        SweepFolder(tmp_path / "out").opened(read_sweep(path), None),
-        pytest.raises(ConfigError, match="at work"),
-    ):
+    with SweepFolder(tmp_path / "out").opened(read_sweep(path), None), pytest.raises(ConfigError, match="at work"):
         SweepFolder(tmp_path / "out").opened(read_sweep(path), None).__enter__()
 
 

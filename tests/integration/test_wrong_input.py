@@ -61,10 +61,7 @@ def clients(root, **changes):
         (["--data.dataset", "ClientFolder"], ["data.dataset.root"]),
         (["--data.dataset", "ClientFolder", "--data.dataset.root", "no/such/folder"], ["no/such/folder"]),
         (["--model.client_trainer", "vectorised"], ["client_trainer", "vectorised", "vectorized"]),
-        (
-            ["--model.network", "LeafCNN", "--model.client_trainer", "vectorized"],
-            ["LeafCNN|dropout", "sequential"],
-        ),
+        (["--model.network", "LeafCNN", "--model.client_trainer", "vectorized"], ["LeafCNN|dropout", "sequential"]),
         (["--trainer.fast_dev_run", "true"], ["fast_dev_run", "max_epochs"]),
         (["--trainer.limit_train_batches", "0.5"], ["limit_train_batches", "client_fraction"]),
         (["--trainer.gradient_clip_val", "1.0"], ["gradient_clip_val", "clip_norm"]),

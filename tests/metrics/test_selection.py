@@ -124,11 +124,7 @@ def test_refused_at_once(given, message):
         ({"AUROC": {"average": "none"}}, Sequences(3), "AUROC gives 3 numbers per client"),
         ("ROC", Binary(), "ROC gives a tuple per client"),
         ("KLDivergence", Regression(), "KLDivergence cannot measure these: the labels are numbers, and it says: "),
-        (
-            classification.MulticlassAUROC(5),
-            Multiclass(3),
-            "MulticlassAUROC cannot measure these: the labels are mul",
-        ),
+        (classification.MulticlassAUROC(5), Multiclass(3), "MulticlassAUROC cannot measure these: the labels are mul"),
         (f"{__name__}.Nothing", Binary(), "there is no such metric"),
         (Shy, Binary(), "Shy cannot measure these: the labels are binary, 2 classes, and it says: not today"),
     ],

@@ -46,10 +46,7 @@ def test_dropout_by_function_is_seen():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"name": "resnett18", "options": {}},
-            "name is resnett18; give a network of timm, did you mean resnet18",
-        ),
+        ({"name": "resnett18", "options": {}}, "name is resnett18; give a network of timm, did you mean resnet18"),
         (
             {"options": {"growth_rate": 1}},
             r"timm's test_vit cannot be built \(TypeError: .* correct --model\.network\.options",

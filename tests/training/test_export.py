@@ -200,10 +200,7 @@ def test_networks_as_onnx(name, tmp_path):
         np.testing.assert_allclose(found, expectation(module, (), batch), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("target", "shape"),
-    [(Binary(), (4, 2)), (Regression(), (4,)), (Multiclass(3), (4, 3))],
-)
+@pytest.mark.parametrize(("target", "shape"), [(Binary(), (4, 2)), (Regression(), (4,)), (Multiclass(3), (4, 3))])
 def test_kinds_of_targets(target, shape):
     module = built(models.Linear, (6,), target, FedEM(num_components=2))
     state, x = MixtureState(torch.tensor([0.25, 0.75])), torch.randn(4, 6)

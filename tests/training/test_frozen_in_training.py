@@ -69,7 +69,6 @@ BODY = 3 * (16 + 1)
 HEAD = 10 * (75 + 1)
 MODEL = {"network": RandomFeatures, "init_seeds": [4, 5, 6]}
 SOLVER = LocalSolver(momentum=0.9, persist_optimizer=True)
-FROZEN = {"frozen__body_0_weight", "frozen__body_0_bias"}
 
 
 def trainer(tmp_path):

@@ -27,9 +27,3 @@ def afl_round(theta, weights, clients, *, model_lr, weight_lr):
     """New model [d + 1] and new client weights [T]."""
     losses, gradients = zip(*(loss_and_gradient(theta, x, y) for x, y in clients), strict=True)
     return theta - model_lr * weights @ np.stack(gradients), project(weights + weight_lr * np.array(losses))
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-    return np.column_stack([1 - positive, positive])

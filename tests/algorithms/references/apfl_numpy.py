@@ -4,15 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-
-
-def gradient(theta, x, y, batch):
-    error = (probability(theta, x[batch]) - y[batch]) / len(batch)
-    return np.append(error @ x[batch], error.sum())
+from references.logistic import gradient, probability
 
 
 def local(
@@ -21,9 +13,9 @@ def local(
     """Local steps of one client: its copy of the global model, its own model and its mixing weight afterwards."""
     of_w, of_v = np.zeros_like(w), np.zeros_like(v)
     for step, batch in enumerate(batches):
-        mixed = gradient(alpha * v + (1 - alpha) * w, x, y, batch)
+        mixed = gradient(alpha * v + (1 - alpha) * w, x[batch], y[batch])
         slope = (v - w) @ mixed + alpha_decay * alpha
-        of_w = momentum * of_w + gradient(w, x, y, batch) + weight_decay * w
+        of_w = momentum * of_w + gradient(w, x[batch], y[batch]) + weight_decay * w
         of_v = momentum * of_v + (alpha if factor else 1.0) * mixed + weight_decay * v
         w, v = w - lr * of_w, v - lr * of_v
         if update == "every_step" or (update == "first_step" and step == 0):

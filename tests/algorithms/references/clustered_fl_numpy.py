@@ -6,20 +6,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 from itertools import product
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-
-
-def train(theta, x, y, batches, *, lr, momentum=0.0, weight_decay=0.0):
-    velocity = 0.0
-    for batch in batches:
-        error = probability(theta, x[batch]) - y[batch]
-        gradient = np.append(error @ x[batch], error.sum()) / len(batch) + weight_decay * theta
-        velocity = momentum * velocity + gradient
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import sgd
 
 
 def cosine(a, b):
@@ -59,7 +46,7 @@ def clustered_round(clusters, clients, batches, *, eps1, eps2, most, min_size, *
     born = []
     for number, (theta, members) in enumerate(clusters):
         for i in members:
-            models[i] = train(theta, *clients[i], batches[i], **solver)
+            models[i] = sgd(theta, *clients[i], batches[i], **solver)
         updates = [models[i] - theta for i in members]
         sizes = np.array([len(clients[i][1]) for i in members])
         average = np.linalg.norm(np.average(updates, axis=0, weights=sizes))
@@ -83,13 +70,7 @@ def place(splits, x, y, batches, **solver):
     cluster = 0
     for number, (parent, theta, cached) in enumerate(splits):
         if cluster == parent:
-            own = train(theta, x, y, batches, **solver) - theta
+            own = sgd(theta, x, y, batches, **solver) - theta
             likeness = [max(cosine(own, update) for _, on, update in cached if on == side) for side in (0, 1)]
             cluster = number + 1 if likeness[1] > likeness[0] else cluster
     return cluster
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = probability(theta, x)
-    return np.stack([1 - positive, positive], axis=1)

@@ -4,49 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. The server keeps what 
 """
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def gradient(theta, x, y):
-    features = with_bias(x)
-    return features.T @ (sigmoid(features @ theta) - y) / len(y)
-
-
-def exact(theta, x, y, share, dual, rho, z):
-    """argmin share·f(θ) + ⟨dual, θ⟩ + ρ/2·‖θ − z‖² by damped Newton steps."""
-    features = with_bias(x)
-
-    def objective(theta):
-        logits = features @ theta
-        loss = np.mean(np.logaddexp(0, logits) - y * logits)
-        return share * loss + dual @ theta + rho / 2 * np.sum((theta - z) ** 2)
-
-    for _ in range(60):
-        slope = share * gradient(theta, x, y) + dual + rho * (theta - z)
-        p = sigmoid(features @ theta)
-        hessian = share * features.T @ (features * (p * (1 - p))[:, None]) / len(y) + rho * np.eye(len(theta))
-        step, size = np.linalg.solve(hessian, slope), 1.0
-        while objective(theta - size * step) > objective(theta) + 1e-13 and size > 1e-10:
-            size /= 2
-        theta = theta - size * step
-    return theta
-
-
-def inexact(theta, x, y, share, dual, rho, z, batches, lr, momentum=0.0, weight_decay=0.0):
-    """SGD on the same objective divided by the share."""
-    velocity = np.zeros_like(theta)
-    for batch in batches:
-        slope = gradient(theta, x[batch], y[batch]) + (dual + rho * (theta - z)) / share + weight_decay * theta
-        velocity = momentum * velocity + slope
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import exact, inexact
 
 
 def consensus_admm_round(
@@ -76,18 +34,16 @@ def consensus_admm_round(
     for i in present:
         x, y = clients[i]
         share = len(clients) * len(y) / total if samples else 1.0
+
+        def added(theta, z=z, dual=duals[i]):
+            return dual + rho * (theta - z)
+
         if solver is None:
-            xs[i] = exact(xs[i], x, y, share, duals[i], rho, z)
+            xs[i] = exact(xs[i], x, y, share, added, rho)
         else:
-            xs[i] = inexact(xs[i], x, y, share, duals[i], rho, z, batches[i], **solver)
+            xs[i] = inexact(xs[i], x, y, share, added, batches[i], **solver)
         sent[i] = alpha * xs[i] + (1 - alpha) * z + duals[i] / rho
     old, z = z, np.mean(sent, axis=0)
     for i in present:
         duals[i] = duals[i] + rho * (alpha * xs[i] + (1 - alpha) * old - z)
     return z, xs, duals, sent
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)

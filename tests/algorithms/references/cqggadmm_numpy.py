@@ -6,46 +6,7 @@ A model is a vector [d + 1] whose last entry is the bias. The random numbers of 
 import math
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def gradient(theta, x, y):
-    features = with_bias(x)
-    return features.T @ (sigmoid(features @ theta) - y) / len(y)
-
-
-def exact(theta, x, y, share, linear, curvature):
-    """argmin share·f(θ) + ⟨linear, θ⟩ + curvature/2·‖θ‖² by Newton steps, halved until the slope falls."""
-    features = with_bias(x)
-
-    def slope_at(theta):
-        return share * gradient(theta, x, y) + linear + curvature * theta
-
-    for _ in range(100):
-        p = sigmoid(features @ theta)
-        hessian = share * features.T @ (features * (p * (1 - p))[:, None]) / len(y) + curvature * np.eye(len(theta))
-        step, size = np.linalg.solve(hessian, slope_at(theta)), 1.0
-        while size > 1e-6 and np.linalg.norm(slope_at(theta - size * step)) > np.linalg.norm(slope_at(theta)):
-            size /= 2
-        theta = theta - size * step
-    return theta
-
-
-def inexact(theta, x, y, share, linear, curvature, batches, lr, momentum=0.0, weight_decay=0.0):
-    """SGD on the same objective divided by the share."""
-    velocity = np.zeros_like(theta)
-    for batch in batches:
-        slope = gradient(theta, x[batch], y[batch]) + (linear + curvature * theta) / share + weight_decay * theta
-        velocity = momentum * velocity + slope
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import exact, inexact
 
 
 def quantise(delta, R, b, random):
@@ -97,10 +58,14 @@ def cqggadmm_round(
             share = len(clients) * len(y) / total if samples else 1.0
             near = [j for j in range(len(clients)) if edges[i, j]]
             linear, curvature = alphas[i] - rho * sum(hats[j] for j in near), rho * len(near)
+
+            def added(theta, linear=linear, curvature=curvature):
+                return linear + curvature * theta
+
             if solver is None:
-                thetas[i] = exact(thetas[i], x, y, share, linear, curvature)
+                thetas[i] = exact(thetas[i], x, y, share, added, curvature)
             else:
-                thetas[i] = inexact(thetas[i], x, y, share, linear, curvature, batches[group][i], **solver)
+                thetas[i] = inexact(thetas[i], x, y, share, added, batches[group][i], **solver)
             delta, grid = thetas[i] - hats[i], grids[i]
             if bits:
                 R, (last, b) = np.abs(delta).max(), grids[i]
@@ -117,9 +82,3 @@ def cqggadmm_round(
         for i in range(len(clients))
     ]
     return thetas, hats, alphas, grids, sent
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)

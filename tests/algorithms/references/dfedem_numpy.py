@@ -4,10 +4,7 @@ The components of a client are rows [M, d + 1] whose last entry is the bias; cli
 """
 
 import numpy as np
-
-
-def sigmoid(scores):
-    return 1 / (1 + np.exp(-scores))
+from references.logistic import sigmoid, with_bias
 
 
 def metropolis(edges, present=None):
@@ -31,10 +28,6 @@ def expectation(theta, pi, x, y):
     joint = pi * np.where(y[:, None] == 1, positive, 1 - positive)
     total = joint.sum(axis=1, keepdims=True)
     return joint / total, (joint / total).mean(axis=0), -np.log(total).mean()
-
-
-def with_bias(x):
-    return np.hstack([x, np.ones((len(x), 1))])
 
 
 def dfedem_round(thetas, pis, clients, batches, matrix, *, lr, momentum=0.0, weight_decay=0.0, shares=None):

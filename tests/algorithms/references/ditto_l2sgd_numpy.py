@@ -4,18 +4,12 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
+from references.logistic import sgd
 
 
-def personal(v, w, x, y, batches, prox_weight, lr, momentum=0.0, weight_decay=0.0):
+def personal(v, w, x, y, batches, prox_weight, lr, **solver):
     """Proximal SGD towards w."""
-    velocity = np.zeros_like(v)
-    features = np.hstack([x, np.ones((len(x), 1))])
-    for batch in batches:
-        p = 1 / (1 + np.exp(-features[batch] @ v))
-        slope = features[batch].T @ (p - y[batch]) / len(batch) + weight_decay * v
-        velocity = momentum * velocity + slope + prox_weight * (v - w)
-        v = v - lr * velocity
-    return v
+    return sgd(v, x, y, batches, lr, added=lambda v: prox_weight * (v - w), **solver)
 
 
 def l2sgd_round(vs, w, clients, batches, present, **options):

@@ -4,11 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def gradient(theta, x, y, batch):
-    error = (1 / (1 + np.exp(-(x[batch] @ theta[:-1] + theta[-1]))) - y[batch]) / len(batch)
-    return np.append(error @ x[batch], error.sum())
+from references.logistic import gradient
 
 
 def work(model, centre, velocity, x, y, batches, *, lr, elasticity, delta, weight_decay=0.0):
@@ -16,7 +12,7 @@ def work(model, centre, velocity, x, y, batches, *, lr, elasticity, delta, weigh
     for step, batch in enumerate(batches):
         force = elasticity * (model - centre) if step == 0 else 0.0
         ahead = model + delta * velocity
-        velocity = delta * velocity - lr * (gradient(ahead, x, y, batch) + weight_decay * ahead)
+        velocity = delta * velocity - lr * (gradient(ahead, x[batch], y[batch]) + weight_decay * ahead)
         model = model + velocity - force
     return model, velocity
 
@@ -47,9 +43,3 @@ def asynchronous_round(models, centre, velocities, clients, batches, order, *, e
         )
         centre = centre + elasticity * difference
     return models, centre, velocities
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-    return np.stack([1 - positive, positive], axis=1)

@@ -4,14 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def sigmoid(z):
-    return 1 / (1 + np.exp(-z))
+from references.logistic import sigmoid, with_bias
 
 
 def local_sgd(theta, x, y, batches, *, lr, momentum=0.0, weight_decay=0.0, velocity=None):
@@ -51,9 +44,3 @@ def fedavg_round(theta, clients, batches, *, present=None, uniform=False, stale_
     if stale_fill:
         return (total + (weights.sum() - share) * theta) / weights.sum(), list(kept.values())
     return total / share, list(kept.values())
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)

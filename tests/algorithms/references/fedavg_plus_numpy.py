@@ -4,20 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-
-
-def sgd(theta, x, y, batches, lr, momentum=0.0, weight_decay=0.0):
-    velocity = np.zeros_like(theta)
-    for batch in batches:
-        error = (probability(theta, x[batch]) - y[batch]) / len(batch)
-        gradient = np.append(x[batch].T @ error, error.sum()) + weight_decay * theta
-        velocity = momentum * velocity + gradient
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import probability, sgd
 
 
 def fedavg_plus_round(theta, clients, batches, lr, **solver):

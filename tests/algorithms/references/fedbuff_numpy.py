@@ -4,6 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
+from references.logistic import sgd
 
 
 def schedule(means, least, size, number, num_rounds, rng):
@@ -25,18 +26,6 @@ def schedule(means, least, size, number, num_rounds, rng):
     return found
 
 
-def gradient(w, features, labels):
-    return features.T @ (1 / (1 + np.exp(-features @ w)) - labels) / len(labels)
-
-
-def client_change(w, features, labels, batches, lr, momentum):
-    new, velocity = w, np.zeros_like(w)
-    for batch in batches:
-        velocity = momentum * velocity + gradient(new, features[batch], labels[batch])
-        new = new - lr * velocity
-    return new - w
-
-
 def server_step(w, changes, ages, server_lr=1.0, weights=None):
     """Changes of some clients, and how many steps ago each was sent its model."""
     weights = np.ones(len(changes)) if weights is None else weights
@@ -49,8 +38,7 @@ def one_round(versions, clients, batches, arrived, *, server_lr, lr, momentum, b
     changes, ages, sizes = [], [], []
     for client, version in arrived:
         x, y = clients[client]
-        features = np.column_stack([x, np.ones(len(y))])
-        changes.append(client_change(versions[version], features, y, batches[client], lr, momentum))
+        changes.append(sgd(versions[version], x, y, batches[client], lr, momentum) - versions[version])
         ages.append(len(versions) - 1 - version)
         sizes.append(len(y))
     return server_step(versions[-1], changes, ages, server_lr, sizes if by_samples else None)

@@ -4,19 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-
-
-def sgd(theta, x, y, batches, lr, momentum=0.0, weight_decay=0.0):
-    velocity = 0.0
-    for batch in batches:
-        error = (probability(theta, x[batch]) - y[batch]) / len(batch)
-        velocity = momentum * velocity + np.append(error @ x[batch], error.sum()) + weight_decay * theta
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import probability, sgd
 
 
 def ensemble_round(w, vs, clients, batches, **solver):

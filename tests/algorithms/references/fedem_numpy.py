@@ -4,10 +4,7 @@ Components are rows [M, d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
+from references.logistic import probability
 
 
 def likelihoods(thetas, x, y):

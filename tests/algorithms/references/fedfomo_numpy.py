@@ -4,25 +4,12 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
+from references.logistic import sgd
 
 
 def loss(theta, x, y):
     logit = x @ theta[:-1] + theta[-1]
     return np.logaddexp(0, np.where(y > 0, -logit, logit)).mean()
-
-
-def sgd(theta, x, y, batches, lr, momentum=0.0, weight_decay=0.0):
-    velocity = np.zeros_like(theta)
-    for batch in filter(len, batches):
-        error = (probability(theta, x[batch]) - y[batch]) / len(batch)
-        gradient = np.append(x[batch].T @ error, error.sum()) + weight_decay * theta
-        velocity = momentum * velocity + gradient
-        theta = theta - lr * velocity
-    return theta
 
 
 def combine(previous, models, x, y):

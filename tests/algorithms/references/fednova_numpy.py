@@ -4,6 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. The vectors a_i are wr
 """
 
 import numpy as np
+from references.logistic import gradient
 
 
 def step_weights(steps, *, lr=0.0, momentum=0.0, prox_weight=0.0, nesterov=False):
@@ -32,11 +33,9 @@ def local_solve(x, features, labels, batches, *, lr, momentum, prox_weight, weig
     """The model of a client after a step on each of its batches."""
     model, velocity = x.copy(), np.zeros_like(x)
     for batch in batches:
-        inputs = np.hstack([features[batch], np.ones((len(batch), 1))])
-        gradient = inputs.T @ (1 / (1 + np.exp(-inputs @ model)) - labels[batch]) / len(batch)
-        gradient = gradient + weight_decay * model + prox_weight * (model - x)
-        velocity = momentum * velocity + gradient
-        model = model - lr * (gradient + momentum * velocity if nesterov else velocity)
+        slope = gradient(model, features[batch], labels[batch]) + weight_decay * model + prox_weight * (model - x)
+        velocity = momentum * velocity + slope
+        model = model - lr * (slope + momentum * velocity if nesterov else velocity)
     return model
 
 

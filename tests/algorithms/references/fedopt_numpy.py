@@ -4,23 +4,15 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def local_sgd(x, features, labels, batches, lr, momentum):
-    velocity = 0.0
-    for batch in batches:
-        error = 1 / (1 + np.exp(-features[batch] @ x)) - labels[batch]
-        velocity = momentum * velocity + features[batch].T @ error / len(batch)
-        x = x - lr * velocity
-    return x
+from references.logistic import sgd
 
 
 def averaged_change(x, clients, batches, present, lr, momentum=0.0, all_samples=None):
     """The average of x_i − x by samples; with `all_samples` the absent count with 0."""
     total, count = np.zeros_like(x), 0
     for one in present:
-        features, labels = np.column_stack([clients[one][0], np.ones(len(clients[one][1]))]), clients[one][1]
-        total = total + len(labels) * (local_sgd(x, features, labels, batches[one], lr, momentum) - x)
+        features, labels = clients[one]
+        total = total + len(labels) * (sgd(x, features, labels, batches[one], lr, momentum) - x)
         count += len(labels)
     return total / (all_samples or count)
 

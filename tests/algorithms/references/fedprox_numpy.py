@@ -4,12 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def gradient(w, x, y):
-    """Gradient of the mean loss."""
-    features = np.hstack([x, np.ones((len(x), 1))])
-    return features.T @ (1 / (1 + np.exp(-features @ w)) - y) / len(y)
+from references.logistic import gradient
 
 
 def inexact_solve(anchor, x, y, batches, *, lr, prox_weight, inexactness=None, momentum=0.0, weight_decay=0.0):

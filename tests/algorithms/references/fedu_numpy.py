@@ -4,6 +4,7 @@ Models are rows [T, d + 1] whose last entry is the bias.
 """
 
 import numpy as np
+from references.logistic import gradient
 
 
 def fedu_round(models, clients, batches, edges, strength, *, lr, momentum=0.0, weight_decay=0.0, shares=None):
@@ -27,10 +28,8 @@ def fedu_round(models, clients, batches, edges, strength, *, lr, momentum=0.0, w
     for i, ((x, y), own) in enumerate(zip(clients, batches, strict=True)):
         velocity = 0.0
         for rows in own or []:
-            slope = 1 / (1 + np.exp(-(x[rows] @ trained[i, :-1] + trained[i, -1]))) - y[rows]
-            gradient = np.append(slope @ x[rows], slope.sum()) / len(rows)
-            gradient = (1.0 if shares is None else shares[i]) * gradient
-            velocity = momentum * velocity + gradient + weight_decay * trained[i]
+            slope = (1.0 if shares is None else shares[i]) * gradient(trained[i], x[rows], y[rows])
+            velocity = momentum * velocity + slope + weight_decay * trained[i]
             trained[i] = trained[i] - lr * velocity
     after = trained.copy()
     present = [i for i, own in enumerate(batches) if own is not None]

@@ -4,46 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. λ[p] ties the clients
 """
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def gradient(theta, x, y):
-    features = with_bias(x)
-    return features.T @ (sigmoid(features @ theta) - y) / len(y)
-
-
-def exact(theta, x, y, share, added, curvature):
-    """argmin share·f(θ) + terms with the gradient `added`(θ) and a constant curvature, by damped Newton steps."""
-    features = with_bias(x)
-    for _ in range(100):
-        slope = share * gradient(theta, x, y) + added(theta)
-        p = sigmoid(features @ theta)
-        hessian = share * features.T @ (features * (p * (1 - p))[:, None]) / len(y) + curvature * np.eye(len(theta))
-        step, size = np.linalg.solve(hessian, slope), 1.0
-        while size > 1e-6:
-            new = theta - size * step
-            if np.linalg.norm(share * gradient(new, x, y) + added(new)) <= np.linalg.norm(slope):
-                break
-            size /= 2
-        theta = theta - size * step
-    return theta
-
-
-def inexact(theta, x, y, share, added, batches, lr, momentum=0.0, weight_decay=0.0):
-    """SGD on the same objective divided by the share."""
-    velocity = np.zeros_like(theta)
-    for batch in batches:
-        slope = gradient(theta, x[batch], y[batch]) + added(theta) / share + weight_decay * theta
-        velocity = momentum * velocity + slope
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import exact, inexact
 
 
 def gadmm_round(xs, lambdas, clients, batches, *, order, rho, samples=False, solver=None):
@@ -92,9 +53,3 @@ def rewire(lambdas, old, new):
     padded = [np.zeros_like(lambdas[0]), *lambdas, np.zeros_like(lambdas[0])]
     terms = {client: padded[place + 1] - padded[place] for place, client in enumerate(old)}
     return list(np.cumsum([terms[client] for client in new], axis=0)[:-1])
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)

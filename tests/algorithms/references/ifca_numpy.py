@@ -4,6 +4,7 @@ Models are rows [k, d + 1] whose last entry is the bias.
 """
 
 import numpy as np
+from references.logistic import sgd
 
 
 def score(theta, x):
@@ -23,14 +24,6 @@ def estimate(thetas, x, y):
 def gradient(theta, x, y, weight_decay=0.0):
     slope = 1 / (1 + np.exp(-score(theta, x))) - y
     return np.append(slope @ x, slope.sum()) / len(y) + weight_decay * theta
-
-
-def local_update(theta, x, y, batches, *, lr, momentum=0.0, weight_decay=0.0):
-    velocity = np.zeros_like(theta)
-    for batch in batches:
-        velocity = momentum * velocity + gradient(theta, x[batch], y[batch], weight_decay)
-        theta = theta - lr * velocity
-    return theta
 
 
 def ifca_round(thetas, clients, batches, *, by_samples=False, gradients=False, lr, **solver):
@@ -57,12 +50,6 @@ def ifca_round(thetas, clients, batches, *, by_samples=False, gradients=False, l
             for i in members:
                 new[j] -= lr * weights[i] / weights.sum() * gradient(theta, *clients[i], **solver)
         elif members:
-            models = [local_update(theta, *clients[i], batches[i], lr=lr, **solver) for i in members]
+            models = [sgd(theta, *clients[i], batches[i], lr=lr, **solver) for i in members]
             new[j] = np.average(models, axis=0, weights=weights[members])
     return new, chosen
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = 1 / (1 + np.exp(-score(theta, x)))
-    return np.stack([1 - positive, positive], axis=1)

@@ -4,11 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def gradient(theta, x, y, batch):
-    error = (1 / (1 + np.exp(-(x[batch] @ theta[:-1] + theta[-1]))) - y[batch]) / len(batch)
-    return np.append(error @ x[batch], error.sum())
+from references.logistic import gradient, sgd
 
 
 def l2gd_round(models, mean, coins, clients, batches, *, lr, p, prox_weight, n, momentum=0.0, weight_decay=0.0):
@@ -41,7 +37,7 @@ def l2gd_round(models, mean, coins, clients, batches, *, lr, p, prox_weight, n, 
             if previous:
                 run, step, velocities = next(runs), 0, [0.0] * len(models)
             for i, (model, (x, y)) in enumerate(zip(models, clients, strict=True)):
-                slope = gradient(model, x, y, run[i][step]) + weight_decay * model
+                slope = gradient(model, x[run[i][step]], y[run[i][step]]) + weight_decay * model
                 velocities[i] = momentum * velocities[i] + slope
             models = [model - lr / (n * (1 - p)) * velocity for model, velocity in zip(models, velocities, strict=True)]
             mean, step = None, step + 1
@@ -51,10 +47,7 @@ def l2gd_round(models, mean, coins, clients, batches, *, lr, p, prox_weight, n, 
 
 def tune(mean, x, y, batches, lr, prox_weight):
     """The model of a client that was not in training."""
-    theta = mean
-    for batch in batches:
-        theta = theta - lr * (gradient(theta, x, y, batch) + prox_weight * (theta - mean))
-    return theta
+    return sgd(mean, x, y, batches, lr, added=lambda theta: prox_weight * (theta - mean))
 
 
 def mixture_solution(curvatures, centres, prox_weight):

@@ -4,10 +4,7 @@ The regulariser is differentiated as λ/2·tr(W Ω Wᵀ) with the centring matri
 """
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
+from references.logistic import gradient, sgd
 
 
 def mtl_round(columns, clients, batches, mean_weight, present, lr, momentum=0.0, weight_decay=0.0):
@@ -19,10 +16,9 @@ def mtl_round(columns, clients, batches, mean_weight, present, lr, momentum=0.0,
         x, y = clients[i]
         frozen, velocity = columns.copy(), 0.0
         for batch in batches[i]:
-            error = probability(frozen[:, i], x[batch]) - y[batch]
-            gradient = np.append(error @ x[batch], error.sum()) / len(batch)
-            gradient += mean_weight * (frozen @ omega)[:, i] + weight_decay * frozen[:, i]
-            velocity = momentum * velocity + gradient
+            slope = gradient(frozen[:, i], x[batch], y[batch])
+            slope += mean_weight * (frozen @ omega)[:, i] + weight_decay * frozen[:, i]
+            velocity = momentum * velocity + slope
             frozen[:, i] -= lr * velocity
         after[:, i] = frozen[:, i]
     return after
@@ -30,8 +26,4 @@ def mtl_round(columns, clients, batches, mean_weight, present, lr, momentum=0.0,
 
 def unseen_client(mean, x, y, batches, mean_weight, lr):
     """A client without a column: from the mean, tied to it."""
-    model = mean
-    for batch in batches:
-        error = probability(model, x[batch]) - y[batch]
-        model = model - lr * (np.append(error @ x[batch], error.sum()) / len(batch) + mean_weight * (model - mean))
-    return model
+    return sgd(mean, x, y, batches, lr, added=lambda model: mean_weight * (model - mean))

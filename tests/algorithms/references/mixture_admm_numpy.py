@@ -4,19 +4,7 @@ A model is a vector [d + 1] whose last entry is the bias. Sums over clients are 
 """
 
 import numpy as np
-
-
-def sigmoid(t):
-    return 1 / (1 + np.exp(-t))
-
-
-def with_bias(x):
-    return np.hstack([x, np.ones((len(x), 1))])
-
-
-def slope_of(theta, x, y):
-    features = with_bias(x)
-    return features.T @ (sigmoid(features @ theta) - y) / len(y)
+from references.logistic import exact, inexact, with_bias
 
 
 class Solver:
@@ -30,26 +18,12 @@ class Solver:
     def __call__(self, i, theta, terms, dual=0.0):
         (x, y), share = self.clients[i], self.shares[i]
 
-        def slope(theta, x, y):
-            return slope_of(theta, x, y) + (sum(w * (theta - anchor) for w, anchor in terms) - dual) / share
+        def added(theta):
+            return sum(w * (theta - anchor) for w, anchor in terms) - dual
 
         if self.sgd is not None:
-            return self._descend(slope, theta, x, y, self.batches[i], **self.sgd)
-        features, weight = with_bias(x), sum(w for w, _ in terms)
-        for _ in range(200):
-            p = sigmoid(features @ theta)
-            hessian = features.T @ (features * (p * (1 - p))[:, None]) / len(y) + weight / share * np.eye(len(theta))
-            step = np.linalg.solve(hessian, slope(theta, x, y))
-            theta = theta - step * min(1.0, 0.5 / np.linalg.norm(step)) if np.linalg.norm(step) > 0.5 else theta - step
-        return theta
-
-    @staticmethod
-    def _descend(slope, theta, x, y, batches, lr, momentum=0.0, weight_decay=0.0):
-        velocity = 0.0
-        for batch in batches:
-            velocity = momentum * velocity + slope(theta, x[batch], y[batch]) + weight_decay * theta
-            theta = theta - lr * velocity
-        return theta
+            return inexact(theta, x, y, share, added, self.batches[i], **self.sgd)
+        return exact(theta, x, y, share, added, sum(w for w, _ in terms))
 
 
 def start(theta, N):
@@ -82,12 +56,6 @@ def mixture_admm_round(state, solve, *, form, lam, rho=0.0, beta=0.0, rho_i=0.0,
         total = sum(copy)
     z = (rho * total - y) / (rho * N - lam)
     return {"x": x, "copy": copy, "y_i": y_i, "z": z, "y": y + beta * (N * z - total)}
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = sigmoid(with_bias(x) @ theta)
-    return np.stack([1 - positive, positive], axis=1)
 
 
 def mixture_solution(clients, lam, *, bias=True):

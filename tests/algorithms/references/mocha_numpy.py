@@ -4,10 +4,7 @@ The model of a task is a vector [d + 1] whose last entry is the bias; W has one 
 """
 
 import numpy as np
-
-
-def with_bias(x):
-    return np.concatenate([x, np.ones((len(x), 1))], axis=1)
+from references.logistic import with_bias
 
 
 def combined(alphas, clients, costs):
@@ -90,9 +87,3 @@ def objectives(alphas, sigma, clients, *, lam, costs):
         primal += costs[t] * np.maximum(0, 1 - margins).sum()
         dual += costs[t] * (alphas[t] * (2 * y - 1)).sum()
     return primal + penalty, dual - penalty
-
-
-def predict(w, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = 1 / (1 + np.exp(-with_bias(x) @ w))
-    return np.stack([1 - positive, positive], axis=1)

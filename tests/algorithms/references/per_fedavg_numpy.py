@@ -4,19 +4,11 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
-
-
-def design(x):
-    return np.hstack([x, np.ones((len(x), 1))])
-
-
-def gradient(theta, x, y):
-    features = design(x)
-    return features.T @ (1 / (1 + np.exp(-features @ theta)) - y) / len(y)
+from references.logistic import gradient, with_bias
 
 
 def hessian(theta, x):
-    features = design(x)
+    features = with_bias(x)
     positive = 1 / (1 + np.exp(-features @ theta))
     return (features * (positive * (1 - positive))[:, None]).T @ features / len(x)
 
@@ -54,9 +46,3 @@ def adapt(theta, x, y, inner_lr, steps=1):
     for _ in range(steps):
         theta = theta - inner_lr * gradient(theta, x, y)
     return theta
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = 1 / (1 + np.exp(-design(x) @ theta))
-    return np.stack([1 - positive, positive], axis=1)

@@ -48,9 +48,3 @@ def pfedme_round(w, personals, clients, batches, *, server_mix, present=None, **
         local, personals[i] = local_updates(w, *clients[i], batches[i], **settings)
         locals_.append(local)
     return (1 - server_mix) * w + server_mix * np.mean(locals_, axis=0), personals
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-    return np.stack([1 - positive, positive], axis=1)

@@ -4,21 +4,12 @@ A model is a vector [d + 1] whose last entry is the bias.
 """
 
 import numpy as np
+from references.logistic import sgd
 
 
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-
-
-def prox_sgd(model, anchor, x, y, batches, prox_weight, lr, momentum=0.0, weight_decay=0.0):
+def prox_sgd(model, anchor, x, y, batches, prox_weight, lr, **solver):
     """SGD on the log-loss plus prox_weight/2·‖model − anchor‖²."""
-    velocity = np.zeros_like(model)
-    for batch in batches:
-        error = probability(model, x[batch]) - y[batch]
-        gradient = np.append(error @ x[batch], error.sum()) / len(batch)
-        velocity = momentum * velocity + gradient + prox_weight * (model - anchor) + weight_decay * model
-        model = model - lr * velocity
-    return model
+    return sgd(model, x, y, batches, lr, added=lambda model: prox_weight * (model - anchor), **solver)
 
 
 def prox_avg_round(models, average, clients, batches, present, everyone_counts, **options):

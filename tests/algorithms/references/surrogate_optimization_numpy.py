@@ -5,14 +5,7 @@ client's new v and a function `gradient(u, rows)` of its surrogate on a batch.
 """
 
 import numpy as np
-
-
-def sigmoid(scores):
-    return 1 / (1 + np.exp(-scores))
-
-
-def with_bias(x):
-    return np.hstack([x, np.ones((len(x), 1))])
+from references.logistic import sigmoid, with_bias
 
 
 def federated_round(u, vs, clients, batches, build, weights, *, lr, momentum=0.0, weight_decay=0.0):

@@ -6,23 +6,7 @@ A model is a vector [d + 1] whose last entry is the bias.
 from itertools import product
 
 import numpy as np
-
-
-def probability(theta, x):
-    return 1 / (1 + np.exp(-(x @ theta[:-1] + theta[-1])))
-
-
-def gradient(theta, x, y):
-    error = probability(theta, x) - y
-    return np.append(error @ x, error.sum()) / len(y)
-
-
-def train(theta, x, y, batches, lr, momentum=0.0, weight_decay=0.0):
-    velocity = 0.0
-    for batch in batches:
-        velocity = momentum * velocity + gradient(theta, x[batch], y[batch]) + weight_decay * theta
-        theta = theta - lr * velocity
-    return theta
+from references.logistic import gradient, sgd
 
 
 def variance(theta, x, y, division):
@@ -84,7 +68,7 @@ def streams(rows, number):
 
 def ucfl_round(thetas, rows, labels, clients, batches, *, present, fill=False, **solver):
     """A round: thetas [T] of the clients, of which those in `present` train, are combined by `rows` [T, T]."""
-    sent = {j: train(thetas[j], *clients[j], batches[j], **solver) for j in present}
+    sent = {j: sgd(thetas[j], *clients[j], batches[j], **solver) for j in present}
     new = []
     for i, theta in enumerate(thetas):
         total = sum(rows[i, j] for j in present)
@@ -94,9 +78,3 @@ def ucfl_round(thetas, rows, labels, clients, batches, *, present, fill=False, *
         else:
             new.append(combined / total if labels[i] in {labels[j] for j in present} else theta)
     return new
-
-
-def predict(theta, x):
-    """Probabilities of both classes, [n, 2]."""
-    positive = probability(theta, x)
-    return np.stack([1 - positive, positive], axis=1)

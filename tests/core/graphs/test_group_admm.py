@@ -75,11 +75,7 @@ def test_the_dual_step_adds_differences_to_neighbours():
     sent = flat(given.peers.parameters)
     found = flat(multiplier_step(given, EDGES, 0.7).dual)
     expected = torch.stack(
-        [
-            1 + 0.7 * (2 * sent[0] - sent[1] - sent[2]),
-            2 + 0.7 * (sent[1] - sent[0]),
-            -3 + 0.7 * (sent[2] - sent[0]),
-        ]
+        [1 + 0.7 * (2 * sent[0] - sent[1] - sent[2]), 2 + 0.7 * (sent[1] - sent[0]), -3 + 0.7 * (sent[2] - sent[0])]
     )
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-12)
     assert float(found.sum(0).abs().max()) < 1e-12

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, make_clients, make_task
+from federated_round import BINARY, MULTICLASS, POSITIONS, REGRESSION, Tagger, make_clients, make_task, small_mlp
 from normalised import NormalisedMLP
 
 from lit_fed.core import tree
@@ -20,7 +20,7 @@ from lit_fed.core.mixtures.surrogate import SurrogateReport, check_surrogate
 from lit_fed.core.solvers.newton import minimise
 from lit_fed.core.types import ClientData, Split
 from lit_fed.errors import ConfigError
-from lit_fed.models import MLP, Linear
+from lit_fed.models import Linear
 
 SHIPPED = [MixtureSurrogate(), MixtureSurrogate(1), MixtureSurrogate(5), MoreauSurrogate(2.0), IdentitySurrogate()]
 shipped = pytest.mark.parametrize("surrogate", SHIPPED, ids=str)
@@ -30,10 +30,6 @@ shipped = pytest.mark.parametrize("surrogate", SHIPPED, ids=str)
 def _few_newton_steps(monkeypatch):
     """With three steps a report has its numbers with sixteen; what the solver does is checked beside it."""
     monkeypatch.setitem(minimise.__kwdefaults__, "iterations", 4)
-
-
-def small_mlp(shape, outputs):
-    return MLP(shape, outputs, (3,))
 
 
 def client(target=BINARY, size=12):

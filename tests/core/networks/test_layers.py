@@ -110,10 +110,7 @@ def test_a_tied_head_goes_by_its_first_name():
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (
-            ["clasifier"],
-            r"has 'clasifier', which matches no .* of LeafCNN; did you mean classifier\? There are feat",
-        ),
+        (["clasifier"], r"has 'clasifier', which matches no .* of LeafCNN; did you mean classifier\? There are feat"),
         (["head", "*"], r"has 'head', which matches no parameter of LeafCNN; give patterns of its names, or head for "),
         ([], r"is \[\], and nothing of LeafCNN would be trained; give head, or patterns .* leave it out to train all"),
     ],

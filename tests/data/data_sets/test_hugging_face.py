@@ -192,10 +192,7 @@ def test_several_labels_that_are_none(several, tmp_path):
         ({"client_column": "user"}, ("--data.dataset.client_column user", "it has a, b, label, who")),
         ({"input_columns": ("a", "c")}, ("--data.dataset.input_columns c", "it has a, b, label, who")),
         ({"input_columns": ("a", "who")}, ("input_columns a, who", "string", "one of texts, or columns of numbers")),
-        (
-            {"client_column": "a", "input_columns": ("b",)},
-            ("client_column a", "float64", "a text or a whole number"),
-        ),
+        ({"client_column": "a", "input_columns": ("b",)}, ("client_column a", "float64", "a text or a whole number")),
         ({"split": "train"}, ("--data.dataset.split train", "has no splits; leave it out")),
         ({"label_column": ()}, ("--data.dataset.label_column is empty",)),
     ],

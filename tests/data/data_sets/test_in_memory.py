@@ -103,10 +103,7 @@ def test_labels_that_may_be_classes_or_quantities_are_asked_about(y, message):
 def test_what_labels_were_taken_for_is_said(capsys):
     x = np.random.default_rng(0).normal(size=(60, 3))
     for y, said in (
-        (
-            np.arange(60) % 3,
-            "labels are taken for 3 classes, as whole numbers (set --data.dataset.labels regression",
-        ),
+        (np.arange(60) % 3, "labels are taken for 3 classes, as whole numbers (set --data.dataset.labels regression"),
         (x[:, 0], "labels are taken for quantities, a regression"),
         (np.array(["a", "b"] * 30), ""),
     ):

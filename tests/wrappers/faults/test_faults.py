@@ -349,10 +349,7 @@ def test_a_run_goes_on_with_the_trace_that_it_began_with(tmp_path):
         ({"compute_mean": 1.0}, "matter to a deadline or to over_selection alone"),
         ({"comes_back": 0.5}, r"\.comes_back is given without goes_away; give both, or none"),
         ({"comes_back": 0.5, "goes_away": 0.5, "trace": "x.npy"}, "and so does comes_back; give one of them"),
-        (
-            {"average": "importance"},
-            "every client's probability to take part; give dropout, or choose renormalised$",
-        ),
+        ({"average": "importance"}, "every client's probability to take part; give dropout, or choose renormalised$"),
         ({"average": "importance", "dropout": 0.1, "over_selection": 0.3}, "needs every client's probability"),
         ({"on_bad_client": "skip"}, "give stop or drop"),
     ],

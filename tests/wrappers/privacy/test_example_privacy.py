@@ -88,8 +88,7 @@ def test_clients_are_charged_for_rounds_in_which_they_take_part():
 
 
 @pytest.mark.parametrize(
-    "around",
-    [{"robustness": Robustness(Krum(num_attackers=2))}, {"faults": Faults(dropout=0.9, when="after")}],
+    "around", [{"robustness": Robustness(Krum(num_attackers=2))}, {"faults": Faults(dropout=0.9, when="after")}]
 )
 def test_steps_are_charged_whatever_becomes_of_the_message(around):
     privacy = ExamplePrivacy(**GIVEN | {"sample_rate": 0.5})

@@ -82,8 +82,7 @@ def test_float_cast(precision, numbers, wanted, dtype):
 
 
 @pytest.mark.parametrize(
-    ("bits", "codes", "cost"),
-    [(2, [3, 0, 2, 2, 1, 2, 1, 1], 48), (8, [224, 0, 128, 159, 64, 143, 127, 95], 96)],
+    ("bits", "codes", "cost"), [(2, [3, 0, 2, 2, 1, 2, 1, 1], 48), (8, [224, 0, 128, 159, 64, 143, 127, 95], 96)]
 )
 def test_uniform(bits, codes, cost):
     found = encoded(Uniform(bits))

@@ -130,10 +130,7 @@ def test_the_median_freezes_components_that_a_third_trains():
 
 
 @pytest.mark.parametrize("weights", [None, SAMPLES], ids=["uniform", "samples"])
-@pytest.mark.parametrize(
-    "rule",
-    [TrimmedMean(0), Krum(num_selected=7), CenteredClipping(1e300), NormBound(1e300)],
-)
+@pytest.mark.parametrize("rule", [TrimmedMean(0), Krum(num_selected=7), CenteredClipping(1e300), NormBound(1e300)])
 def test_what_is_the_mean(rule, weights):
     change, kept = result(rule, weights=weights)
     shares = torch.ones(7, dtype=torch.float64) if weights is None else weights
