@@ -6,10 +6,15 @@ import errno
 import math
 import sys
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
+    "Check",
     "ClientError",
     "ConfigError",
     "NotFiniteError",
@@ -83,19 +88,61 @@ class WriteError(RuntimeError):
         self.path = path
 
 
-def check_settings(settings: object, checks: Mapping[str, tuple[bool, str]], prefix: str = "--model.algorithm") -> None:
-    """Refuse settings outside their range.
+Check = str | tuple[bool, str]
+
+
+def check_settings(
+    settings: Any, checks: Mapping[str, Check] | None = None, prefix: str = "--model.algorithm", **more: Check
+) -> None:
+    """Refuse settings outside their range, and words that the `Literal` of their field does not list.
 
     Args:
-        settings: whose fields they are.
-        checks: for each field whether it may stand, and what to give instead.
+        settings: whose fields they are. Where the type of a field allows None, None is within each range.
+        checks: for a field its range, `> 0`, `>= 0` or an interval as `[0, 1)`; or whether it may stand, and what to
+            give instead.
         prefix: what stands before the field's name on the command line.
+        **more: checks by the names of fields.
 
     Raises:
         ConfigError: naming the first wrong field, its value and what to give instead.
     """
-    for name, (holds, wanted) in checks.items():
+    types = _field_types(settings.__class__)
+    words = [name for name, kinds in types.items() if all(get_origin(kind) is Literal for kind in kinds - {NoneType})]
+    for name, check in {**dict.fromkeys(words, ""), **(checks or {}), **more}.items():
         value = getattr(settings, name)
+        holds, wanted = _ranged(value, check, types[name]) if isinstance(check, str) else check
         infinite = isinstance(value, float) and not math.isfinite(value)  # 1e400 is a number to parsers
         if not holds or infinite:
             raise ConfigError(f"{prefix}.{name} is {value}; give {wanted}")
+
+
+@cache
+def _field_types(cls: type) -> dict[str, frozenset[Any]]:
+    """The types that each field of a dataclass may have."""
+    hints = get_type_hints(cls) if is_dataclass(cls) else {}
+    types = {field.name: hints[field.name] for field in (fields(cls) if hints else ())}
+    several = {name: get_origin(one) in (Union, UnionType) for name, one in types.items()}
+    return {name: frozenset(get_args(one) if several[name] else (one,)) for name, one in types.items()}
+
+
+def _ranged(value: Any, check: str, kinds: frozenset[Any]) -> tuple[bool, str]:
+    """Whether a value of a field with these types is within a range, "" for its words; and what to give instead."""
+    if check:
+        words = f"from {check[1:-1].replace(',', ' to')}" if int in kinds else f"in {check}"
+        wanted = f"a {'whole ' * (int in kinds)}number {check if check[0] == '>' else words}"
+    else:
+        known = [word for kind in kinds for word in get_args(kind)]
+        wanted = f"{', '.join(known[:-1])} or {known[-1]}"
+    if NoneType in kinds:
+        wanted += ", or null"
+        if value is None:
+            return True, wanted
+    return (_is_within(value, check) if check else value in known), wanted
+
+
+def _is_within(value: float, wanted: str) -> bool:
+    if wanted[0] == ">":
+        sign, least = wanted.split()
+        return value > float(least) or (sign == ">=" and value == float(least))
+    low, high = (float(end) for end in wanted[1:-1].split(","))
+    return low < value < high or (wanted[0] == "[" and value == low) or (wanted[-1] == "]" and value == high)

@@ -87,13 +87,7 @@ class AFL(Algorithm[AgnosticModels, tuple[()], AgnosticRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "lambda_lr": (self.lambda_lr >= 0, "a number >= 0"),
-            "server_lr": ((self.server_lr or 0) >= 0, "a number >= 0, or null"),
-            "initial": (self.initial in ("uniform", "samples"), "uniform or samples"),
-            "serve": (self.serve in ("average", "last"), "average or last"),
-        }
-        check_settings(self, checks)
+        check_settings(self, lambda_lr=">= 0", server_lr=">= 0")
 
     def shared_init(self, ctx: Context) -> AgnosticModels:
         """λ starts uniform; the shares of the samples are known once the clients have sent them."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, Participation
+from lit_fed.core.algorithm import GlobalModels, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Tree
@@ -55,7 +55,7 @@ class APFLRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
+class APFL(Personal[GlobalModels, APFLState, APFLRun]):
     """FedAvg, and next to it a personal model that is trained in a mixture with the global one.
 
     Args:
@@ -80,15 +80,7 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
     participation = Participation(weighting="uniform")
 
     def __post_init__(self) -> None:
-        updates = ("fixed", "first_step", "every_step")
-        checks = {
-            "alpha": (0 <= self.alpha <= 1, "a number in [0, 1]"),
-            "alpha_update": (self.alpha_update in updates, f"one of {', '.join(updates)}"),
-            "alpha_lr": (self.alpha_lr is None or self.alpha_lr >= 0, "a number >= 0, or null"),
-            "alpha_decay": (self.alpha_decay >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, alpha="[0, 1]", alpha_lr=">= 0", alpha_decay=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> APFLState:
         """v_i starts as w, so that v̄_i is w whatever α_i."""
@@ -136,10 +128,6 @@ class APFL(Algorithm[GlobalModels, APFLState, APFLRun]):
         """Only a client that has no model yet trains before it is served, if asked for."""
         return LocalWork(epochs=self.unseen_epochs) if self.unseen_epochs and not seen else None
 
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own mixture."""
-
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: APFLState, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the model with the parameters α_i v_i + (1 − α_i)w, [B, C]."""
-        mixed = tree.lerp(shared.models, state.personal, state.alpha)
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(mixed, x))
+    def served(self, ctx: Context, shared: GlobalModels, state: APFLState) -> ModelState:
+        """α_i v_i + (1 − α_i)w."""
+        return tree.lerp(shared.models, state.personal, state.alpha)  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.mixtures.clusters import (
     ClusterChoice,
@@ -75,7 +75,7 @@ class DivisionRule(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
+class ClusteredFL(Personal[Clusters, Member, ClusterRun]):
     """FedAvg within clusters, which are divided in two when averaging has nothing more to give.
 
     Args:
@@ -110,17 +110,13 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
 
     def __post_init__(self) -> None:
         low, high, share = self.mean_norm_below, self.max_norm_above, self.relative
-        checks = {
-            "max_clusters": (self.max_clusters >= 2, "a whole number >= 2"),
+        norms = {
             "mean_norm_below": (0 <= low < (1 if share else float("inf")), "a number >= 0, below 1 if relative"),
             "max_norm_above": (high >= (0 if share else low), "a number >= mean_norm_below, >= 0 if relative"),
-            "warmup_rounds": (self.warmup_rounds >= 0, "a whole number >= 0"),
-            "min_cluster_size": (self.min_cluster_size >= 1, "a whole number >= 1"),
-            "gamma_max": (self.gamma_max is None or 0 <= self.gamma_max <= 1, "a number in [0, 1], or null"),
-            "linkage": (self.linkage in ("single", "complete"), "single or complete"),
-            "newcomers": (self.newcomers in ("tree", "loss"), "tree or loss"),
         }
-        check_settings(self, checks)
+        check_settings(
+            self, norms, max_clusters=">= 2", warmup_rounds=">= 0", min_cluster_size=">= 1", gamma_max="[0, 1]"
+        )
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -192,13 +188,9 @@ class ClusteredFL(Algorithm[Clusters, Member, ClusterRun]):
         """An unseen client trains as in a round if it goes down the tree; everybody else looks up its cluster."""
         return LocalWork() if seen or self.newcomers == "loss" else ctx.solver.work._replace(straggler_fraction=0.0)
 
-    def shared_outputs(self, ctx: Context, shared: Clusters, x: Tensor) -> None:
-        """Not the predictions of all clusters: each client uses those of one."""
-
-    def log_prob(self, ctx: Context, shared: Clusters, state: Member, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the cluster's model, [B, C]."""
-        models = tree.take(shared.models, state.mixture.argmax())
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(models, x))
+    def served(self, ctx: Context, shared: Clusters, state: Member) -> ModelState:
+        """The cluster's model."""
+        return tree.take(shared.models, state.mixture.argmax())  # type: ignore[no-any-return]
 
 
 def _one_cluster(initial: ModelState, most: int, num_clients: int, *, remembers: bool) -> Clusters:

@@ -73,13 +73,7 @@ class ConsensusADMM(Algorithm[GlobalModels, ADMMState, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
-            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
-            "over_relaxation": (0 < self.over_relaxation < 2, "a number in (0, 2)"),
-            "serve": (self.serve in ("consensus", "personal"), "consensus or personal"),
-        }
-        check_settings(self, checks)
+        check_settings(self, penalty_weight="> 0", over_relaxation="(0, 2)")
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]

@@ -106,16 +106,10 @@ class CQGGADMM(Algorithm[CostedNetwork, QuantisedClient, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
-            "topology": (not isinstance(self.topology, TimeVarying), "a graph that does not change"),
-            "bits": (0 <= self.bits <= MOST_BITS, f"a whole number from 0 to {MOST_BITS}"),
-            "bit_decay": (0 < self.bit_decay <= 1, "a number in (0, 1]"),
-            "censor_threshold": (self.censor_threshold >= 0, "a number >= 0"),
-            "censor_decay": (0 < self.censor_decay < 1, "a number in (0, 1)"),
-            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
-        }
-        check_settings(self, checks)
+        topology = not isinstance(self.topology, TimeVarying), "a graph that does not change"
+        decays = {"bit_decay": "(0, 1]", "censor_decay": "(0, 1)"}
+        bits = f"[0, {MOST_BITS}]"
+        check_settings(self, decays, penalty_weight="> 0", topology=topology, bits=bits, censor_threshold=">= 0")
 
     def _groups(self, ctx: Context) -> tuple[Tensor, Tensor]:
         return group_admm.two_groups(self.topology, ctx.num_clients, ctx.seed)

@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
@@ -32,7 +32,7 @@ from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.known_surrogates import MixtureSurrogate
 from lit_fed.core.mixtures.surrogate import Surrogate
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced, Tree
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced, Tree
 from lit_fed.errors import check_settings
 
 __all__ = ["DecentralizedSurrogate", "PeerLocal", "PeerRun"]
@@ -57,7 +57,7 @@ class PeerRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
+class DecentralizedSurrogate(Personal[Peers, PeerLocal, PeerRun]):
     """Majorise and minimise without a server: each client trains on a surrogate at its own models, then mixes them.
 
     Args:
@@ -90,7 +90,7 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, {"unseen_steps": (self.unseen_steps >= 1, "a whole number >= 1")})
+        check_settings(self, unseen_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -137,16 +137,9 @@ class DecentralizedSurrogate(Algorithm[Peers, PeerLocal, PeerRun]):
         """u_t^k = Σ_j [W_k]_tj u_j^k-1/2: what the network does, in one place."""
         return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Fits of v_t of an unseen client, and no local steps."""
-        return None if seen else LocalWork()
-
     def collaboration(self, ctx: Context, shared: Peers, states: PeerLocal) -> Tensor:
         """The mixing matrix of the round."""
         return self._matrix(ctx)
-
-    def shared_outputs(self, ctx: Context, shared: Peers, x: Tensor) -> None:
-        """Nothing is shared by all: each client has models of its own."""
 
     def log_prob(self, ctx: Context, shared: Peers, state: PeerLocal, x: Tensor, outputs: None) -> Tensor:
         """The surrogate's prediction from the client's own models, [B, C]."""

@@ -22,19 +22,19 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, get_args
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import MixingRule, check_agreement, gossip, initial_peers, mixing_matrix, traffic
 from lit_fed.core.graphs.peers import Peers, own_models
 from lit_fed.core.graphs.topology import ErdosRenyi, Topology
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.mixtures.e_step import PositionLoss, batch_weights, expectation, num_factors
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["DFedEM", "PeerMixture", "PeerWork"]
@@ -59,7 +59,7 @@ class PeerWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
+class DFedEM(Personal[Peers, PeerMixture, PeerWork]):
     """M component models at each client, kept together by averaging with neighbours; each learns its own mixture.
 
     Args:
@@ -93,10 +93,7 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
     }
 
     def __post_init__(self) -> None:
-        whole = "a whole number >= 1"
-        checks = {"num_components": (self.num_components >= 1, whole), "em_steps": (self.em_steps >= 1, whole)}
-        checks["position_loss"] = (self.position_loss in get_args(PositionLoss), "mean or sum")
-        check_settings(self, checks)
+        check_settings(self, num_components=">= 1", em_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
@@ -144,16 +141,9 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
         """θ_m,t^k = Σ_j [W_k]_tj θ_m,j^k-1/2: what the network does, in one place."""
         return gossip(ctx, shared, client_ids, reduced.value, self._matrix(ctx))
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """E-steps of an unseen client, and no local steps."""
-        return None if seen else LocalWork()
-
     def collaboration(self, ctx: Context, shared: Peers, states: PeerMixture) -> Tensor:
         """The mixing matrix of the round."""
         return self._matrix(ctx)
-
-    def shared_outputs(self, ctx: Context, shared: Peers, x: Tensor) -> None:
-        """Nothing is shared by all: each client has components of its own."""
 
     def log_prob(self, ctx: Context, shared: Peers, state: PeerMixture, x: Tensor, outputs: None) -> Tensor:
         """Log Σ_m π_tm p(y | x, θ_m,t), [B, C]."""

@@ -26,10 +26,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, local_run
+from lit_fed.core.algorithm import GlobalModels, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, ModelState
 from lit_fed.errors import check_settings
 
 __all__ = ["Ditto", "DittoWork"]
@@ -46,7 +46,7 @@ class DittoWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
+class Ditto(Personal[GlobalModels, ModelState, DittoWork]):
     """FedAvg, and beside it a personal model for each client that is pulled towards the global one.
 
     Args:
@@ -64,13 +64,7 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "personal_lr": (self.personal_lr is None or self.personal_lr >= 0, "a number >= 0, or null"),
-            "personal_steps": (self.personal_steps >= 1, "a whole number >= 1"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=">= 0", personal_lr=">= 0", personal_steps=">= 1", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ModelState:
         """v_k starts as the global model of the moment."""
@@ -110,13 +104,6 @@ class Ditto(Algorithm[GlobalModels, ModelState, DittoWork]):
 
     # server_step: w <- w + Σ_k n_k/n Δ_k is the default
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own model."""
-
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: ModelState, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of v_k, [B, C]."""
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(state, x))
+    def served(self, ctx: Context, shared: GlobalModels, state: ModelState) -> ModelState:
+        """v_k."""
+        return state

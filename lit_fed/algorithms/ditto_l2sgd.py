@@ -25,17 +25,17 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, OwnModel, Participation, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, OwnModel, Participation, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["DittoL2SGD"]
 
 
 @dataclass(frozen=True)
-class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
+class DittoL2SGD(Personal[GlobalModels, OwnModel, LocalRun]):
     """Personal models trained by proximal SGD towards a global model, which is moved towards their unweighted mean.
 
     Args:
@@ -51,15 +51,7 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
-
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
-        """The common initial model; for an unseen client the global one."""
-        return OwnModel(shared.models)
+        check_settings(self, prox_weight=">= 0", unseen_epochs=">= 0")
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
@@ -85,10 +77,3 @@ class DittoL2SGD(Algorithm[GlobalModels, OwnModel, LocalRun]):
             return share * new + (1 - share) * old.double()
 
         return GlobalModels(tree.map_leaves(step, reduced.value, shared.models))
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing: each client is served by its own model."""

@@ -87,13 +87,7 @@ class EASGD(Algorithm[GlobalModels, ElasticState, ElasticRun]):
         return reasons
 
     def __post_init__(self) -> None:
-        checks = {
-            "moving_rate": (0 <= self.moving_rate <= 1, "a number in [0, 1]"),
-            "mode": (self.mode in ("synchronous", "asynchronous"), "synchronous or asynchronous"),
-            "momentum": (0 <= self.momentum < 1, "a number in [0, 1)"),
-            "serve": (self.serve in ("centre", "personal"), "centre or personal"),
-        }
-        check_settings(self, checks)
+        check_settings(self, moving_rate="[0, 1]", momentum="[0, 1)")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> ElasticState:
         """Workers start at the centre."""

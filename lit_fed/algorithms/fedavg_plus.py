@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, ModelState, Tree
 from lit_fed.errors import check_settings
@@ -27,7 +26,7 @@ __all__ = ["FedAvgPlus"]
 
 
 @dataclass(frozen=True)
-class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
+class FedAvgPlus(Personal[GlobalModels, Tree, LocalRun]):
     """FedAvg with local fine-tuning: a client is served by a copy of the global model tuned on its own samples.
 
     Args:
@@ -41,11 +40,10 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
     fine_tune_lr: float | None = None
 
     def __post_init__(self) -> None:
-        checks = {
-            "fine_tune_epochs": (self.fine_tune_epochs >= 0, "a number >= 0"),
-            "fine_tune_lr": (self.fine_tune_lr is None or self.fine_tune_lr >= 0, "a number >= 0, or null"),
-        }
-        check_settings(self, checks)
+        check_settings(self, fine_tune_epochs=">= 0", fine_tune_lr=">= 0")
+
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> tuple[()]:
+        return ()
 
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client is tuned before it is served, seen or not."""
@@ -62,9 +60,6 @@ class FedAvgPlus(Algorithm[GlobalModels, Tree, LocalRun]):
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result
 
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own copy."""
-
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: ModelState, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the tuned copy, [B, C]."""
-        return super().log_prob(ctx, shared, (), x, ctx.task.outputs(state, x))
+    def served(self, ctx: Context, shared: GlobalModels, state: Tree) -> ModelState:
+        """The tuned copy."""
+        return state  # type: ignore[no-any-return]

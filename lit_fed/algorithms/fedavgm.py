@@ -56,11 +56,7 @@ class FedAvgM(Algorithm[Momentum, tuple[()], LocalRun]):
     server_only = ("momentum",)
 
     def __post_init__(self) -> None:
-        checks = {
-            "server_lr": (self.server_lr > 0, "a number > 0"),
-            "server_momentum": (0 <= self.server_momentum < 1, "a number in [0, 1)"),
-        }
-        check_settings(self, checks)
+        check_settings(self, server_lr="> 0", server_momentum="[0, 1)")
 
     def shared_init(self, ctx: Context) -> Momentum:
         """The initial model and v = 0."""

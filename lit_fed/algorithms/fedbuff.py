@@ -129,16 +129,10 @@ class FedBuff(Algorithm[ModelsOnTheWay, tuple[()], LateRun]):
     }
 
     def __post_init__(self) -> None:
-        size, number = self.buffer_size, self.concurrency
-        checks = {
-            "buffer_size": (size is None or size >= 1, "a whole number >= 1, or null"),
-            "concurrency": (number is None or number >= 1, "a whole number >= 1, or null"),
-            "server_lr": (self.server_lr > 0, "a number > 0"),
-            "compute_min": (self.compute_min >= 0, "a number >= 0"),
-            "compute_mean": (self.compute_mean >= 0, "a number >= 0"),
-            "compute_spread": (self.compute_spread >= 0, "a number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(
+            self, buffer_size=">= 1", concurrency=">= 1", server_lr="> 0",
+            compute_min=">= 0", compute_mean=">= 0", compute_spread=">= 0",
+        )  # fmt: skip
         if not self.compute_min and not self.compute_mean:
             raise ConfigError(
                 "--model.algorithm.compute_min and .compute_mean are both 0, so that no client would take any time; "

@@ -26,7 +26,7 @@ Deviations:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -95,15 +95,8 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
     position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
-        M, most = self.num_components, self.most_components
-        checks = {
-            "num_components": (M >= 1, "a whole number >= 1"),
-            "em_steps": (self.em_steps >= 1, "a whole number >= 1"),
-            "min_weight": (0 <= self.min_weight <= 1, "a number in [0, 1]"),
-            "most_components": (most is None or 1 <= most <= M, f"a whole number from 1 to {M}, or null"),
-            "position_loss": (self.position_loss in get_args(PositionLoss), "mean or sum"),
-        }
-        check_settings(self, checks)
+        most = f"[1, {self.num_components}]"
+        check_settings(self, num_components=">= 1", em_steps=">= 1", min_weight="[0, 1]", most_components=most)
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

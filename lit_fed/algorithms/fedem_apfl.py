@@ -61,7 +61,7 @@ class FedEMAPFL(Algorithm[GlobalModels, LocalModel, EnsembleRun]):
     local_share: float = 0.5
 
     def __post_init__(self) -> None:
-        check_settings(self, {"local_share": (0 <= self.local_share <= 1, "a number in [0, 1]")})
+        check_settings(self, local_share="[0, 1]")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> LocalModel:
         """v_i starts as the global model; for an unseen client it stays that, so both predict the same."""

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import Acquaintance, Tracking, greedy_neighbours, remember, stranger
 from lit_fed.core.graphs.peers import Peers, models_of, put_models, same_start
@@ -79,7 +79,7 @@ class Returned(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
+class FedeRiCo(Personal[Owned, Acquaintance, Borrowed]):
     """One model for each client, trained by those who use it; each predicts with a mixture of the models that fit it.
 
     Args:
@@ -120,18 +120,10 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
     }
 
     def __post_init__(self) -> None:
-        least, most = 1 - self.include_self, self.most_models
-        checks = {
-            "num_neighbours": (self.num_neighbours >= least, f"a whole number >= {least}"),
-            "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),
-            "loss_momentum": (0 < self.loss_momentum <= 1, "a number in (0, 1]"),
-            "tracking": (self.tracking in get_args(Tracking), "ema, corrected_ema or accumulated"),
-            "loss": (self.loss in ("sum", "mean"), "sum or mean"),
-            "exchange": (self.exchange in get_args(Exchange), "gradient or pseudo_gradient"),
-            "most_models": (most is None or most >= 1, "a whole number >= 1, or null"),
-            "position_loss": (self.position_loss in get_args(PositionLoss), "mean or sum"),
-        }
-        check_settings(self, checks)
+        least = f">= {1 - self.include_self}"
+        check_settings(
+            self, num_neighbours=least, explore_probability="[0, 1]", loss_momentum="(0, 1]", most_models=">= 1"
+        )
 
     def shared_init(self, ctx: Context) -> Owned:
         """φ_i (line 1)."""
@@ -176,16 +168,9 @@ class FedeRiCo(Algorithm[Owned, Acquaintance, Borrowed]):
         """φ_i <- Opt(φ_i, Σ_j g_ij) over the clients j that asked i (lines 17-21): what all owners do, in one place."""
         return _take_back(ctx, shared, reduced.value)
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """The E-step of an unseen client, and no local steps."""
-        return None if seen else LocalWork()
-
     def collaboration(self, ctx: Context, shared: Owned, states: Acquaintance) -> Tensor:
         """w_ij, a row for each client i that is served."""
         return states.weights
-
-    def shared_outputs(self, ctx: Context, shared: Owned, x: Tensor) -> None:
-        """Nothing can be predicted for all at once: each client mixes models of its own choice."""
 
     def log_prob(self, ctx: Context, shared: Owned, state: Acquaintance, x: Tensor, outputs: None) -> Tensor:
         """Log Σ_j w_ij p(y | x, φ_j) over the models of largest weight, [B, C]."""
@@ -237,8 +222,7 @@ def _work_on(ctx: Context, exchange: Exchange, work: Borrowed, batch: Batch) -> 
         gradient, buffers = ctx.task.grad(work.models, batch)
         share = batch.mask.sum() / work.divisor
         return work._replace(
-            models=work.models._replace(buffers=buffers),
-            gradient=tree.add(work.gradient, tree.scale(gradient, share)),
+            models=work.models._replace(buffers=buffers), gradient=tree.add(work.gradient, tree.scale(gradient, share))
         )
     models, optimizer = ctx.solver.step_without_loss(ctx.task, work.models, work.optimizer, batch, ctx.lr)
     return work._replace(models=models, optimizer=optimizer)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.neighbours import greedy_neighbours
 from lit_fed.core.graphs.peers import Peers, draws, models_of, own_models, put_models, same_start, some_peers
@@ -67,7 +67,7 @@ class FomoWork(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
+class FedFOMO(Personal[Offered, Mixed, FomoWork]):
     """Local training, then a first-order step towards those models that do better on held-out samples.
 
     Args:
@@ -92,14 +92,9 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "num_neighbours": (self.num_neighbours >= 0, "a whole number >= 0"),
-            "explore_probability": (0 <= self.explore_probability <= 1, "a number in [0, 1]"),
-            "explore_decay": (self.explore_decay >= 0, "a number >= 0"),
-            "val_fraction": (0 <= self.val_fraction < 1, "a number in [0, 1)"),
-            "keep": (self.keep in ("previous", "trained"), "previous or trained"),
-        }
-        check_settings(self, checks)
+        check_settings(
+            self, num_neighbours=">= 0", explore_probability="[0, 1]", explore_decay=">= 0", val_fraction="[0, 1)"
+        )
 
     def shared_init(self, ctx: Context) -> Offered:
         """All models start alike; P = 0."""
@@ -163,16 +158,9 @@ class FedFOMO(Algorithm[Offered, Mixed, FomoWork]):
         """A choice of M models for each client."""
         return num_clients if ctx.phase == "combine" else 0
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """An unseen client weighs the models, and takes no local steps."""
-        return None if seen else LocalWork()
-
     def collaboration(self, ctx: Context, shared: Offered, states: Mixed) -> Tensor:
         """w_n of the last step."""
         return states.shares
-
-    def shared_outputs(self, ctx: Context, shared: Offered, x: Tensor) -> None:
-        """Each client has a model of its own."""
 
 
 def _held_out(ctx: Context, data: ClientData, fraction: float) -> Tensor:

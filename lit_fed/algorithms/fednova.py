@@ -91,12 +91,7 @@ class FedNova(Algorithm[GlobalModels, tuple[()], NormalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        steps = self.effective_steps
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "effective_steps": (steps is None or steps > 0, "a number > 0, or null"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=">= 0", effective_steps="> 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """A fresh model x; solvers whose weights a_i are not known are refused."""

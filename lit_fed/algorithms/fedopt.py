@@ -60,14 +60,8 @@ class FedOpt(Algorithm[Moments, tuple[()], LocalRun], ABC):
     server_only = ("first", "second")
 
     def __post_init__(self) -> None:
-        checks = {
-            "server_lr": (self.server_lr > 0, "a number > 0"),
-            "tau": (self.tau > 0, "a number > 0"),
-            "square": (self.square in ("raw", "moment"), "raw or moment"),
-        }
-        decays = [name for name in ("beta1", "beta2") if hasattr(self, name)]
-        checks |= {name: (0 <= getattr(self, name) < 1, "a number in [0, 1)") for name in decays}
-        check_settings(self, checks)
+        decays = {name: "[0, 1)" for name in ("beta1", "beta2") if hasattr(self, name)}
+        check_settings(self, decays, server_lr="> 0", tau="> 0")
 
     def shared_init(self, ctx: Context) -> Moments:
         """The initial model, m = 0 and v = τ²."""

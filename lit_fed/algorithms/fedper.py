@@ -24,7 +24,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, LocalRun, local_run
+from lit_fed.core.algorithm import LocalRun, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import last_layers
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState
@@ -49,7 +49,7 @@ class Head(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
+class FedPer(Personal[BaseLayers, Head, LocalRun]):
     """Clients train base and head together; the server averages the base, every client keeps its head.
 
     Args:
@@ -66,11 +66,7 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the private head"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "private_layers": (self.private_layers >= 0, "a whole number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, private_layers=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> BaseLayers:
         """The initial network in two parts."""
@@ -116,12 +112,9 @@ class FedPer(Algorithm[BaseLayers, Head, LocalRun]):
         """Only a client that has no head yet trains one."""
         return LocalWork(epochs=self.unseen_epochs) if self.private_layers and not seen else None
 
-    def shared_outputs(self, ctx: Context, shared: BaseLayers, x: Tensor) -> None:
-        """Nothing: the base predicts nothing without a head."""
-
-    def log_prob(self, ctx: Context, shared: BaseLayers, state: Head, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the shared base under the client's own head, [B, C]."""
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(_joined(shared.models, state.head), x))
+    def served(self, ctx: Context, shared: BaseLayers, state: Head) -> ModelState:
+        """The shared base under the client's own head."""
+        return _joined(shared.models, state.head)
 
 
 def _part(models: ModelState, like: tuple[Leaves, Leaves]) -> ModelState:

@@ -69,12 +69,7 @@ class FedProx(Algorithm[GlobalModels, tuple[()], ProxRun]):
 
     def __post_init__(self) -> None:
         exact = self.local_solve == "exact"
-        checks = {
-            "local_solve": (exact or self.local_solve == "sgd", "sgd or exact"),
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "inexactness": (self.inexactness is None or 0 <= self.inexactness <= 1, "a number in [0, 1], or null"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=">= 0", inexactness="[0, 1]")
         if exact and self.prox_weight == 0:
             raise ConfigError("--model.algorithm.prox_weight is 0; give a number > 0, or local_solve sgd")
         if exact and self.inexactness is not None:

@@ -24,14 +24,14 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation, local_run
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.mixing import initial_peers, traffic
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models
 from lit_fed.core.graphs.topology import Complete, TimeVarying, Topology, adjacency
 from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.plan import most_steps
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
 from lit_fed.errors import ConfigError, check_settings
 
 __all__ = ["FedU", "TaskRun", "TaskState", "laplacian"]
@@ -55,7 +55,7 @@ class TaskRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedU(Algorithm[Peers, TaskState, TaskRun]):
+class FedU(Personal[Peers, TaskState, TaskRun]):
     """Local steps of each client on its own model; then all models move towards those of their neighbours at once.
 
     Args:
@@ -83,12 +83,7 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "laplacian_weight": (self.laplacian_weight >= 0, "a number >= 0"),
-            "exchange": (self.exchange in ("server", "decentralized"), "server or decentralized"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, laplacian_weight=">= 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Peers:
         """All w_i start alike."""
@@ -144,21 +139,13 @@ class FedU(Algorithm[Peers, TaskState, TaskRun]):
         """A server sends each client its own model."""
         return num_clients if self.has_server else 0
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
     def collaboration(self, ctx: Context, shared: Peers, states: TaskState) -> Tensor:
         """a_ij."""
         return adjacency(self.topology, ctx.num_clients, ctx.seed, ctx.round_idx)
 
-    def shared_outputs(self, ctx: Context, shared: Peers, x: Tensor) -> None:
-        """Nothing is shared by all: each client is served by its own model."""
-
-    def log_prob(self, ctx: Context, shared: Peers, state: TaskState, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of w_i, [B, C]."""
-        own = ctx.task.outputs(state.tuned or own_models(shared, state.client_id), x)
-        return super().log_prob(ctx, shared, state, x, own)
+    def served(self, ctx: Context, shared: Peers, state: TaskState) -> ModelState:
+        """w_i."""
+        return state.tuned or own_models(shared, state.client_id)
 
 
 def _check_descent(ctx: Context, topology: Topology, weight: float, count: int) -> None:

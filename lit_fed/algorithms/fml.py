@@ -26,10 +26,10 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels
+from lit_fed.core.algorithm import GlobalModels, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState
 from lit_fed.errors import check_settings
 
 __all__ = ["FML", "MutualClient", "MutualRun"]
@@ -52,7 +52,7 @@ class MutualRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
+class FML(Personal[GlobalModels, MutualClient, MutualRun]):
     """Each client trains a personal and a meme model that teach each other; the meme models are averaged.
 
     Args:
@@ -70,12 +70,7 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the personal model, which teaches"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "alpha": (0 <= self.alpha <= 1, "a number in [0, 1]"),
-            "beta": (0 <= self.beta <= 1, "a number in [0, 1]"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, alpha="[0, 1]", beta="[0, 1]", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> MutualClient:
         """φ_i starts with the initial weights, also where the meme model has left them."""
@@ -109,13 +104,5 @@ class FML(Algorithm[GlobalModels, MutualClient, MutualRun]):
         message = Message(work.models, ctx.client_weight(data))
         return ClientResult(message, MutualClient(work.personal), {"loss": work.loss / work.steps.clamp(min=1)})
 
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no personal model yet distils one."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing: the meme model serves nobody."""
-
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: MutualClient, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the personal model, [B, C]."""
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(state.personal, x))
+    def served(self, ctx: Context, shared: GlobalModels, state: MutualClient) -> ModelState:
+        return state.personal

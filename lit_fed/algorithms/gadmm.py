@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, OwnModel, Participation
+from lit_fed.core.algorithm import MessageSpec, OwnModel, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.group_admm import (
     GroupNetwork,
@@ -63,7 +63,7 @@ class Chain(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
+class GADMM(Personal[GroupNetwork, OwnModel, PenalisedRun]):
     """The minimiser of Σ_i f_i without a server: each client hears of its two neighbours in a chain.
 
     Args:
@@ -91,14 +91,7 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
-            "redraw_every": (self.redraw_every >= 0, "a whole number >= 0"),
-            "redrawn_duals": (self.redrawn_duals in ("warm", "reset"), "warm or reset"),
-            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, penalty_weight="> 0", redraw_every=">= 0", unseen_epochs=">= 0")
 
     def _chain(self, ctx: Context) -> Chain:
         draw = ctx.round_idx // self.redraw_every if self.redraw_every else None
@@ -156,9 +149,6 @@ class GADMM(Algorithm[GroupNetwork, OwnModel, PenalisedRun]):
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only an unseen client has yet to find its model."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GroupNetwork, x: Tensor) -> None:
-        """Nothing is shared by all: each client is served by its own model."""
 
 
 @lru_cache(maxsize=4)

@@ -71,12 +71,7 @@ class IFCA(Algorithm[GlobalModels, ClusterChoice, ClusterRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "num_clusters": (self.num_clusters >= 1, "a whole number >= 1"),
-            "averaging": (self.averaging in ("model", "gradient"), "model or gradient"),
-            "clustered_layers": (self.clustered_layers is None or self.clustered_layers >= 0, "a number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, num_clusters=">= 1", clustered_layers=">= 0")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import Penalty
 from lit_fed.core.seeds import generator
@@ -42,7 +42,7 @@ class L2GDState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
+class L2GD(Personal[GlobalModels, L2GDState, LocalRun]):
     """Each flip of a coin is a gradient step of all clients on their own models, or a step of all towards the mean.
 
     Args:
@@ -73,15 +73,8 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
         return {"privacy": reason} if self.flips_per_round > 1 else {}
 
     def __post_init__(self) -> None:
-        checks = {
-            "communication_probability": (0 <= self.communication_probability <= 1, "a number in [0, 1]"),
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "flips_per_round": (1 <= self.flips_per_round <= 1_000_000, "a whole number from 1 to 1000000"),
-            "gradient": (self.gradient in ("full", "stochastic"), "full or stochastic"),
-            "scaling": (self.scaling in ("paper", "slides"), "paper or slides"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        numbers = {"communication_probability": "[0, 1]", "flips_per_round": "[1, 1000000]"}
+        check_settings(self, numbers, prox_weight=">= 0", unseen_epochs=">= 0")
 
     def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> L2GDState:
         """x_i starts as x̄, which is the same initial model for all."""
@@ -151,10 +144,3 @@ class L2GD(Algorithm[GlobalModels, L2GDState, LocalRun]):
     def sent(self, ctx: Context, shared: GlobalModels, client_id: int) -> GlobalModels:
         """Nothing for local steps."""
         return GlobalModels(ModelState({}, {})) if ctx.phase.startswith("local") else shared
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own model."""

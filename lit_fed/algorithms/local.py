@@ -17,16 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, MessageSpec, OwnModel, Participation, local_run
+from lit_fed.core.algorithm import GlobalModels, LocalRun, MessageSpec, OwnModel, Participation, Personal, local_run
 from lit_fed.core.context import Context
-from lit_fed.core.types import ClientData, ClientResult, LocalWork, Message, ModelState, Reduced
+from lit_fed.core.types import ClientData, ClientResult, Message, ModelState, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["Local"]
 
 
 @dataclass(frozen=True)
-class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
+class Local(Personal[GlobalModels, OwnModel, LocalRun]):
     """No collaboration: each client trains its own model from a common start; nothing is sent.
 
     Args:
@@ -40,11 +40,7 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        check_settings(self, {"unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0")})
-
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
-        """The common initial model."""
-        return OwnModel(shared.models)
+        check_settings(self, unseen_epochs=">= 0")
 
     def client_init(
         self, ctx: Context, shared: GlobalModels, state: OwnModel, data: ClientData, losses: None
@@ -69,10 +65,3 @@ class Local(Algorithm[GlobalModels, OwnModel, LocalRun]):
         """The start, to who has no model yet."""
         starts = client_id >= ctx.num_clients or ctx.phase == "init"
         return shared if starts else GlobalModels(ModelState({}, {}))
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no model yet trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared."""

@@ -30,11 +30,11 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, MessageSpec, OwnModel, Participation
+from lit_fed.core.algorithm import GlobalModels, MessageSpec, OwnModel, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.reduce import server_average
-from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced
+from lit_fed.core.types import Batch, ClientData, ClientResult, Message, ModelState, Phase, Reduced
 from lit_fed.errors import check_settings
 
 __all__ = ["ColumnRun", "MeanRegularizedMTL"]
@@ -52,7 +52,7 @@ class ColumnRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
+class MeanRegularizedMTL(Personal[GlobalModels, OwnModel, ColumnRun]):
     """Every client trains its own model, with a penalty on its distance from the mean of all clients' models.
 
     Args:
@@ -69,15 +69,7 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
     unseen_epochs: int = 1
 
     def __post_init__(self) -> None:
-        checks = {
-            "mean_weight": (self.mean_weight >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
-
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
-        """All columns start alike; for an unseen client, at the mean."""
-        return OwnModel(shared.models)
+        check_settings(self, mean_weight=">= 0", unseen_epochs=">= 0")
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One phase, in which a client drawn twice counts once."""
@@ -109,10 +101,3 @@ class MeanRegularizedMTL(Algorithm[GlobalModels, OwnModel, ColumnRun]):
     def server_step(self, ctx: Context, shared: GlobalModels, reduced: Reduced, client_ids: Tensor) -> GlobalModels:
         """The mean of all columns, w̄ + Σ_i s_i·(w_i − w_i⁰): absent clients have not moved."""
         return GlobalModels(server_average(ctx._replace(aggregation="stale_fill"), shared.models, reduced))
-
-    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
-        """Only a client that has no column trains before it is served."""
-        return None if seen else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing: each client is served by its own model."""

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.solvers.newton import solvable_start
 from lit_fed.core.solvers.penalised_solve import PenalisedRun, exact_solution, penalised_run, penalised_step
@@ -67,7 +67,7 @@ class SharingClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
+class MixtureADMM(Personal[SharingServer, SharingClient, PenalisedRun]):
     """Personal models that are pulled to their mean.
 
     Args:
@@ -101,16 +101,8 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     }
 
     def __post_init__(self) -> None:
-        forms = ("alternating_prox", "jacobi", "copies", "gauss_seidel")
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "form": (self.form in forms, f"one of {', '.join(forms)}"),
-            "local_solve": (self.local_solve in ("exact", "inexact"), "exact or inexact"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        for name in ("penalty_weight", "dual_step", "copy_weight"):
-            checks[name] = (getattr(self, name) is None or getattr(self, name) > 0, "a number > 0, or null")
-        check_settings(self, checks)
+        positive = dict.fromkeys(("penalty_weight", "dual_step", "copy_weight"), "> 0")
+        check_settings(self, positive, prox_weight=">= 0", unseen_epochs=">= 0")
 
     def _weights(self, ctx: Context) -> SharingWeights:
         """N, λ, ρ, β and ρ_i; none of those given is 0."""
@@ -181,9 +173,6 @@ class MixtureADMM(Algorithm[SharingServer, SharingClient, PenalisedRun]):
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
         """Only a client that has no model yet looks for one before it is served."""
         return None if seen else LocalWork(epochs=None if self.local_solve == "exact" else self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: SharingServer, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own model."""
 
 
 def _check_weights(weights: SharingWeights, *, copies: bool) -> None:

@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, MessageSpec, Participation
+from lit_fed.core.algorithm import NOT_SENT, MessageSpec, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, lone_peer, own_models, put_models, same_start
 from lit_fed.core.local_solver import OptimizerState
@@ -93,7 +93,7 @@ class DualRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class MOCHA(Algorithm[Related, DualState, DualRun]):
+class MOCHA(Personal[Related, DualState, DualRun]):
     """A linear classifier for each client; how the clients are related is learned with them.
 
     Args:
@@ -121,14 +121,7 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "regularisation": (self.regularisation > 0, "a number > 0"),
-            "rounds_per_relation": (self.rounds_per_relation >= 0, "a whole number >= 0"),
-            "loss": (self.loss in ("hinge", "logistic"), "hinge or logistic"),
-            "epsilon": (self.epsilon > 0, "a number > 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, regularisation="> 0", rounds_per_relation=">= 0", epsilon="> 0", unseen_epochs=">= 0")
 
     def shared_init(self, ctx: Context) -> Related:
         """W = 0 and Σ = I/T."""
@@ -194,9 +187,6 @@ class MOCHA(Algorithm[Related, DualState, DualRun]):
     def num_payloads(self, ctx: Context, shared: Related, num_clients: int) -> int:
         """One for each client: its own model and its ρ·Σ_tt."""
         return num_clients
-
-    def shared_outputs(self, ctx: Context, shared: Related, x: Tensor) -> None:
-        """Nothing is shared by all: each client has a model of its own."""
 
     def log_prob(self, ctx: Context, shared: Related, state: DualState, x: Tensor, outputs: None) -> Tensor:
         """Sigmoids of the margins; where there are several, as shares of their sum."""

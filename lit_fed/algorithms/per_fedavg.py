@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, LocalRun, Participation
+from lit_fed.core.algorithm import GlobalModels, LocalRun, Participation, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.networks.layers import drops_units
 from lit_fed.core.networks.products import full_precision
@@ -40,7 +40,7 @@ __all__ = ["PerFedAvg"]
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
+class PerFedAvg(Personal[GlobalModels, Tree, LocalRun]):
     """A global model that is meant to be tuned: it is trained for the loss after a gradient step on the client's data.
 
     Args:
@@ -64,13 +64,7 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "variant": (self.variant in ("exact", "first_order", "hessian_free"), "exact, first_order or hessian_free"),
-            "inner_lr": (self.inner_lr >= 0, "a number >= 0"),
-            "difference": (self.difference > 0, "a number > 0"),
-            "adapt_steps": (self.adapt_steps >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, inner_lr=">= 0", difference="> 0", adapt_steps=">= 0")
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """w; `hessian_free` needs two gradients of one function."""
@@ -133,6 +127,9 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
 
     # server_step: w <- the mean of the w_i is the default
 
+    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> tuple[()]:
+        return ()
+
     def adapt_work(self, ctx: Context, seen: bool) -> LocalWork:
         """Every client takes the inner step before it is served, seen or not."""
         return LocalWork(steps=self.adapt_steps, batch_size=0)
@@ -142,9 +139,6 @@ class PerFedAvg(Algorithm[GlobalModels, Tree, LocalRun]):
         result = super().client_final(ctx, shared, work, data)
         return result._replace(state=work.models) if ctx.phase == "adapt" else result
 
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing is shared: each client is served by its own copy."""
-
-    def log_prob(self, ctx: Context, shared: GlobalModels, state: ModelState, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of w̃_i, [B, C]."""
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(state, x))
+    def served(self, ctx: Context, shared: GlobalModels, state: Tree) -> ModelState:
+        """w̃_i."""
+        return state  # type: ignore[no-any-return]

@@ -81,15 +81,9 @@ class PFedMe(Algorithm[GlobalModels, ModelState, EnvelopeWork]):
     incompatible: ClassVar[dict[str, str]] = {"noise_in_steps": "the inner steps"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "prox_weight": (self.prox_weight >= 0, "a number >= 0"),
-            "inner_steps": (self.inner_steps >= 1, "a whole number >= 1"),
-            "inner_lr": (self.inner_lr >= 0, "a number >= 0"),
-            "local_solve": (self.local_solve == "gradient" or self.prox_weight > 0, "gradient, as prox_weight is 0"),
-            "server_mix": (self.server_mix >= 0, "a number >= 0"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        solvable = self.local_solve == "gradient" or self.prox_weight > 0, "gradient, as prox_weight is 0"
+        numbers = dict.fromkeys(("prox_weight", "inner_lr", "server_mix", "unseen_epochs"), ">= 0")
+        check_settings(self, numbers, inner_steps=">= 1", local_solve=solvable)
 
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial w; networks that an exact solve cannot take are refused."""

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import Algorithm, GlobalModels, OwnModel
+from lit_fed.core.algorithm import GlobalModels, OwnModel, Personal
 from lit_fed.core.context import Context
 from lit_fed.core.local_solver import OptimizerState, Penalty
 from lit_fed.core.solvers.newton import minimise, solvable_start
@@ -48,7 +48,7 @@ class ProxAvgRun(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
+class ProxAvg(Personal[GlobalModels, OwnModel, ProxAvgRun]):
     """Every client trains its own model with a proximal term towards the average of all personal models.
 
     Args:
@@ -66,12 +66,7 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
 
     def __post_init__(self) -> None:
         least = "> 0" if self.local_solve == "exact" else ">= 0"
-        checks = {
-            "prox_weight": (self.prox_weight > 0 or (self.prox_weight == 0 and least == ">= 0"), f"a number {least}"),
-            "local_solve": (self.local_solve in ("sgd", "exact"), "sgd or exact"),
-            "unseen_epochs": (self.unseen_epochs >= 0, "a whole number >= 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, prox_weight=least, unseen_epochs=">= 0")
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]
@@ -81,10 +76,6 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
     def shared_init(self, ctx: Context) -> GlobalModels:
         """The initial z; networks that an exact solve cannot take are refused."""
         return GlobalModels(solvable_start(ctx, self.local_solve))
-
-    def state_init(self, ctx: Context, shared: GlobalModels, data: ClientData) -> OwnModel:
-        """The common initial model; for an unseen client the average."""
-        return OwnModel(shared.models)
 
     def phases(self, ctx: Context, client_ids: Tensor) -> tuple[Phase]:
         """One phase; an exact solve takes no local steps."""
@@ -127,6 +118,3 @@ class ProxAvg(Algorithm[GlobalModels, OwnModel, ProxAvgRun]):
         if seen:
             return None
         return LocalWork() if self.local_solve == "exact" else LocalWork(epochs=self.unseen_epochs)
-
-    def shared_outputs(self, ctx: Context, shared: GlobalModels, x: Tensor) -> None:
-        """Nothing: each client is served by its own model."""

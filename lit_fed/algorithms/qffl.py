@@ -72,11 +72,7 @@ class QFedAvg(Algorithm[GlobalModels, tuple[()], FairRun]):
     incompatible: ClassVar[dict[str, str]] = {"loss": "takes a power of the log-loss whose gradient the clients follow"}
 
     def __post_init__(self) -> None:
-        checks = {
-            "fairness_power": (self.fairness_power >= 0, "a number >= 0"),
-            "lipschitz": (self.lipschitz is None or self.lipschitz > 0, "a number > 0, or null"),
-        }
-        check_settings(self, checks)
+        check_settings(self, fairness_power=">= 0", lipschitz="> 0")
 
     def step_size(self, ctx: Context) -> Tensor:
         """1/L, [] float64."""

@@ -93,11 +93,7 @@ class SCAFFOLD(Algorithm[Controlled, Control, ControlledRun]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "option": (self.option in ("I", "II"), "I or II"),
-            "server_lr": (self.server_lr > 0, "a number > 0"),
-        }
-        check_settings(self, checks)
+        check_settings(self, server_lr="> 0")
 
     @property
     def incompatible(self) -> dict[str, str]:  # type: ignore[override]

@@ -107,14 +107,7 @@ class SharingADMM(Algorithm[JointFit, PartFit, PartWork]):
     }
 
     def __post_init__(self) -> None:
-        checks = {
-            "regularisation": (self.regularisation > 0, "a number > 0"),
-            "regulariser": (self.regulariser in ("ridge", "lasso"), "ridge or lasso"),
-            "loss": (self.loss in ("hinge", "logistic"), "hinge or logistic"),
-            "penalty_weight": (self.penalty_weight > 0, "a number > 0"),
-            "inner_steps": (self.inner_steps >= 1, "a whole number >= 1"),
-        }
-        check_settings(self, checks)
+        check_settings(self, regularisation="> 0", penalty_weight="> 0", inner_steps=">= 1")
 
     def shared_init(self, ctx: Context) -> JointFit:
         """Āx, z̄, u and all weights start at 0."""

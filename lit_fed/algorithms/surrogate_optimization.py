@@ -71,7 +71,7 @@ class SurrogateOptimization(Algorithm[GlobalModels, Tree, SurrogateWork]):
     }
 
     def __post_init__(self) -> None:
-        check_settings(self, {"unseen_steps": (self.unseen_steps >= 1, "a whole number >= 1")})
+        check_settings(self, unseen_steps=">= 1")
 
     @property
     def num_models(self) -> int:  # type: ignore[override]

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.core import tree
-from lit_fed.core.algorithm import NOT_SENT, Algorithm, LocalRun, MessageSpec, local_run
+from lit_fed.core.algorithm import NOT_SENT, LocalRun, MessageSpec, Personal, local_run
 from lit_fed.core.context import Context
 from lit_fed.core.graphs.peers import Peers, draws, lone_peer, own_models, put_models, same_start, some_peers
 from lit_fed.core.local_solver import OptimizerState
@@ -78,7 +78,7 @@ class ServedUser(NamedTuple):
 
 
 @dataclass(frozen=True)
-class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
+class UCFL(Personal[UserCentric, ServedUser, UserRun]):
     """One aggregation rule for each client, or for each of a few groups of clients.
 
     Args:
@@ -106,13 +106,8 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
     def __post_init__(self) -> None:
         number = self.num_streams
         known = number >= 1 if isinstance(number, int) else number in ("personal", "silhouette")
-        checks = {
-            "num_streams": (known, "a whole number >= 1, personal or silhouette"),
-            "warmup_rounds": (self.warmup_rounds >= 0, "a whole number >= 0"),
-            "num_batches": (self.num_batches >= 2, "a whole number >= 2"),
-            "min_variance": (self.min_variance > 0, "a number > 0"),
-        }
-        check_settings(self, checks)
+        streams = known, "a whole number >= 1, personal or silhouette"
+        check_settings(self, num_streams=streams, warmup_rounds=">= 0", num_batches=">= 2", min_variance="> 0")
 
     def shared_init(self, ctx: Context) -> UserCentric:
         """One model for all, and nothing known of their similarity."""
@@ -182,12 +177,9 @@ class UCFL(Algorithm[UserCentric, ServedUser, UserRun]):
         stream = shared.similarity.stream if ctx.present is None else shared.similarity.stream[ctx.present]
         return 1 if ctx.round_idx <= self.warmup_rounds else int(stream.bincount().count_nonzero())
 
-    def shared_outputs(self, ctx: Context, shared: UserCentric, x: Tensor) -> None:
-        """Nothing is shared by all: each user has a model of its own."""
-
-    def log_prob(self, ctx: Context, shared: UserCentric, state: ServedUser, x: Tensor, outputs: None) -> Tensor:
-        """Prediction of the user's model, [B, C]."""
-        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(own_models(shared.peers, state.user), x))
+    def served(self, ctx: Context, shared: UserCentric, state: ServedUser) -> ModelState:
+        """The user's model."""
+        return own_models(shared.peers, state.user)
 
 
 def _not_measured(ctx: Context, gradients: dict[str, Tensor]) -> Similarity:

@@ -1,6 +1,6 @@
 """The interface of an algorithm: pure functions of state, with FedAvg's behaviour as the default of each."""
 
-from abc import ABC
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -20,6 +20,7 @@ __all__ = [
     "MessageSpec",
     "OwnModel",
     "Participation",
+    "Personal",
     "local_run",
 ]
 
@@ -275,6 +276,35 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
         """
         outputs = ctx.task.outputs(state.models, x) if outputs is None else outputs
         return ctx.task.mix(outputs.new_ones(1), outputs)
+
+
+class Personal(Algorithm[Shared, State, Work]):
+    """An algorithm that serves clients by models of their own, which one that was not in training trains first."""
+
+    unseen_epochs: int | None = None
+    """Passes over the training samples of such a client before it is served; None: no local steps."""
+
+    def state_init(self, ctx: Context, shared: Shared, data: ClientData) -> State:
+        """A copy of the shared model."""
+        return OwnModel(shared.models)  # type: ignore[return-value]
+
+    @abstractmethod
+    def client_final(self, ctx: Context, shared: Shared, work: Work, data: ClientData) -> ClientResult:
+        """As of FedAvg; what the client keeps is each algorithm's own."""
+        return super().client_final(ctx, shared, work, data)
+
+    def served(self, ctx: Context, shared: Shared, state: State) -> ModelState:
+        """The models that predict for a client, leaves [1, ...]."""
+        return state.models  # type: ignore[no-any-return]
+
+    def adapt_work(self, ctx: Context, seen: bool) -> LocalWork | None:
+        return None if seen else LocalWork(epochs=self.unseen_epochs)
+
+    def shared_outputs(self, ctx: Context, shared: Shared, x: Tensor) -> None:
+        return None
+
+    def log_prob(self, ctx: Context, shared: Shared, state: State, x: Tensor, outputs: None) -> Tensor:
+        return super().log_prob(ctx, shared, state, x, ctx.task.outputs(self.served(ctx, shared, state), x))
 
 
 def local_run(ctx: Context, models: ModelState) -> LocalRun:

@@ -6,12 +6,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-__all__ = [
-    "client_columns",
-    "client_statistics",
-    "outlier",
-    "summarise",
-]
+__all__ = ["client_columns", "client_statistics", "outlier", "summarise"]
 
 
 def client_statistics(

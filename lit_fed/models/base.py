@@ -88,10 +88,7 @@ def check_dropout(dropout: float) -> None:
 
 
 def build_network(
-    network: Callable[..., nn.Module],
-    input_shape: tuple[int, ...],
-    input_type: torch.dtype,
-    num_outputs: int,
+    network: Callable[..., nn.Module], input_shape: tuple[int, ...], input_type: torch.dtype, num_outputs: int
 ) -> nn.Module:
     """Build a network; lazy layers get their sizes from a pass over zeros in evaluation mode.
 

@@ -9,13 +9,7 @@ from torch import Tensor, nn
 
 from lit_fed.models.base import Network, check_dropout, check_sizes, image_shape
 
-__all__ = [
-    "CNN2",
-    "ConvolutionalNetwork",
-    "FedEMCNN",
-    "LeafCNN",
-    "pooled_convolutions",
-]
+__all__ = ["CNN2", "ConvolutionalNetwork", "FedEMCNN", "LeafCNN", "pooled_convolutions"]
 
 
 class ConvolutionalNetwork(Network):

@@ -12,14 +12,7 @@ from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, ModelState, Tree
 
-__all__ = [
-    "delta_of",
-    "names_of_parameters",
-    "parameter_trees",
-    "reference_of",
-    "with_delta",
-    "with_parameter_trees",
-]
+__all__ = ["delta_of", "names_of_parameters", "parameter_trees", "reference_of", "with_delta", "with_parameter_trees"]
 
 
 def reference_of(algorithm: Any, shared: Tree, value: Tree) -> Tree:

@@ -146,8 +146,7 @@ def _dense(part: ColumnPart, name: str) -> np.ndarray:
             cells = cells.storage
             continue
         require(
-            _is_list(cells.type),
-            f"{part.place}: column {name!r} holds {cells.type}, not numbers; choose other columns",
+            _is_list(cells.type), f"{part.place}: column {name!r} holds {cells.type}, not numbers; choose other columns"
         )
         lengths = _lengths(cells)
         if len(lengths) and (lengths != lengths[0]).any():

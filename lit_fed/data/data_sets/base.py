@@ -8,7 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -24,7 +24,9 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 
 __all__ = [
+    "ANY_SEED",
     "MOST_CLASSES",
+    "PLACE",
     "SECONDS_BETWEEN_WORDS",
     "ClientDataSet",
     "DataSet",
@@ -34,8 +36,6 @@ __all__ = [
     "Normalisation",
     "PooledDataSet",
     "Samples",
-    "check_labels_options",
-    "check_subsample",
     "draw_subsample",
     "empty_split",
     "input_array",
@@ -52,6 +52,12 @@ __all__ = [
 Encode = Callable[[Population, Population | None], tuple[Population, Population | None]]
 """Replaces the inputs of seen and unseen clients; may depend on the seen clients' training samples."""
 
+
+PLACE = "--data.dataset"
+"""The option that holds a data set's settings."""
+
+ANY_SEED = f"[0, {2**32 - 1}]"
+"""The range of seeds, for `check_settings`."""
 
 MOST_CLASSES = 20
 """Integer labels with more different values than this may be quantities."""
@@ -159,13 +165,6 @@ def require(condition: bool, message: str) -> None:
     """Raise a `ConfigError` with this message unless the condition holds."""
     if not condition:
         raise ConfigError(message)
-
-
-def check_labels_options(dataset: DataSet) -> None:
-    """Raise a `ConfigError` unless the fields `labels` and `num_classes` of a data set are valid."""
-    known, number = get_args(Labels), dataset.num_classes
-    require(dataset.labels in known, f"--data.dataset.labels is {dataset.labels!r}; give {', '.join(known)}")
-    require(number is None or number >= 2, f"--data.dataset.num_classes is {number}; give a whole number >= 2, or null")
 
 
 def names_of(given: Sequence[str]) -> tuple[str, ...]:
@@ -308,12 +307,6 @@ def stacked_samples(arrays: list[np.ndarray], places: list[str], *, fix: str) ->
                 f"of shape {list(first.shape)}; {fix}"
             )
     return np.stack(arrays)
-
-
-def check_subsample(fraction: float, seed: int) -> None:
-    """Raise a `ConfigError` unless the data set's fields `fraction` and `seed` are in their ranges."""
-    require(0 < fraction <= 1, f"--data.dataset.fraction is {fraction}; give a number above 0 and up to 1")
-    require(0 <= seed < 2**32, f"--data.dataset.seed is {seed}; give a whole number from 0 to {2**32 - 1}")
 
 
 def draw_subsample(total: int, fraction: float, seed: int) -> np.ndarray:

@@ -6,7 +6,6 @@ constants of the normalisation are those of the code published with the FedEM pa
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,10 +24,11 @@ class _CIFAR(TorchvisionSet):
 
     image_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
 
-    @staticmethod
-    @abstractmethod
-    def _torchvision_class() -> Any:
+    def _torchvision_class(self) -> Any:
         """The class of torchvision that reads the files."""
+        from torchvision import datasets
+
+        return getattr(datasets, f"CIFAR{self.num_classes}")
 
     def _files(self, train: bool) -> list[str]:
         source = self._torchvision_class()  # torchvision requires the files of both parts
@@ -55,12 +55,6 @@ class CIFAR10(_CIFAR):
     num_classes: ClassVar[int | None] = 10
     normalisation: ClassVar[Normalisation] = Normalisation((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
-    @staticmethod
-    def _torchvision_class() -> Any:
-        from torchvision.datasets import CIFAR10 as TORCHVISION_CIFAR10
-
-        return TORCHVISION_CIFAR10
-
 
 @dataclass(frozen=True)
 class CIFAR100(_CIFAR):
@@ -78,9 +72,3 @@ class CIFAR100(_CIFAR):
 
     num_classes: ClassVar[int | None] = 100
     normalisation: ClassVar[Normalisation] = Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-
-    @staticmethod
-    def _torchvision_class() -> Any:
-        from torchvision.datasets import CIFAR100 as TORCHVISION_CIFAR100
-
-        return TORCHVISION_CIFAR100

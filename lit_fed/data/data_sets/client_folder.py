@@ -16,18 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import (
-    ClientDataSet,
-    Labels,
-    check_labels_options,
-    input_array,
-    label_array,
-    make_split,
-    require,
-)
+from lit_fed.data.data_sets.base import PLACE, ClientDataSet, Labels, input_array, label_array, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
 from lit_fed.data.data_sets.npz import npz_files, read_npz
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 
 __all__ = [
@@ -76,7 +68,7 @@ class ClientFolder(ClientDataSet):
     labels: Labels = "auto"  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        check_labels_options(self)
+        check_settings(self, prefix=PLACE, num_classes=">= 2")
 
     def load(self) -> tuple[Population, Population | None]:
         """All clients of `seen` and, if that folder exists, of `unseen`."""
@@ -192,8 +184,7 @@ def _check_lengths(source: str, split: str, x: np.ndarray, y: np.ndarray, *, may
     for key, array in (("x", x), ("y", y)):
         require(array.ndim > 0, f"{source}: {key}_{split} is a single number; store an array with one entry per sample")
     require(
-        len(x) == len(y),
-        f"{source}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long",
+        len(x) == len(y), f"{source}: x_{split} has {len(x)} samples and y_{split} has {len(y)}; make them equally long"
     )
     require(
         split != "train" or len(x) > 0 or may_be_empty,

@@ -14,9 +14,10 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.data_sets.base import PLACE, ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.client_folder import ClientArrays, checked, read_files
 from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
 
 __all__ = ["FeatureBlocks"]
@@ -47,11 +48,7 @@ class FeatureBlocks(ClientDataSet):
     divided_by: ClassVar[Literal["samples", "features"]] = "features"
 
     def __post_init__(self) -> None:
-        known = ("diabetes", "breast_cancer")
-        require(self.table in known, f"FeatureBlocks: table = {self.table!r}; choose one of {', '.join(known)}")
-        require(
-            self.num_parties >= 1, f"FeatureBlocks: num_parties = {self.num_parties}; choose a number of at least 1"
-        )
+        check_settings(self, prefix=PLACE, num_parties=">= 1")
 
     def load(self) -> tuple[Population, None]:
         parties = _read_parties(given_path(self.root, "--data.dataset.root")) if self.root else self._from_table()

@@ -15,8 +15,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
+from lit_fed.data.data_sets.base import ANY_SEED, PLACE, Normalisation, PooledDataSet, Samples, draw_subsample, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_leaf_users
+from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
 
 __all__ = ["FEMNIST"]
@@ -54,11 +55,7 @@ class FEMNIST(PooledDataSet):
     normalisation: ClassVar[Normalisation] = Normalisation((0.1307,), (0.3081,))
 
     def __post_init__(self) -> None:
-        check_subsample(self.fraction, self.seed)
-        require(
-            self.min_samples >= 1,
-            f"--data.dataset.min_samples is {self.min_samples}; give a whole number of at least 1",
-        )
+        check_settings(self, prefix=PLACE, fraction="(0, 1]", seed=ANY_SEED, min_samples=">= 1")
 
     def load(self) -> Samples:
         """The writers' samples end to end, writers by name."""

@@ -22,17 +22,12 @@ from lit_fed.data.data_sets.arrow_columns import (
     text_column,
     whose_rows,
 )
-from lit_fed.data.data_sets.base import Labels, Names, PooledDataSet, Samples, check_labels_options, names_of, require
-from lit_fed.errors import ConfigError
+from lit_fed.data.data_sets.base import PLACE, Labels, Names, PooledDataSet, Samples, names_of, require
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 from lit_fed.system.packages import optional_package
 
-__all__ = [
-    "NUM_BYTE_TOKENS",
-    "HuggingFace",
-    "byte_tokens",
-    "word_tokens",
-]
+__all__ = ["NUM_BYTE_TOKENS", "HuggingFace", "byte_tokens", "word_tokens"]
 
 ROLES = {"train": 0, "validation": 1, "valid": 1, "val": 1, "dev": 1, "test": 2}
 """Role of official splits by name: 0 training, 1 validation, 2 test."""
@@ -96,13 +91,8 @@ class HuggingFace(PooledDataSet):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_columns", names_of(self.input_columns))
-        check_labels_options(self)
-        checks = {
-            "max_length": (self.max_length >= 1, "a whole number >= 1"),
-            "image_size": (self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"),
-        }
-        for name, (holds, wanted) in checks.items():
-            require(holds, f"--data.dataset.{name} is {getattr(self, name)}; give {wanted}")
+        scaled = self.image_size is None or min(self.image_size) >= 1, "two whole numbers >= 1, or null"
+        check_settings(self, prefix=PLACE, num_classes=">= 2", max_length=">= 1", image_size=scaled)
 
     def prepare(self) -> None:
         """Download a hub data set into the cache of `datasets`."""
@@ -130,10 +120,7 @@ class HuggingFace(PooledDataSet):
         datasets = optional_package("datasets", "datasets>=5.2", "hf", "HuggingFace")
         folder, option = given_path(self.path, "--data.dataset.path"), f"--data.dataset.path {self.path}"
         is_name = HUB_NAME.fullmatch(self.path) is not None
-        require(
-            folder.is_dir() or is_name,
-            f"{option}: no such folder; correct it, or give a hub name OWNER/NAME",
-        )
+        require(folder.is_dir() or is_name, f"{option}: no such folder; correct it, or give a hub name OWNER/NAME")
         datasets.disable_progress_bars()
         try:
             if any((folder / file).is_file() for file in SAVED):
@@ -155,10 +142,7 @@ class HuggingFace(PooledDataSet):
     def _parts(self, opened: Any) -> list[ColumnPart]:
         """The chosen splits with their roles, in order."""
         if not isinstance(opened, dict):
-            require(
-                self.split is None,
-                f"--data.dataset.split {self.split}: {self.path} has no splits; leave it out",
-            )
+            require(self.split is None, f"--data.dataset.split {self.split}: {self.path} has no splits; leave it out")
             return [ColumnPart(0, self.path, opened)]
         known, option = list(opened), f"--data.dataset.split {self.split}"
         if self.split is not None:

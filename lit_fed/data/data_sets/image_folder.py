@@ -20,7 +20,7 @@ from typing import IO, Literal, NamedTuple
 import numpy as np
 
 from lit_fed.data.data_sets.base import Names, Normalisation, PooledDataSet, Samples, names_of, require
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path, require_file, whole_file
 
 __all__ = ["ImageFolder", "decoded", "pictures_in", "visible_entries"]
@@ -90,13 +90,8 @@ class ImageFolder(PooledDataSet):
     def __post_init__(self) -> None:
         option = "--data.dataset"
         object.__setattr__(self, "classes", None if self.classes is None else names_of(self.classes))
-        require(self.layout in ("clients", "classes"), f"{option}.layout is {self.layout!r}; give clients or classes")
-        require(
-            1 <= self.image_size <= 2**14,
-            f"{option}.image_size is {self.image_size}; give a whole number from 1 to {2**14}",
-        )
-        require(self.channels in MODES, f"{option}.channels is {self.channels}; give 1 (grey) or 3 (colours)")
-        require(self.memory_gb >= 0, f"{option}.memory_gb is {self.memory_gb}; give a number >= 0")
+        channels = self.channels in MODES, "1 (grey) or 3 (colours)"
+        check_settings(self, prefix=option, image_size=f"[1, {2**14}]", channels=channels, memory_gb=">= 0")
         for name, values, other in (("mean", self.mean, self.std), ("std", self.std, self.mean)):
             require(
                 (values is None) == (other is None) and (values is None or len(values) == self.channels),
@@ -265,8 +260,7 @@ def _decode(path: Path, image_size: int, mode: str) -> np.ndarray:
             f"{path}: cannot be read as an image ({error or type(error).__name__}); replace or remove it"
         ) from error
     require(
-        not stored.startswith(DEEP),
-        f"{path}: its pixels have more than 8 bits (mode {stored}); convert it to 8 bits",
+        not stored.startswith(DEEP), f"{path}: its pixels have more than 8 bits (mode {stored}); convert it to 8 bits"
     )
     pixels = np.asarray(picture)
     return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

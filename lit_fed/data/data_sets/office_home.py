@@ -17,15 +17,17 @@ from typing import ClassVar, Literal, TypeAlias
 import numpy as np
 
 from lit_fed.data.data_sets.base import (
+    ANY_SEED,
+    PLACE,
     PooledDataSet,
     Samples,
-    check_subsample,
     draw_subsample,
     input_array,
     label_array,
     require,
 )
 from lit_fed.data.data_sets.npz import read_npz
+from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
 
 __all__ = ["DOMAINS", "FEATURES", "FOLDER", "NUM_CLASSES", "OfficeHome"]
@@ -67,7 +69,7 @@ class OfficeHome(PooledDataSet):
             bool(self.domains) and set(self.domains) <= set(DOMAINS),
             f"--data.dataset.domains is {list(self.domains)}; choose some of {', '.join(map(repr, DOMAINS))}",
         )
-        check_subsample(self.fraction, self.seed)
+        check_settings(self, prefix=PLACE, fraction="(0, 1]", seed=ANY_SEED)
 
     def load(self) -> Samples:
         path = given_path(self.root, "--data.dataset.root") / FEATURES

@@ -18,8 +18,9 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.data_sets.base import PLACE, ClientDataSet, empty_split, make_split, require
 from lit_fed.data.data_sets.leaf import LeafUser, read_json, read_leaf_users
+from lit_fed.errors import check_settings
 from lit_fed.system.files import given_path
 
 __all__ = ["UNKNOWN", "VOCABULARY", "Shakespeare", "encode_text"]
@@ -75,13 +76,8 @@ class Shakespeare(ClientDataSet):
     num_classes: ClassVar[int | None] = len(VOCABULARY)
 
     def __post_init__(self) -> None:
-        for name in ("sequence_length", "stride", "min_sequences", "max_clients"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"--data.dataset.{name} is {value}; give a whole number of at least 1")
-        require(
-            0 <= self.test_fraction < 1,
-            f"--data.dataset.test_fraction is {self.test_fraction}; give a number from 0 up to, but not including, 1",
-        )
+        counts = dict.fromkeys(("sequence_length", "stride", "min_sequences", "max_clients"), ">= 1")
+        check_settings(self, counts, PLACE, test_fraction="[0, 1)")
 
     def load(self) -> tuple[Population, None]:
         """The roles by name; the validation split is empty."""

@@ -16,7 +16,8 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population
-from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.data_sets.base import ANY_SEED, PLACE, ClientDataSet, empty_split, make_split
+from lit_fed.errors import check_settings
 from lit_fed.system.machine import require_memory
 
 __all__ = ["Sine"]
@@ -41,11 +42,8 @@ class Sine(ClientDataSet):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "samples_per_client", "test_size"):
-            value = getattr(self, name)
-            require(value >= 1, f"Sine: {name} = {value}; choose a whole number of at least 1")
-        require(self.noise > 0, f"Sine: noise = {self.noise}; choose a number above 0, such as 0.5")
-        require(0 <= self.seed < 2**32, f"Sine: seed = {self.seed}; choose a whole number from 0 to 2**32 - 1")
+        counts = dict.fromkeys(("num_clients", "samples_per_client", "test_size"), ">= 1")
+        check_settings(self, counts, PLACE, noise="> 0", seed=ANY_SEED)
 
     def load(self) -> tuple[Population, None]:
         per_client = self.samples_per_client + self.test_size

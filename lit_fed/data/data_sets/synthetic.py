@@ -14,7 +14,6 @@ and components are the same, but each client and split has its own random stream
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,8 +24,9 @@ import torch
 
 from lit_fed.core.seeds import generator
 from lit_fed.core.types import Population, Split
-from lit_fed.data.data_sets.base import ClientDataSet, empty_split, make_split, require
+from lit_fed.data.data_sets.base import ANY_SEED, PLACE, ClientDataSet, empty_split, make_split, require
 from lit_fed.data.populations.drawn_clients import DrawnSplit, NumberedClients
+from lit_fed.errors import check_settings
 from lit_fed.system.machine import require_memory
 
 __all__ = ["Synthetic", "SyntheticClient", "SyntheticParameters", "synthetic_clients", "synthetic_parameters"]
@@ -83,14 +83,8 @@ class Synthetic(ClientDataSet):
     num_classes: ClassVar[int | None] = 2
 
     def __post_init__(self) -> None:
-        for name in ("num_clients", "num_components", "dimension", "test_size", "samples_per_client"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"Synthetic: {name} = {value}; choose a whole number of at least 1")
-        require(0 < self.alpha < math.inf, f"Synthetic: alpha = {self.alpha}; choose a number above 0, such as 0.4")
-        require(0 <= self.noise < math.inf, f"Synthetic: noise = {self.noise}; choose a number of at least 0")
-        require(0 <= self.seed < 2**32, f"Synthetic: seed = {self.seed}; choose a whole number from 0 to 2**32 - 1")
-        known = ("published", "corrected")
-        require(self.variant in known, f"Synthetic: variant = {self.variant!r}; choose 'published' or 'corrected'")
+        counts = ("num_clients", "num_components", "dimension", "test_size", "samples_per_client")
+        check_settings(self, dict.fromkeys(counts, ">= 1"), PLACE, alpha="> 0", noise=">= 0", seed=ANY_SEED)
         require(
             not self.on_demand or self.variant == "corrected",
             f"Synthetic: on_demand with variant = {self.variant!r}, whose clients share one random stream; "

@@ -86,20 +86,12 @@ class Table(PooledDataSet):
                 f"{PREFIX}.{name} is {given}, which needs a client_column; set client_column, or use "
                 "--data.unseen_fraction",
             )
-        roles = {
-            "client_column": self.client_column,
-            "label_column": self.label_column,
-            "split_column": self.split_column,
-        }
-        given_roles = [(name, column) for name, column in roles.items() if column]
-        for position, (name, column) in enumerate(given_roles):
-            for other, its_column in (
-                *given_roles[:position],
-                *(("feature_columns", one) for one in self.feature_columns or ()),
-            ):
-                require(
-                    column != its_column, f"{PREFIX}.{name} is {column!r}, and so is one of {other}; choose another"
-                )
+        names = ("client_column", "label_column", "split_column")
+        roles = [(name, getattr(self, name)) for name in names if getattr(self, name)]
+        features = [("feature_columns", one) for one in self.feature_columns or ()]
+        for position, (name, column) in enumerate(roles):
+            for other, its in roles[:position] + features:
+                require(column != its, f"{PREFIX}.{name} is {column!r}, and so is one of {other}; choose another")
 
     @property
     def natural(self) -> bool:  # type: ignore[override]  # the base promises one answer for the whole class

@@ -11,16 +11,16 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from lit_fed.data.data_sets.base import (
+    PLACE,
     Labels,
     PooledDataSet,
     Samples,
-    check_labels_options,
     picture_array,
     require,
     stacked_samples,
     with_words,
 )
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.machine import require_memory
 
 __all__ = ["TorchDataset"]
@@ -53,7 +53,7 @@ class TorchDataset(PooledDataSet):
     num_classes: int | None = None  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        check_labels_options(self)
+        check_settings(self, prefix=PLACE, num_classes=">= 2")
         for option, one in (("source", self.source), ("test_source", self.test_source)):
             sized = one is None or (hasattr(one, "__len__") and not isinstance(one, IterableDataset))
             require(

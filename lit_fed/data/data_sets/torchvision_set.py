@@ -13,8 +13,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from lit_fed.data.data_sets.base import Normalisation, PooledDataSet, Samples, check_subsample, draw_subsample, require
-from lit_fed.errors import ConfigError
+from lit_fed.data.data_sets.base import ANY_SEED, PLACE, Normalisation, PooledDataSet, Samples, draw_subsample, require
+from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 
 __all__ = ["Pictures", "TorchvisionSet"]
@@ -70,10 +70,7 @@ class TorchvisionSet(PooledDataSet):
     image_shape: ClassVar[tuple[int, int, int]]
 
     def __post_init__(self) -> None:
-        require(
-            self.part in PARTS, f"--data.dataset.part is {self.part!r}; choose one of {', '.join(map(repr, PARTS))}"
-        )
-        check_subsample(self.fraction, self.seed)
+        check_settings(self, prefix=PLACE, fraction="(0, 1]", seed=ANY_SEED)
 
     def prepare(self) -> None:
         """Download missing files if `download` is set; a `ConfigError` says what failed."""

@@ -6,22 +6,13 @@ client is empty. Clients below the minimum get samples from the largest clients;
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 
 import numpy as np
 
 from lit_fed.data.data_sets.base import require
 
-__all__ = [
-    "Partition",
-    "check_at_least_one",
-    "check_discrete",
-    "check_enough",
-    "check_positive",
-    "deal",
-    "fill_up",
-]
+__all__ = ["Partition", "check_discrete", "check_enough", "deal", "fill_up"]
 
 
 class Partition(ABC):
@@ -99,21 +90,6 @@ def deal(rows: np.ndarray, num_clients: int, alpha: float, rng: np.random.Genera
     proportions = rng.dirichlet(np.full(num_clients, alpha))
     counts = rng.multinomial(len(rows), proportions)
     return np.split(rng.permutation(rows), np.cumsum(counts)[:-1])
-
-
-def check_positive(partition: Partition, **values: float) -> None:
-    """Raise a `ConfigError` unless these fields of a partition are finite numbers above 0."""
-    for field, value in values.items():
-        require(
-            0 < value < math.inf,
-            f"{type(partition).__name__}: {field} = {value}; choose a number above 0, such as 0.4",
-        )
-
-
-def check_at_least_one(partition: Partition, **values: int) -> None:
-    """Raise a `ConfigError` unless these fields of a partition are at least 1."""
-    for field, value in values.items():
-        require(value >= 1, f"{type(partition).__name__}: {field} = {value}; choose a whole number of at least 1")
 
 
 def check_enough(num_samples: int, num_clients: int, min_samples: int = 1) -> None:

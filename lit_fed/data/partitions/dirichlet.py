@@ -8,15 +8,8 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.partitions.base import (
-    Partition,
-    check_at_least_one,
-    check_discrete,
-    check_enough,
-    check_positive,
-    deal,
-    fill_up,
-)
+from lit_fed.data.partitions.base import Partition, check_discrete, check_enough, deal, fill_up
+from lit_fed.errors import check_settings
 
 __all__ = ["Dirichlet"]
 
@@ -39,12 +32,7 @@ class Dirichlet(Partition):
     min_samples: int = 2
 
     def __post_init__(self) -> None:
-        check_positive(self, alpha=self.alpha)
-        require(
-            self.label_groups is None or self.label_groups >= 1,
-            f"Dirichlet: label_groups = {self.label_groups}; choose a whole number of at least 1, or null",
-        )
-        check_at_least_one(self, min_samples=self.min_samples)
+        check_settings(self, prefix=type(self).__name__, alpha="> 0", label_groups=">= 1", min_samples=">= 1")
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None

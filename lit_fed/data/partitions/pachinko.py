@@ -14,7 +14,8 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.partitions.base import Partition, check_discrete, check_enough, check_positive
+from lit_fed.data.partitions.base import Partition, check_discrete, check_enough
+from lit_fed.errors import check_settings
 
 __all__ = ["CIFAR100_COARSE_LABELS", "Pachinko"]
 
@@ -48,7 +49,7 @@ class Pachinko(Partition):
     hierarchy: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        check_positive(self, alpha=self.alpha, beta=self.beta)
+        check_settings(self, prefix=type(self).__name__, alpha="> 0", beta="> 0")
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None

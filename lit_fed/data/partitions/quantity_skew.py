@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_fed.core.seeds import generator
-from lit_fed.data.partitions.base import Partition, check_at_least_one, check_enough, check_positive, deal, fill_up
+from lit_fed.data.partitions.base import Partition, check_enough, deal, fill_up
+from lit_fed.errors import check_settings
 
 __all__ = ["QuantitySkew"]
 
@@ -28,8 +29,7 @@ class QuantitySkew(Partition):
     min_samples: int = 2
 
     def __post_init__(self) -> None:
-        check_positive(self, alpha=self.alpha)
-        check_at_least_one(self, min_samples=self.min_samples)
+        check_settings(self, prefix=type(self).__name__, alpha="> 0", min_samples=">= 1")
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None

@@ -8,7 +8,8 @@ import numpy as np
 
 from lit_fed.core.seeds import generator
 from lit_fed.data.data_sets.base import require
-from lit_fed.data.partitions.base import Partition, check_at_least_one, check_discrete, check_enough
+from lit_fed.data.partitions.base import Partition, check_discrete, check_enough
+from lit_fed.errors import check_settings
 
 __all__ = ["Shards"]
 
@@ -28,7 +29,7 @@ class Shards(Partition):
     shards_per_client: int = 2
 
     def __post_init__(self) -> None:
-        check_at_least_one(self, shards_per_client=self.shards_per_client)
+        check_settings(self, prefix=type(self).__name__, shards_per_client=">= 1")
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, seed: int, owner: np.ndarray | None = None

@@ -37,12 +37,7 @@ class Backdoor(Poison):
     share: float = 0.5
 
     def __post_init__(self) -> None:
-        checks = {
-            "size": (self.size >= 1, "a whole number >= 1"),
-            "target": (self.target >= 0, "the number of a class, from 0"),
-            "share": (0 < self.share <= 1, "a number above 0 and up to 1"),
-        }
-        check_settings(self, checks, "--data.poison")
+        check_settings(self, prefix="--data.poison", size=">= 1", target=">= 0", share="(0, 1]")
 
     def prepare(self, seen: Population, target: Target, dataset: str) -> Alter:
         check_classes_of(self, target, dataset)

@@ -16,13 +16,7 @@ from lit_fed.core.types import Population, Split
 from lit_fed.data.populations.drawn_clients import Draw, DrawnSplit
 from lit_fed.errors import ConfigError
 
-__all__ = [
-    "Alter",
-    "Poison",
-    "check_classes_of",
-    "draw_attackers",
-    "poisoned",
-]
+__all__ = ["Alter", "Poison", "check_classes_of", "draw_attackers", "poisoned"]
 
 Alter: TypeAlias = Callable[[Tensor, Tensor, np.random.Generator], tuple[Tensor, Tensor]]
 """(inputs [n, ...], labels [n] or [n, L], the attacker's generator) -> replacements of the same shapes."""

@@ -21,12 +21,7 @@ from lit_fed.data.populations.checks import check_finite_samples, check_training
 from lit_fed.data.populations.splits import divided_rows, split_of, with_validation
 from lit_fed.errors import ConfigError
 
-__all__ = [
-    "DEFAULT_NUM_CLIENTS",
-    "build_populations",
-    "infer_target",
-    "select_clients",
-]
+__all__ = ["DEFAULT_NUM_CLIENTS", "build_populations", "infer_target", "select_clients"]
 
 DEFAULT_NUM_CLIENTS = 20
 """Default number of clients of a partition."""
@@ -229,8 +224,7 @@ def _check_samples(samples: Samples, dataset_name: str) -> None:
     for name, array in (("y", samples.y), ("owner", samples.owner), ("split", samples.split)):
         count = num_samples if array is None else len(array)
         require(
-            count == num_samples,
-            f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal",
+            count == num_samples, f"{dataset_name}: {num_samples} samples in x, but {count} in {name}; make them equal"
         )
     names = samples.class_names
     require(

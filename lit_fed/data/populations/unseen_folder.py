@@ -46,12 +46,7 @@ from lit_fed.data.populations.splits import split_rows
 from lit_fed.errors import ClientError, ConfigError
 from lit_fed.system.files import given_path
 
-__all__ = [
-    "HELD_OUT",
-    "UnseenFolder",
-    "read_picture_clients",
-    "read_table_clients",
-]
+__all__ = ["HELD_OUT", "UnseenFolder", "read_picture_clients", "read_table_clients"]
 
 HELD_OUT = 0.2
 """Share of each client's rows held out for evaluation if a table assigns no test rows."""
@@ -338,8 +333,7 @@ def _table_client(
     )
     known = labelled[test]
     require(
-        bool(known.all() or not known.any()),
-        f"{source}: only some of its test rows have a label; label all or none",
+        bool(known.all() or not known.any()), f"{source}: only some of its test rows have a label; label all or none"
     )
     arrays = {"x_train": x[train], "y_train": y[train]}
     if test.any():

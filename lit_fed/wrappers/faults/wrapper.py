@@ -28,7 +28,7 @@ from lit_fed.core import tree
 from lit_fed.core.context import Context
 from lit_fed.core.seeds import generator, generators
 from lit_fed.core.types import Absences, LocalWork, Phase, Reduced, Tree
-from lit_fed.errors import ConfigError, check_settings
+from lit_fed.errors import Check, ConfigError, check_settings
 from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.deltas import reference_of
 
@@ -237,20 +237,12 @@ class Faults:
     on_bad_client: Literal["stop", "drop"] = "stop"
 
     def __post_init__(self) -> None:
-        checks = {
+        lists: dict[str, Check] = {
             "dropout": (_all(self.dropout, lambda one: 0 <= one < 1), "numbers in [0, 1)"),
-            "when": (self.when in ("before", "after"), "before or after"),
-            "commits": (self.commits in ("on_send", "always"), "on_send or always"),
-            "over_selection": (self.over_selection >= 0, "a number >= 0"),
-            "compute_min": (self.compute_min >= 0, "a number >= 0"),
             "compute_mean": (_all(self.compute_mean, lambda one: one >= 0), "numbers >= 0"),
-            "comes_back": (self.comes_back is None or 0 < self.comes_back <= 1, "a number above 0 and up to 1"),
-            "goes_away": (self.goes_away is None or 0 <= self.goes_away <= 1, "a number from 0 to 1"),
-            "average": (self.average in ("renormalised", "importance", "fixed", "expected"),
-                        "renormalised, importance, fixed or expected"),
-            "on_bad_client": (self.on_bad_client in ("stop", "drop"), "stop or drop"),
-        }  # fmt: skip
-        check_settings(self, checks, PLACE)
+        }
+        chances = {"comes_back": "(0, 1]", "goes_away": "[0, 1]"}
+        check_settings(self, lists | chances, PLACE, over_selection=">= 0", compute_min=">= 0")
         if self.deadline is not None and not self.deadline > 0:  # infinity is a deadline
             raise ConfigError(f"{PLACE}.deadline is {self.deadline}; give a number > 0")
         if (self.comes_back is None) != (self.goes_away is None):

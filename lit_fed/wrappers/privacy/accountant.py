@@ -311,9 +311,7 @@ def _loss_distribution(sampling_probability: float, noise_multiplier: float, gri
     """The privacy loss of one release."""
     with _quiet() as library:
         return library.pld.privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=noise_multiplier,
-            sampling_prob=sampling_probability,
-            value_discretization_interval=grid,
+            standard_deviation=noise_multiplier, sampling_prob=sampling_probability, value_discretization_interval=grid
         )
 
 

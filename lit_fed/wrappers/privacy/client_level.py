@@ -122,18 +122,9 @@ class ClientPrivacy(Privacy):
         if not self.adaptive and self.clip_norm is None:
             raise ConfigError(f"{here}.clip_norm is missing, the largest norm of a client's change; give a number > 0, "
                               f"or {here}.adaptive true")  # fmt: skip
-        checks = {
-            "clip_norm": (self.clip_norm is None or self.clip_norm > 0, "a number > 0"),
-            "second_clip_norm": (self.second_clip_norm is None or self.second_clip_norm > 0, "a number > 0"),
-            "weight_cap": (self.weight_cap is None or self.weight_cap >= 1, "a whole number >= 1"),
-            "initial_clip_norm": (self.initial_clip_norm > 0, "a number > 0"),
-            "clip_quantile": (0 < self.clip_quantile < 1, "a number in (0, 1)"),
-            "clip_lr": (self.clip_lr >= 0, "a number >= 0"),
-            "clip_count_noise": (self.clip_count_noise is None or self.clip_count_noise > 0, "a number > 0"),
-            "accountant": (self.accountant in ("pld", "rdp"), "pld or rdp"),
-            "noise_scale": (0 < self.noise_scale <= 1, "a number in (0, 1]"),
-        }
-        check_settings(self, checks, here)
+        positive = dict.fromkeys(("clip_norm", "second_clip_norm", "initial_clip_norm", "clip_count_noise"), "> 0")
+        shares = {"clip_quantile": "(0, 1)", "noise_scale": "(0, 1]"}
+        check_settings(self, positive | shares, here, weight_cap=">= 1", clip_lr=">= 0")
 
     def around(self, algorithm: Any) -> AlgorithmWrapper:
         return PrivateAverage(algorithm, self)

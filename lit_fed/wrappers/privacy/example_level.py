@@ -16,7 +16,6 @@ Deviations:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -94,13 +93,7 @@ class ExamplePrivacy(Privacy):
         if self.sample_rate is None:
             raise ConfigError(f"{here}.sample_rate is missing, the probability with which a sample enters a batch; "
                               "give a number in (0, 1], such as 0.1")  # fmt: skip
-        checks = {
-            "clip_norm": (self.clip_norm > 0, "a number > 0"),
-            "sample_rate": (0 < self.sample_rate <= 1, "a number in (0, 1]"),
-            "max_batch": (self.max_batch is None or self.max_batch >= 1, "a whole number >= 1, or null"),
-            "mixture_noise": (self.mixture_noise is None or 0 <= self.mixture_noise < math.inf, "a number >= 0"),
-        }
-        check_settings(self, checks, here)
+        check_settings(self, prefix=here, clip_norm="> 0", sample_rate="(0, 1]", max_batch=">= 1", mixture_noise=">= 0")
         if self.max_batch is not None and self.accountant == "rdp":
             raise ConfigError(f"{here}.max_batch cuts batches, and accountant rdp has no answer for these; give pld")
         for other in ("target_epsilon", "mixture_noise"):

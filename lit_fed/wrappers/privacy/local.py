@@ -82,7 +82,7 @@ class LocalPrivacy(Privacy):
         if self.clip_norm is None:
             raise ConfigError("--model.privacy.clip_norm is missing, the largest norm of a client's change; give a "
                               "number > 0")  # fmt: skip
-        check_settings(self, {"clip_norm": (self.clip_norm > 0, "a number > 0")}, "--model.privacy")
+        check_settings(self, prefix="--model.privacy", clip_norm="> 0")
 
     def around(self, algorithm: Any) -> AlgorithmWrapper:
         return NoisyClients(algorithm, self)

@@ -103,14 +103,8 @@ class Privacy(WrapperSettings):
         if self.delta is None:
             raise ConfigError(f"{here}.delta is missing, the probability with which ε may fail; give one far below 1 "
                               "over the number of clients, such as 1e-5")  # fmt: skip
-        noise, target = self.noise_multiplier, self.target_epsilon
-        checks = {
-            "noise_multiplier": (noise is None or 0 <= noise < math.inf, "a number >= 0"),
-            "target_epsilon": (target is None or 0 < target < math.inf, "a number > 0"),
-            "delta": (0 < self.delta < 1, "a number in (0, 1)"),
-            "noise_seed": (self.noise_seed is None or self.noise_seed >= 0, "a whole number >= 0, or null"),
-        }
-        check_settings(self, checks, here)
+        noises = dict.fromkeys(("noise_multiplier", "noise_seed"), ">= 0")
+        check_settings(self, noises, here, target_epsilon="> 0", delta="(0, 1)")
 
     def secret(self) -> Secret:
         """What noise follows from: the seed that was given, or chance."""

@@ -93,16 +93,11 @@ class SecureSum(SecureAggregation):
     masks: bool = False
 
     def __post_init__(self) -> None:
-        beside, fraction = self.neighbours, self.fraction_bits
-        checks = {
-            "fraction_bits": (fraction is None or abs(fraction) <= 1000, "a whole number from -1000 to 1000, or null"),
-            "modulus_bits": (8 <= self.modulus_bits <= 64, "a whole number from 8 to 64"),
-            "clip_range": (self.clip_range > 0, "a number > 0"),
-            "threshold": (0 < self.threshold <= 1, "a number above 0 and up to 1"),
-            "dropout_fraction": (0 <= self.dropout_fraction < 1, "a number in [0, 1)"),
-            "neighbours": (beside is None or (beside >= 2 and beside % 2 == 0), "an even whole number >= 2, or null"),
-        }
-        check_settings(self, checks, PLACE)
+        paired = self.neighbours is None or (self.neighbours >= 2 and self.neighbours % 2 == 0)
+        bits = {"fraction_bits": "[-1000, 1000]", "modulus_bits": "[8, 64]"}
+        shares = {"threshold": "(0, 1]", "dropout_fraction": "[0, 1)"}
+        even = paired, "an even whole number >= 2, or null"
+        check_settings(self, bits | shares, PLACE, clip_range="> 0", neighbours=even)
 
     def check_cohort(self, num_messages: int, most_weight: int) -> None:
         """Refuse sums that could overflow."""

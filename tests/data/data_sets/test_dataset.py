@@ -7,7 +7,6 @@ from lit_fed.data.data_sets.base import (
     DataSet,
     Normalisation,
     PooledDataSet,
-    check_subsample,
     draw_subsample,
     empty_split,
     input_array,
@@ -16,6 +15,7 @@ from lit_fed.data.data_sets.base import (
     require,
 )
 from lit_fed.data.data_sets.digits import Digits
+from lit_fed.data.data_sets.mnist import MNIST
 from lit_fed.errors import ConfigError
 
 
@@ -128,9 +128,9 @@ def test_a_smaller_share_lies_in_a_larger_one():
 
 
 def test_the_whole_range_of_seeds_is_taken():
-    check_subsample(1.0, 2**32 - 1)
+    MNIST(seed=2**32 - 1)
     with pytest.raises(ConfigError, match=f"--data.dataset.seed is {2**32}"):
-        check_subsample(1.0, 2**32)
+        MNIST(seed=2**32)
 
 
 def test_digits():

@@ -54,13 +54,13 @@ def test_each_client_draws_from_a_stream_of_its_own():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_clients": 0}, "num_clients = 0"),
-        ({"samples_per_client": 0}, "samples_per_client = 0"),
-        ({"test_size": 0}, "test_size = 0"),
-        ({"noise": 0.0}, r"noise = 0\.0"),
-        ({"seed": -1}, "seed = -1"),
+        ({"num_clients": 0}, "num_clients is 0"),
+        ({"samples_per_client": 0}, "samples_per_client is 0"),
+        ({"test_size": 0}, "test_size is 0"),
+        ({"noise": 0.0}, r"noise is 0\.0"),
+        ({"seed": -1}, "seed is -1"),
     ],
 )
 def test_wrong_values_are_named(wrong, message):
-    with pytest.raises(ConfigError, match=f"Sine: {message}; choose"):
+    with pytest.raises(ConfigError, match=f"--data.dataset.{message}; give"):
         Sine(**wrong)

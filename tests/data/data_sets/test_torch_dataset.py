@@ -155,7 +155,7 @@ def test_wrong_settings():
     refused("Clips has no samples", source=Clips([]))
     refused("--data.dataset.source Stream: has no length", source=Stream())
     refused("--data.dataset.test_source Stream: has no length", test_source=Stream())
-    refused("--data.dataset.labels is 'many'", labels="many")
+    refused("--data.dataset.labels is many", labels="many")
     refused("--data.dataset.num_classes is 1", num_classes=1)
 
 

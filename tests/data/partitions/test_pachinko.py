@@ -127,7 +127,7 @@ def test_names_of_coarse_labels_play_no_part():
 
 @pytest.mark.parametrize(("field", "value"), [("alpha", 0.0), ("alpha", np.inf), ("beta", -1.0)])
 def test_out_of_range_fields_are_named(field, value):
-    with pytest.raises(ConfigError, match=rf"Pachinko: {field} = {value}; choose"):
+    with pytest.raises(ConfigError, match=rf"Pachinko.{field} is {value}; give"):
         Pachinko(**{field: value})
 
 

@@ -140,7 +140,7 @@ def test_more_groups_than_labels():
     ],
 )  # fmt: skip
 def test_out_of_range_fields_are_named(partition, field, value):
-    with pytest.raises(ConfigError, match=rf"{partition.__name__}: {field} = {value}; choose"):
+    with pytest.raises(ConfigError, match=rf"{partition.__name__}.{field} is {value}; give"):
         partition(**{field: value})
 
 

@@ -291,7 +291,7 @@ def test_algorithms_that_need_more_than_a_sum_are_refused(algorithm, reason):
         ({"modulus_bits": 65}, "--model.secure_aggregation.modulus_bits is 65; give a whole number from 8 to 64"),
         ({"clip_range": 0.0}, "--model.secure_aggregation.clip_range is 0.0; give a number > 0"),
         ({"clip_range": math.inf}, "--model.secure_aggregation.clip_range is inf; give a number > 0"),
-        ({"threshold": 0.0}, "--model.secure_aggregation.threshold is 0.0; give a number above 0 and up to 1"),
+        ({"threshold": 0.0}, "--model.secure_aggregation.threshold is 0.0; give a number in (0, 1]"),
         ({"dropout_fraction": 1.0}, r"--model.secure_aggregation.dropout_fraction is 1.0; give a number in [0, 1)"),
         ({"neighbours": 3}, "--model.secure_aggregation.neighbours is 3; give an even whole number >= 2, or null"),
     ],

@@ -32,9 +32,7 @@ class Drive(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        """Refuse another scale."""
-        holds = self.scale in ("unbiased", "best")
-        check_settings(self, {"scale": (holds, "unbiased or best")}, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__)
 
     @property
     def unbiased(self) -> bool:

@@ -25,9 +25,7 @@ class FloatCast(Codec):
     precision: Literal["float16", "bfloat16"] = "float16"
 
     def __post_init__(self) -> None:
-        """Refuse another format."""
-        holds = self.precision in ("float16", "bfloat16")
-        check_settings(self, {"precision": (holds, "float16 or bfloat16")}, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__)
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """The rounded numbers; 16 bits each."""

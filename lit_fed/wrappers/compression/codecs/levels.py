@@ -49,12 +49,7 @@ class QSGD(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        checks = {
-            "levels": (1 <= self.levels <= MOST_LEVELS, f"a whole number from 1 to {MOST_LEVELS}"),
-            "bucket_size": (self.bucket_size is None or self.bucket_size >= 1, "a whole number >= 1, or null"),
-            "coding": (self.coding in ("plain", "sparse", "dense"), "plain, sparse or dense"),
-        }
-        check_settings(self, checks, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__, levels=f"[1, {MOST_LEVELS}]", bucket_size=">= 1")
 
     @property
     def unbiased(self) -> bool:
@@ -129,8 +124,7 @@ class TernGrad(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        holds = self.clip_sigma is None or self.clip_sigma > 0
-        check_settings(self, {"clip_sigma": (holds, "a number > 0, or null")}, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__, clip_sigma="> 0")
 
     @property
     def unbiased(self) -> bool:

@@ -34,8 +34,7 @@ class LowRank(Codec):
     keeps_shape: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        checks = {name: (getattr(self, name) >= 1, "a whole number >= 1") for name in ("rank", "iterations")}
-        check_settings(self, checks, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__, rank=">= 1", iterations=">= 1")
 
     def encode(self, values: Tensor, chances: Chances) -> Encoded:
         """P̂Qᵀ; the numbers of both, or those of the leaf."""

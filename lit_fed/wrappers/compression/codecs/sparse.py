@@ -25,11 +25,7 @@ class Sparse(Codec):
     k: int | None = None
 
     def __post_init__(self) -> None:
-        checks = {
-            "fraction": (0 < self.fraction <= 1, "a number in (0, 1]"),
-            "k": (self.k is None or self.k >= 1, "a whole number >= 1, or null"),
-        }
-        check_settings(self, checks, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__, fraction="(0, 1]", k=">= 1")
 
     def check_size(self, count: int, place: str) -> None:
         """Refuse more numbers than there are."""

@@ -32,8 +32,7 @@ class Uniform(Codec):
     randomness: ClassVar[Literal["none", "client", "common"]] = "client"
 
     def __post_init__(self) -> None:
-        holds = 1 <= self.bits <= MOST_BITS
-        check_settings(self, {"bits": (holds, f"a whole number from 1 to {MOST_BITS}")}, type(self).__name__)
+        check_settings(self, prefix=type(self).__name__, bits=f"[1, {MOST_BITS}]")
 
     @property
     def unbiased(self) -> bool:

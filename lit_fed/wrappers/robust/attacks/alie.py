@@ -39,9 +39,7 @@ class ALIE(Attack):
     z: float | None = None
 
     def __post_init__(self) -> None:
-        check_settings(
-            self, {"z": (self.z is None or self.z != 0, "a number other than 0, or leave it out")}, "--model.attack"
-        )
+        check_settings(self, prefix="--model.attack", z=(self.z != 0, "a number other than 0, or leave it out"))
 
     def check(self, num_messages: int, num_attackers: int) -> None:
         """Refuse numbers for which z is infinite."""

@@ -2,7 +2,7 @@
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.reduce import cast_like
 from lit_fed.core.types import Chosen, Tree
+from lit_fed.errors import check_settings
 
 __all__ = ["Attack", "Intercepted"]
 
@@ -71,6 +72,12 @@ class Attack(ABC):
     falsify numbers, not counters, and not which models they send: of clients that choose one of M models, those who
     attack act on each model among the clients that sent it.
     """
+
+    ranges: ClassVar[dict[str, str]] = {}
+    """The ranges of an attack's settings, for `check_settings`."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, self.ranges, "--model.attack")
 
     @abstractmethod
     def changes(self, sent: Intercepted) -> Tree:

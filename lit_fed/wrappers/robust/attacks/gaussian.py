@@ -8,6 +8,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,6 @@ from torch import Tensor
 from lit_fed.core import tree
 from lit_fed.core.seeds import torch_generator
 from lit_fed.core.types import Tree
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 
 __all__ = ["Gaussian"]
@@ -31,8 +31,7 @@ class Gaussian(Attack):
 
     std: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_settings(self, {"std": (self.std > 0, "a number > 0")}, "--model.attack")
+    ranges: ClassVar[dict[str, str]] = {"std": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """std·ξ, drawn on the CPU, so that all devices and ranks have the same noise."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 
 __all__ = ["Invalid"]
@@ -26,10 +25,6 @@ class Invalid(Attack):
     """
 
     value: Literal["nan", "inf"] = "nan"
-
-    def __post_init__(self) -> None:
-        """Refuse other values."""
-        check_settings(self, {"value": (self.value in ("nan", "inf"), "nan or inf")}, "--model.attack")
 
     def changes(self, sent: Intercepted) -> Tree:
         """NaN or ∞."""

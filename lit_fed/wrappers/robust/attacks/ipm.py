@@ -8,12 +8,12 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 
 __all__ = ["IPM"]
@@ -32,8 +32,7 @@ class IPM(Attack):
 
     epsilon: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_settings(self, {"epsilon": (self.epsilon > 0, "a number > 0")}, "--model.attack")
+    ranges: ClassVar[dict[str, str]] = {"epsilon": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """−ε·mean(H)."""

@@ -10,13 +10,13 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 
 __all__ = ["Mimic"]
@@ -33,8 +33,7 @@ class Mimic(Attack):
 
     client: int = 0
 
-    def __post_init__(self) -> None:
-        check_settings(self, {"client": (self.client >= 0, "the number of a client, from 0")}, "--model.attack")
+    ranges: ClassVar[dict[str, str]] = {"client": ">= 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """Δ of the copied client; without honest clients what attackers learnt."""

@@ -10,10 +10,10 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 
 __all__ = ["ModelReplacement"]
@@ -30,9 +30,7 @@ class ModelReplacement(Attack):
 
     boost: float | None = None
 
-    def __post_init__(self) -> None:
-        allowed = self.boost is None or self.boost > 0
-        check_settings(self, {"boost": (allowed, "a number > 0, or leave it out")}, "--model.attack")
+    ranges: ClassVar[dict[str, str]] = {"boost": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """γ·Δ_i."""

@@ -8,10 +8,10 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lit_fed.core import tree
 from lit_fed.core.types import Tree
-from lit_fed.errors import check_settings
 from lit_fed.wrappers.robust.attacks.base import Attack, Intercepted
 
 __all__ = ["SignFlip"]
@@ -27,8 +27,7 @@ class SignFlip(Attack):
 
     scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_settings(self, {"scale": (self.scale > 0, "a number > 0")}, "--model.attack")
+    ranges: ClassVar[dict[str, str]] = {"scale": "> 0"}
 
     def changes(self, sent: Intercepted) -> Tree:
         """−scale·Δ_i."""

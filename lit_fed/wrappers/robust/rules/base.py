@@ -64,21 +64,11 @@ class Rule(ABC):
     takes_signs: ClassVar[bool] = False
     """Whether every number moves by a step of one size, which no running statistic stands."""
 
+    ranges: ClassVar[dict[str, str]] = {}
+    """The ranges of a rule's own settings, for `check_settings`."""
+
     def __post_init__(self) -> None:
-        """Refuse values outside their range.
-
-        Raises:
-            ConfigError: naming the setting.
-        """
-        checks = {
-            "bucket_size": (self.bucket_size >= 1, "a whole number >= 1"),
-            "weight_cap": (self.weight_cap is None or self.weight_cap >= 1, "a whole number >= 1"),
-        }
-        check_settings(self, checks | self.checks(), "--model.robust_aggregation")
-
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """For each setting of its own whether it holds, and what would."""
-        return {}
+        check_settings(self, self.ranges, "--model.robust_aggregation", bucket_size=">= 1", weight_cap=">= 1")
 
     def against(self, num_attackers: int) -> int:
         """f: rows that may lie, as a user set it, or as many as are told."""

@@ -15,6 +15,7 @@ Deviations:
 
 from dataclasses import dataclass
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -39,9 +40,7 @@ class Bulyan(Rule):
 
     by_coordinate = True
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """A number of clients."""
-        return {"num_attackers": (self.num_attackers is None or self.num_attackers >= 0, "a whole number >= 0")}
+    ranges: ClassVar[dict[str, str]] = {"num_attackers": ">= 0"}
 
     def against(self, num_attackers: int) -> int:
         """F."""

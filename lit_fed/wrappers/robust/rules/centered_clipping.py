@@ -15,7 +15,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -40,13 +40,7 @@ class CenteredClipping(WholeRowRule):
     iterations: int = 1
     start: Literal["last", "zero"] = "last"
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """τ is positive, and one mean is taken at least."""
-        return {
-            "clip_norm": (self.clip_norm > 0, "a number > 0"),
-            "iterations": (self.iterations >= 1, "a whole number >= 1"),
-            "start": (self.start in ("last", "zero"), "last or zero"),
-        }
+    ranges: ClassVar[dict[str, str]] = {"clip_norm": "> 0", "iterations": ">= 1"}
 
     @property
     def starts_from_last(self) -> bool:  # type: ignore[override]

@@ -15,7 +15,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -43,13 +43,7 @@ class GeometricMedian(WholeRowRule):
     smoothing: float = 1e-6
     start: Literal["mean", "zero"] = "mean"
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """One pass at least, and nothing is divided by 0."""
-        return {
-            "iterations": (self.iterations >= 1, "a whole number >= 1"),
-            "smoothing": (self.smoothing > 0, "a number > 0"),
-            "start": (self.start in ("mean", "zero"), "mean or zero"),
-        }
+    ranges: ClassVar[dict[str, str]] = {"iterations": ">= 1", "smoothing": "> 0"}
 
     def fewest(self, num_attackers: int) -> int:
         """More than half have to be honest."""

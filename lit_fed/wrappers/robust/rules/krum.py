@@ -11,6 +11,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -34,12 +35,7 @@ class Krum(WholeRowRule):
     num_attackers: int | None = None
     num_selected: int = 1
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """Numbers of clients."""
-        return {
-            "num_attackers": (self.num_attackers is None or self.num_attackers >= 0, "a whole number >= 0"),
-            "num_selected": (self.num_selected >= 1, "a whole number >= 1"),
-        }
+    ranges: ClassVar[dict[str, str]] = {"num_attackers": ">= 0", "num_selected": ">= 1"}
 
     def against(self, num_attackers: int) -> int:
         """F."""

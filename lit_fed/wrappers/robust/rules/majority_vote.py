@@ -14,6 +14,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -34,9 +35,7 @@ class MajorityVote(CoordinateRule):
 
     takes_signs = True
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """A step is positive."""
-        return {"server_lr": (self.server_lr > 0, "a number > 0")}
+    ranges: ClassVar[dict[str, str]] = {"server_lr": "> 0"}
 
     def fewest(self, num_attackers: int) -> int:
         """More than half have to be honest."""

@@ -10,6 +10,7 @@ Deviations:
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,9 +29,7 @@ class NormBound(WholeRowRule):
 
     clip_norm: float = 10.0
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """C is positive."""
-        return {"clip_norm": (self.clip_norm > 0, "a number > 0")}
+    ranges: ClassVar[dict[str, str]] = {"clip_norm": "> 0"}
 
     def coefficients(self, gram: Tensor, weights: Tensor, num_attackers: int) -> tuple[Tensor, Tensor]:
         """p_i·min(1, C/‖X_i‖)."""

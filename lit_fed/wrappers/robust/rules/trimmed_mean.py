@@ -11,6 +11,7 @@ Deviations:
 
 from dataclasses import dataclass
 from functools import reduce
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -32,9 +33,7 @@ class TrimmedMean(CoordinateRule):
 
     only_slows_minorities = True
 
-    def checks(self) -> dict[str, tuple[bool, str]]:
-        """B is a number of clients."""
-        return {"trim": (self.trim is None or self.trim >= 0, "a whole number >= 0")}
+    ranges: ClassVar[dict[str, str]] = {"trim": ">= 0"}
 
     def against(self, num_attackers: int) -> int:
         """B."""
