@@ -15,11 +15,7 @@ from lit_fed.errors import check_settings
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 
-__all__ = [
-    "RoundTime",
-    "SimulatedTime",
-    "harmonic_number",
-]
+__all__ = ["RoundTime", "SimulatedTime", "harmonic_number"]
 
 
 class SimulatedTime(FederatedCallback):

@@ -146,10 +146,7 @@ class ClientFiles:
         instead = "go on from another checkpoint" if other is None else f"go on without it by --ckpt_path {other}"
         fix = f"put the file back from a copy, {instead}, or start a new run"
         return ClientError(
-            client_id,
-            KEPT_STATE,
-            None,
-            f"cannot be read from {path or self._path(client_id, version)}: {why}; {fix}",
+            client_id, KEPT_STATE, None, f"cannot be read from {path or self._path(client_id, version)}: {why}; {fix}"
         )
 
     # ------------------------------------------------------------------ the folder

@@ -12,16 +12,7 @@ from lit_fed.core.local_solver import OptimizerState
 from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
-__all__ = [
-    "NOT_SENT",
-    "Algorithm",
-    "GlobalModels",
-    "LocalRun",
-    "MessageSpec",
-    "OwnModel",
-    "Participation",
-    "local_run",
-]
+__all__ = ["NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "local_run"]
 
 NOT_SENT: Any = None
 """Stands in a client's shared state for what it was not sent; an empty tree."""

@@ -232,9 +232,7 @@ class FederatedModule(LightningModule):
         self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
 
     def restore_shared(
-        self,
-        checkpoint: dict[str, Any],
-        unknown_categories: Literal["error", "zeros"] | None = None,
+        self, checkpoint: dict[str, Any], unknown_categories: Literal["error", "zeros"] | None = None
     ) -> TrainingFacts:
         """Take the shared state of a checkpoint, but no seen client's, to serve unseen clients; returns its facts.
 

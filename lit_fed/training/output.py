@@ -214,11 +214,7 @@ class Predictions(Protocol):
 
 
 def prediction_table(
-    served: Predictions,
-    names: Sequence[str],
-    first_id: int,
-    target: Target,
-    class_names: tuple[str, ...] | None = None,
+    served: Predictions, names: Sequence[str], first_id: int, target: Target, class_names: tuple[str, ...] | None = None
 ) -> pd.DataFrame:
     """One row for each sample, of sequences for each position of each sample.
 
