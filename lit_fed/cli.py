@@ -151,15 +151,9 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that are not for the command line."""
         hidden = {
-            "model",
-            "dataloaders",
-            "train_dataloaders",
-            "val_dataloaders",
-            "datamodule",
-            "return_predictions",
-            "weights_only",
-            "verbose",
-        }
+            "model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "return_predictions",
+            "weights_only", "verbose",
+        }  # fmt: skip
         return dict.fromkeys(("fit", "validate", "test", "predict", "personalize", "export"), hidden)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:

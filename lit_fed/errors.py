@@ -10,15 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 __all__ = [
-    "ClientError",
-    "ConfigError",
-    "NotFiniteError",
-    "WriteError",
-    "check_settings",
-    "logged",
-    "notice",
-    "stamped",
-]
+    "ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "logged", "notice", "stamped",
+]  # fmt: skip
 
 
 class ConfigError(ValueError):

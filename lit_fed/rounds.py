@@ -46,15 +46,9 @@ from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 
 __all__ = [
-    "FederatedRounds",
-    "InMemoryServer",
-    "RoundRecord",
-    "Server",
-    "check_cohort",
-    "fresh_optimizer",
-    "start",
+    "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "start",
     "start_alike",
-]
+]  # fmt: skip
 
 
 class FederatedRounds:

@@ -16,18 +16,9 @@ from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Sp
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, WriteError
 
 __all__ = [
-    "ClientTrainer",
-    "Failed",
-    "PredictJob",
-    "Served",
-    "TrainJob",
-    "Trained",
-    "augmented_inputs",
-    "check_finite",
-    "complete",
-    "not_finite",
-    "sent_to",
-]
+    "ClientTrainer", "Failed", "PredictJob", "Served", "TrainJob", "Trained", "augmented_inputs", "check_finite",
+    "complete", "not_finite", "sent_to",
+]  # fmt: skip
 
 
 class TrainJob(NamedTuple):

@@ -24,15 +24,8 @@ from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file, write_atomically
 
 __all__ = [
-    "INDEX_KEY",
-    "KEPT_STATE",
-    "LAST",
-    "PREVIOUS",
-    "CheckpointIndex",
-    "ClientFiles",
-    "choose_leaves",
-    "folder_beside",
-]
+    "INDEX_KEY", "KEPT_STATE", "LAST", "PREVIOUS", "CheckpointIndex", "ClientFiles", "choose_leaves", "folder_beside",
+]  # fmt: skip
 
 SMALL_LEAF = 1024
 """Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""

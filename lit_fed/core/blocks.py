@@ -18,17 +18,9 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "cohort_size",
-    "cut_blocks",
-    "draw_cohort",
-    "make_blocks",
-    "over_selected",
-    "round_blocks",
-    "sampling_probability",
-    "serving_blocks",
-    "split_by_work",
-    "whole_part",
-]
+    "cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "over_selected", "round_blocks", "sampling_probability",
+    "serving_blocks", "split_by_work", "whole_part",
+]  # fmt: skip
 
 
 BYTES_OF_DRAW = 32

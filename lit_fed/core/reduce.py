@@ -20,17 +20,9 @@ from lit_fed.core.types import Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Accumulator",
-    "RunningMeans",
-    "all_reduce",
-    "as_shared",
-    "cast_like",
-    "exact_average",
-    "gather_rows",
-    "guard_collectives",
-    "num_ranks",
-    "server_average",
-]
+    "Accumulator", "RunningMeans", "all_reduce", "as_shared", "cast_like", "exact_average", "gather_rows",
+    "guard_collectives", "num_ranks", "server_average",
+]  # fmt: skip
 
 
 PIECE = 2**18

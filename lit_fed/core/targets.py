@@ -26,20 +26,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Binary",
-    "Criterion",
-    "CrossEntropy",
-    "Loss",
-    "MultiLabel",
-    "Multiclass",
-    "Regression",
-    "Sequences",
-    "Target",
-    "VectorRegression",
-    "logistic_losses",
-    "mixed_log_probabilities",
-    "over_classes",
-]
+    "Binary", "Criterion", "CrossEntropy", "Loss", "MultiLabel", "Multiclass", "Regression", "Sequences", "Target",
+    "VectorRegression", "logistic_losses", "mixed_log_probabilities", "over_classes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

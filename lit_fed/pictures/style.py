@@ -11,26 +11,9 @@ import numpy as np
 from lit_fed.system.files import whole_file
 
 __all__ = [
-    "COLOURS",
-    "COLUMN",
-    "COLUMN_WIDTH",
-    "DASHES",
-    "DPI",
-    "FULL_WIDTH",
-    "MARKERS",
-    "STYLE",
-    "byte_unit",
-    "draw_curve",
-    "few_ticks",
-    "frame",
-    "legend_above",
-    "look",
-    "name_clients",
-    "percent",
-    "save",
-    "scale_of",
-    "short_name",
-]
+    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "STYLE", "byte_unit", "draw_curve",
+    "few_ticks", "frame", "legend_above", "look", "name_clients", "percent", "save", "scale_of", "short_name",
+]  # fmt: skip
 
 DPI = 200
 """Resolution of every figure."""

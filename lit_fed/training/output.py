@@ -24,16 +24,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "check_creatable",
-    "check_new_folder",
-    "check_run_name",
-    "check_table_file",
-    "check_table_format",
-    "check_writable",
-    "new_folder",
-    "prediction_table",
-    "write_table",
-]
+    "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
+    "check_writable", "new_folder", "prediction_table", "write_table",
+]  # fmt: skip
 
 LONGEST_NAME = 200
 """Upper limit of bytes in a folder's name; file systems take 255, and files beside it have longer names."""

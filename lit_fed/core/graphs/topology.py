@@ -26,20 +26,9 @@ else:
     nx = imported_later("networkx")
 
 __all__ = [
-    "Bipartite",
-    "Complete",
-    "ErdosRenyi",
-    "GraphFile",
-    "Grid",
-    "PathGraph",
-    "RandomGeometric",
-    "Ring",
-    "Star",
-    "TimeVarying",
-    "Topology",
-    "adjacency",
-    "two_colours",
-]
+    "Bipartite", "Complete", "ErdosRenyi", "GraphFile", "Grid", "PathGraph", "RandomGeometric", "Ring", "Star",
+    "TimeVarying", "Topology", "adjacency", "two_colours",
+]  # fmt: skip
 
 PLACE = "--model.algorithm.topology"
 

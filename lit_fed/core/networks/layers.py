@@ -15,15 +15,9 @@ from torch.func import functional_call
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "TrainedEnd",
-    "at_rest",
-    "check_sample_losses",
-    "drops_units",
-    "frozen_leaves",
-    "last_layers",
-    "normalises_batches",
-    "train_mode",
-]
+    "TrainedEnd", "at_rest", "check_sample_losses", "drops_units", "frozen_leaves", "last_layers",
+    "normalises_batches", "train_mode",
+]  # fmt: skip
 
 
 def normalises_batches(network: nn.Module) -> bool:

@@ -25,16 +25,9 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "ForwardMemory",
-    "Pass",
-    "StackedNetwork",
-    "check_models",
-    "check_network",
-    "check_trained",
-    "fresh_network",
-    "initial_seeds",
-    "num_models_of",
-]
+    "ForwardMemory", "Pass", "StackedNetwork", "check_models", "check_network", "check_trained", "fresh_network",
+    "initial_seeds", "num_models_of",
+]  # fmt: skip
 
 Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
 """Outputs of one model from its parameters, its buffers and inputs [B, ...], without a model axis."""
