@@ -87,7 +87,6 @@ class SaveConfig(SaveConfigCallback):
         """Write nothing yet: a run that is refused at its start leaves no folder."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write on rank zero, and hand the arguments to other loggers."""
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
         module = federated(pl_module)
@@ -113,7 +112,6 @@ class CommandParser(FederatedParser):
     """The command that is given; only its parser is complete. None: all parsers are."""
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the commands with and without a trainer."""
         commands = super().add_subcommands(*args, **kwargs)
         for name, parser in WITHOUT_TRAINER.items():
             commands.add_subcommand(name, FederatedParser() if self.only else parser(), help=COMMANDS[name])
@@ -175,7 +173,6 @@ class FederatedCLI(LightningCLI):
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the run's name."""
         parser.add_argument(
             "--name", type=str | None, default=None,
             help="name of the run's folder; by default the last config's file name, else the algorithm's class.",
@@ -247,7 +244,6 @@ class FederatedCLI(LightningCLI):
 
     # ------------------------------------------------------------------ objects
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the logger of every run."""
         kwargs["logger"] = self._loggers(self.config_init[self.subcommand]) if self.subcommand == "fit" else False
         trainer = super().instantiate_trainer(**kwargs)
         self.model.history.arguments = self._arguments()

@@ -37,7 +37,6 @@ class ClientFaults(FederatedCallback):
         self._num_said, self._found = 0, False
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log, add up and print."""
         faults = record.faults
         if faults is None:
             return
@@ -55,11 +54,9 @@ class ClientFaults(FederatedCallback):
             notice(f"left out of this round: {reason}{last}")
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts so far."""
         return {"totals": dict(self.totals), "failed": {name: list(rounds) for name, rounds in self.failed.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the counts of a checkpoint."""
         self.totals, self.failed = dict(state_dict["totals"]), dict(state_dict["failed"])
 
     @property

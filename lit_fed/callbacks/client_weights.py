@@ -41,7 +41,6 @@ class ClientWeights(Callback):
         self._seen = 0
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Store the weights of an evaluated round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._seen += 1
             if (self._seen - 1) % self._spacing == 0:
@@ -74,7 +73,6 @@ class ClientWeights(Callback):
         return found
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the stored weights and those of the last round."""
         module = federated(pl_module)
         self._keep(trainer, module)
         folder = results_folder(trainer)
@@ -89,11 +87,9 @@ class ClientWeights(Callback):
             np.savez_compressed(file, **arrays)
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights so far."""
         return {"records": self.records, "spacing": self._spacing, "seen": self._seen}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
         self.records = {name: list(values) for name, values in state_dict["records"].items()}
         self._spacing, self._seen = state_dict["spacing"], state_dict["seen"]
 

@@ -22,7 +22,6 @@ class CommunicationCost(FederatedCallback):
         self.totals = {"comm/total_bytes_down": 0.0, "comm/total_bytes_up": 0.0}
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log and add up."""
         sent = {"comm/bytes_down": record.bits_down / 8, "comm/bytes_up": record.bits_up / 8}
         for key, value in sent.items():
             self.totals[key.replace("bytes", "total_bytes")] += value
@@ -30,9 +29,7 @@ class CommunicationCost(FederatedCallback):
         log_round(trainer, module, sent)
 
     def state_dict(self) -> dict[str, float]:
-        """The totals so far."""
         return self.totals
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Continue from the totals of a checkpoint."""
         self.totals = dict(state_dict)

@@ -33,7 +33,6 @@ class ComponentAccuracy(Callback):
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure, and write on rank zero."""
         module, (seen, _) = federated(pl_module), data_of(trainer).populations
         if trainer.logger is None or seen.groups is None or not has_components(module):
             return

@@ -104,20 +104,16 @@ class RunReport(Callback):
         self._started: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
         self._started = time.perf_counter()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Bring the clock up to date before it is saved."""
         self._stop_clock()
         self._started = time.perf_counter()
 
     def state_dict(self) -> dict[str, float]:
-        """Seconds of training so far."""
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Go on from a checkpoint's clock."""
         self.seconds = state_dict["seconds"]
 
     def _stop_clock(self) -> None:
@@ -126,7 +122,6 @@ class RunReport(Callback):
             self._started = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock, and print why a run ended early."""
         self._stop_clock()
         module = federated(pl_module)
         if trainer.should_stop and module.num_rounds_done < module.num_rounds and trainer.is_global_zero:
@@ -134,7 +129,6 @@ class RunReport(Callback):
             sys.stdout.write(f"ended after {rounds}: {_reason_to_stop(trainer)}\n")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the table of a `validate` run."""
         module = federated(pl_module)
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             print_table(
@@ -142,7 +136,6 @@ class RunReport(Callback):
             )
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print and write all results, summary.json last."""
         module = federated(pl_module)
         if not trainer.is_global_zero:
             return

@@ -50,7 +50,6 @@ class ServedClients(Callback):
         self._blocks: list[tuple[Tensor, ...]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Create the folder of states before any rank writes."""
         if self.states is not None:
             if trainer.is_global_zero:
                 self.states.mkdir(parents=True)
@@ -65,7 +64,6 @@ class ServedClients(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Collect a block's predictions and write its states."""
         if not outputs:
             return
         self._blocks.append((outputs.client_ids, outputs.rows, outputs.sizes, outputs.labels, outputs.log_prob))
@@ -77,7 +75,6 @@ class ServedClients(Callback):
                     torch.save(_plain(tree.index(outputs.states, row)), file)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather all clients on rank zero, ordered by client."""
         blocks = self._gathered()
         self._blocks = []
         if not blocks:

@@ -54,16 +54,13 @@ class SimulatedTime(FederatedCallback):
 
     @property
     def state_key(self) -> str:
-        """Where a checkpoint keeps the time of this system."""
         return f"SimulatedTime{self.name and '/'}{self.name}"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Learn the size of one model."""
         module = federated(pl_module)
         self._model_bits = float(tree.bits(module.federation.terms.task.fresh(1, module.facts.seed)))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log and add up."""
         drawn = generator(module.facts.seed, record.round_idx, 0, "compute time")
         rng = drawn if self.compute == "sampled" else None
         self.time += sum(self.round_time.phase(one, self._model_bits, rng) for one in record.phases)
@@ -72,11 +69,9 @@ class SimulatedTime(FederatedCallback):
         log_round(trainer, module, {key: self.time})
 
     def state_dict(self) -> dict[str, float]:
-        """The time so far."""
         return {"time": self.time}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Go on from the time of a checkpoint."""
         self.time = state_dict["time"]
 
 

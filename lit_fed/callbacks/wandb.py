@@ -63,11 +63,9 @@ class FederatedWandb(FederatedCallback):
             run.define_metric("*", step_metric="round", step_sync=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The id of the W&B run, for resume."""
         return {"run_id": self._run_id}
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Add the round to the next row."""
         for run in _runs(trainer):
             run.log({"round": record.round_idx + 1}, commit=False)
 
@@ -84,14 +82,12 @@ class FederatedWandb(FederatedCallback):
         _log(trainer, {"mixture_weights": lambda: _mixture_image(trainer, module)})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the best checkpoints."""
         for run in _runs(trainer):
             for checkpoints in trainer.checkpoint_callbacks:
                 if isinstance(checkpoints, ModelCheckpoint) and checkpoints.monitor and checkpoints.best_model_path:
                     _log_best(run, checkpoints)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the table of clients."""
         _log(trainer, {"clients": lambda: _client_table(trainer, federated(pl_module))})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -88,7 +88,6 @@ class LocalSolver:
     persist_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        """Validate ranges."""
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
             "optimizer": (self.optimizer in ("sgd", "adam", "adamw"), "sgd, adam or adamw"),

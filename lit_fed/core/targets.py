@@ -409,7 +409,6 @@ class CrossEntropy(Loss):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--model.loss.label_smoothing is {self.label_smoothing}; give a number in [0, 1)")
         weights = self.weight

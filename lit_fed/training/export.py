@@ -92,7 +92,6 @@ class SubstitutedTask(Task):
         return cls(**{one.name: getattr(task, one.name) for one in fields(task)}, source=source)
 
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
-        """The source's outputs."""
         return self.source(models, x)
 
 

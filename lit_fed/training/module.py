@@ -264,7 +264,6 @@ class FederatedModule(LightningModule):
         return facts
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
-        """Run a block of clients."""
         for num_clients in self.federation.train_block(batch):
             self.tell("on_clients_end", num_clients)
 
@@ -301,7 +300,6 @@ class FederatedModule(LightningModule):
         optimizer.optimizer.param_groups[0]["lr"] = float(self.federation.context("plan").lr)
 
     def configure_optimizers(self) -> Assign:
-        """The optimizer that writes the server's new state."""
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
     # ------------------------------------------------------------------ serving
@@ -316,11 +314,9 @@ class FederatedModule(LightningModule):
             self.tell("on_clients_served", len(positions))
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
         self.measure(batch, "seen")
 
     def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
         self.measure(batch, "seen")
 
     def predict_step(self, batch: ServingBlock, batch_idx: int) -> serving.BlockPredictions | tuple[()]:

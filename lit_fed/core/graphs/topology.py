@@ -52,7 +52,6 @@ class Complete(Topology):
     """Everybody with everybody."""
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """All edges."""
         return nx.complete_graph(num_clients)
 
 
@@ -76,7 +75,6 @@ class PathGraph(Topology):
     shuffled: bool = False
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The chain."""
         order = np.arange(num_clients)
         if self.shuffled:
             generator(seed, round_idx, 0, "topology").shuffle(order)
@@ -94,11 +92,9 @@ class Star(Topology):
     centre: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"centre": (self.centre >= 0, "a whole number >= 0")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The star."""
         if self.centre >= num_clients:
             raise ConfigError(f"{PLACE}.centre is {self.centre}; give the id of one of the {num_clients} clients")
         return _with_nodes(num_clients, ((self.centre, one) for one in range(num_clients) if one != self.centre))
@@ -134,12 +130,9 @@ class ErdosRenyi(Topology):
     edge_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """A connected draw."""
-
         def draw(rng: np.random.Generator) -> "nx.Graph":
             return nx.gnp_random_graph(num_clients, self.edge_probability, seed=rng)
 
@@ -157,7 +150,6 @@ class RandomGeometric(Topology):
     radius: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"radius": (self.radius > 0, "a number > 0")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
@@ -180,11 +172,9 @@ class Bipartite(Topology):
     edge_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """A connected draw."""
         even, odd = (num_clients + 1) // 2, num_clients // 2
         names = {node: 2 * node if node < even else 2 * (node - even) + 1 for node in range(num_clients)}
 
@@ -206,7 +196,6 @@ class GraphFile(Topology):
     path: str = "graph.txt"
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The graph of the file."""
         try:
             edges = list(nx.read_edgelist(self.path, nodetype=int, data=False).edges)
         except OSError as error:
@@ -236,7 +225,6 @@ class TimeVarying(Topology):
     needs_connection = False
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "every": (self.every >= 1, "a whole number >= 1"),
             "edge_fraction": (0 < self.edge_fraction <= 1, "a number in (0, 1]"),
