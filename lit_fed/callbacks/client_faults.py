@@ -31,6 +31,8 @@ class ClientFaults(FederatedCallback):
     the failed clients with their rounds as `faults/failed_clients`. All counts survive a resume.
     """
 
+    kept = ("totals", "failed")
+
     def __init__(self) -> None:
         self.totals = dict.fromkeys(COUNTS, 0)
         self.failed: dict[str, list[int]] = {}
@@ -52,12 +54,6 @@ class ClientFaults(FederatedCallback):
             self._num_said += 1
             last = "; further ones are named at the end" if self._num_said == REASONS else ""
             notice(f"left out of this round: {reason}{last}")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"totals": dict(self.totals), "failed": {name: list(rounds) for name, rounds in self.failed.items()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.totals, self.failed = dict(state_dict["totals"]), dict(state_dict["failed"])
 
     @property
     def summary(self) -> dict[str, Any]:

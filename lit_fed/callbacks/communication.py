@@ -18,6 +18,8 @@ class CommunicationCost(FederatedCallback):
     Bookkeeping between ranks does not count.
     """
 
+    kept = ("totals",)
+
     def __init__(self) -> None:
         self.totals = {"comm/total_bytes_down": 0.0, "comm/total_bytes_up": 0.0}
 
@@ -27,9 +29,3 @@ class CommunicationCost(FederatedCallback):
             self.totals[key.replace("bytes", "total_bytes")] += value
         module.results.update(self.totals)
         log_round(trainer, module, sent)
-
-    def state_dict(self) -> dict[str, float]:
-        return self.totals
-
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        self.totals = dict(state_dict)

@@ -27,7 +27,7 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.client_table import client_columns
 from lit_fed.system.files import write_atomically
-from lit_fed.training.hooks import data_of, federated, results_folder
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 
@@ -88,13 +88,15 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
     return pd.concat(tables, ignore_index=True)
 
 
-class RunReport(Callback):
+class RunReport(FederatedCallback):
     """Writes the results into the run's folder after the test, and prints them.
 
     Args:
         pictures: also draw figures into `plots/`.
         formats: of the figures: `png`, `pdf`, `svg`.
     """
+
+    kept = ("seconds",)
 
     def __init__(self, pictures: bool = True, formats: Sequence[Literal["png", "pdf", "svg"]] = ("png",)) -> None:
         if not formats or not set(formats) <= FORMATS:
@@ -109,12 +111,6 @@ class RunReport(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._stop_clock()
         self._started = time.perf_counter()
-
-    def state_dict(self) -> dict[str, float]:
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        self.seconds = state_dict["seconds"]
 
     def _stop_clock(self) -> None:
         if self._started is not None:

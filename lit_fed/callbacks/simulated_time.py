@@ -37,6 +37,8 @@ class SimulatedTime(FederatedCallback):
         name: of the system; where it has one, `time/simulated/<name>` is logged.
     """
 
+    kept = ("time",)
+
     def __init__(
         self,
         uplink_ratio: float = 1.0,
@@ -67,12 +69,6 @@ class SimulatedTime(FederatedCallback):
         key = f"time/simulated{self.name and '/'}{self.name}"
         module.results[key] = self.time
         log_round(trainer, module, {key: self.time})
-
-    def state_dict(self) -> dict[str, float]:
-        return {"time": self.time}
-
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        self.time = state_dict["time"]
 
 
 def harmonic_number(m: int) -> float:
