@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning
 import torch
@@ -27,12 +27,10 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.client_table import client_columns
 from lit_fed.system.files import write_atomically
+from lit_fed.system.packages import pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["RunReport", "client_table", "populations_of", "print_table"]
 
@@ -58,8 +56,6 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         populations: the clients by the name of their population, `seen` and `unseen`.
         module: the module that measured them.
     """
-    import pandas as pd
-
     attacked = any(one is not None and one.attackers is not None for one in populations.values())
     tables = []
     for name, population in populations.items():

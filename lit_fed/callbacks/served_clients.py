@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,9 @@ from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
 from lit_fed.system.files import whole_file
 from lit_fed.system.heartbeat import exchange
+from lit_fed.system.packages import pd
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import prediction_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["ServedClients", "served_in_words", "unseen_tables"]
 

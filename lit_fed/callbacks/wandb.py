@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
+from lit_fed.system.packages import mpl, pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
@@ -130,11 +131,8 @@ def _client_table(trainer: Trainer, module: FederatedModule) -> Any:
 
 def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
     """The heat map of this round's mixture weights, in the style of the report's."""
-    import matplotlib as mpl
-    import pandas as pd
     import PIL.Image
     import wandb
-    from matplotlib.figure import Figure
 
     from lit_fed.pictures.run import mixture_heat_map
     from lit_fed.pictures.style import COLUMN
@@ -147,7 +145,7 @@ def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
         table["group"] = population.groups[population.positions].tolist()
     content = io.BytesIO()
     with mpl.rc_context(COLUMN):
-        mixture_heat_map(table, Figure).savefig(content, format="png")
+        mixture_heat_map(table).savefig(content, format="png")
     return wandb.Image(PIL.Image.open(content), caption=f"round {module.num_rounds_done}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
@@ -19,10 +19,8 @@ from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions.natural import Natural
+from lit_fed.system.packages import pd
 from lit_fed.training.output import check_new_folder, new_folder, write_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["partition_parser", "partition_table", "print_partition", "show_partition"]
 
@@ -91,8 +89,6 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
         `num_test`, and `label_0`, `label_1`, … where samples have one class each and are in memory; where classes have
         names, these instead of numbers.
     """
-    import pandas as pd
-
     tables = []
     for name, population in (("seen", data.seen), ("unseen", data.unseen)):
         if population is None:

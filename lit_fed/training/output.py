@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +18,8 @@ from torch import Tensor
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
+from lit_fed.system.packages import pd
 from lit_fed.system.spreadsheets import quoted_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = [
     "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
@@ -224,8 +222,6 @@ def prediction_table(
         instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
         the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
     """
-    import pandas as pd
-
     length = served.labels.shape[1] if target.positions else 1
     client_ids = served.client_ids.repeat_interleave(served.sizes)
     before = served.sizes.cumsum(0) - served.sizes

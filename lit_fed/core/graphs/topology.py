@@ -10,7 +10,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,12 +17,7 @@ from torch import Tensor
 
 from lit_fed.core.seeds import generator
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.system.packages import imported_later
-
-if TYPE_CHECKING:
-    import networkx as nx
-else:
-    nx = imported_later("networkx")
+from lit_fed.system.packages import nx
 
 __all__ = [
     "Bipartite", "Complete", "ErdosRenyi", "GraphFile", "Grid", "PathGraph", "RandomGeometric", "Ring", "Star",
