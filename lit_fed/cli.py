@@ -127,18 +127,12 @@ class FederatedCLI(LightningCLI):
         self._resume_version: int | None = None
         self._writer: FolderLock | None = None
         with ExitStack() as self._held:
+            defaults = {"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True}
             super().__init__(
-                FederatedModule,
-                FederatedDataModule,
-                save_config_callback=SaveConfig,
-                trainer_class=FederatedTrainer,
-                trainer_defaults={"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True},
-                seed_everything_default=0,
-                parser_class=CommandParser,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                args=args,
-            )
+                FederatedModule, FederatedDataModule, save_config_callback=SaveConfig, trainer_class=FederatedTrainer,
+                trainer_defaults=defaults, seed_everything_default=0, parser_class=CommandParser,
+                auto_configure_optimizers=False, load_from_checkpoint_support=False, args=args,
+            )  # fmt: skip
 
     def _hold(self, folder: Path, **fix: str) -> None:
         """Lock a run's folder against other processes until this command is over; rank zero does so for all ranks."""
@@ -295,10 +289,8 @@ class FederatedCLI(LightningCLI):
             raise CutShort(f"interrupted{self._how_to_go_on()}", 130) from error
         except Terminated as error:
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
-        except LostRanksError as lost:
-            raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=lost.speaks) from lost
-        except LostNodesError as lost:
-            raise CutShort(f"{lost}{self._how_to_go_on()}", 1) from lost
+        except (LostRanksError, LostNodesError) as lost:
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=getattr(lost, "speaks", None)) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise

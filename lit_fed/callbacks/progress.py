@@ -219,8 +219,7 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._close(self._served, self._of_served(trainer))
 
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._close(self._served, self._of_served(trainer))
+    on_predict_epoch_end = on_test_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._display is not None:

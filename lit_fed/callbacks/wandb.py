@@ -14,11 +14,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
-from lit_fed.system.packages import mpl, pd
+from lit_fed.system.packages import imported_later, mpl, pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedWandb", "continue_run"]
+
+wandb = imported_later("wandb")  # of the extra `wandb`
 
 
 def continue_run(checkpoint: dict[str, Any]) -> None:
@@ -89,7 +91,8 @@ class FederatedWandb(FederatedCallback):
                     _log_best(run, checkpoints)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _log(trainer, {"clients": lambda: _client_table(trainer, federated(pl_module))})
+        populations, module = populations_of(data_of(trainer)), federated(pl_module)
+        _log(trainer, {"clients": lambda: wandb.Table(dataframe=client_table(populations, module))})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Log summary and figures, which the report writes after the test."""
@@ -99,7 +102,7 @@ class FederatedWandb(FederatedCallback):
         for run in _runs(trainer):
             run.summary.update(json.loads(summary.read_text()))
         for picture in sorted((summary.parent / "plots").glob("*.png")):
-            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: _picture(path)})
+            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
 
 
 def _runs(trainer: Trainer) -> list[Any]:
@@ -117,22 +120,9 @@ def _log(trainer: Trainer, values: dict[str, Any]) -> None:
         run.log({name: make() for name, make in values.items()})
 
 
-def _picture(path: Path) -> Any:
-    import wandb
-
-    return wandb.Image(str(path))
-
-
-def _client_table(trainer: Trainer, module: FederatedModule) -> Any:
-    import wandb
-
-    return wandb.Table(dataframe=client_table(populations_of(data_of(trainer)), module))
-
-
 def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
     """The heat map of this round's mixture weights, in the style of the report's."""
     import PIL.Image
-    import wandb
 
     from lit_fed.pictures.run import mixture_heat_map
     from lit_fed.pictures.style import COLUMN
@@ -151,8 +141,6 @@ def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
 
 def _log_best(run: Any, checkpoints: ModelCheckpoint) -> None:
     """Log a checkpoint as an artefact of the run, with its score."""
-    import wandb
-
     score = None if checkpoints.best_model_score is None else float(checkpoints.best_model_score)
     facts = {"monitor": checkpoints.monitor, "score": score, "file": Path(checkpoints.best_model_path).name}
     artefact = wandb.Artifact(f"model-{run.id}", type="model", metadata=facts)

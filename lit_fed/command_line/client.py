@@ -67,11 +67,9 @@ def _add_folders(parser: PlainParser) -> None:
         help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
     )  # fmt: skip
     parser.add_argument(
-        "--states",
-        required=True,
-        metavar="DIR",
+        "--states", required=True, metavar="DIR",
         help="folder for the states of this node's clients, used by no other node",
-    )
+    )  # fmt: skip
 
 
 def _add_trust(parser: PlainParser) -> None:

@@ -30,6 +30,17 @@ LONGEST_NAME = 200
 """Upper limit of bytes in a folder's name; file systems take 255, and files beside it have longer names."""
 
 
+@contextmanager
+def _writing_in(folder: Path, option: str) -> Iterator[None]:
+    """Name the folder and the fix if the system refuses to write in it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise ConfigError(
+            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
+        ) from error
+
+
 def check_writable(folder: Path, option: str) -> None:
     """Check that a folder can be written.
 
@@ -41,14 +52,10 @@ def check_writable(folder: Path, option: str) -> None:
         ConfigError: naming the folder and the fix.
     """
     probe = folder / f".lit_fed_{os.getpid()}"
-    try:
+    with _writing_in(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
-        ) from error
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -62,14 +69,9 @@ def check_creatable(folder: Path, option: str) -> None:
         ConfigError: naming the folder and the fix.
     """
     given_path(str(folder), option)
-    try:
+    with _writing_in(folder, option):
         existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-        with TemporaryFile(dir=existing):
-            pass
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(
-            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
-        ) from error
+        TemporaryFile(dir=existing).close()
 
 
 def check_run_name(name: str | None) -> None:

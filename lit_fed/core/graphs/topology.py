@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -127,9 +127,7 @@ class ErdosRenyi(Topology):
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        def draw(rng: np.random.Generator) -> "nx.Graph":
-            return nx.gnp_random_graph(num_clients, self.edge_probability, seed=rng)
-
+        draw = partial(nx.gnp_random_graph, num_clients, self.edge_probability)
         return _until_connected(draw, seed, round_idx, f"{PLACE}.edge_probability is {self.edge_probability}")
 
 
@@ -148,10 +146,7 @@ class RandomGeometric(Topology):
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """A connected draw; nodes have their place as the attribute `pos`."""
-
-        def draw(rng: np.random.Generator) -> "nx.Graph":
-            return nx.random_geometric_graph(num_clients, self.radius, seed=rng)
-
+        draw = partial(nx.random_geometric_graph, num_clients, self.radius)
         return _until_connected(draw, seed, round_idx, f"{PLACE}.radius is {self.radius}")
 
 
@@ -172,8 +167,8 @@ class Bipartite(Topology):
         even, odd = (num_clients + 1) // 2, num_clients // 2
         names = {node: 2 * node if node < even else 2 * (node - even) + 1 for node in range(num_clients)}
 
-        def draw(rng: np.random.Generator) -> "nx.Graph":
-            found = nx.bipartite.random_graph(even, odd, self.edge_probability, seed=rng)
+        def draw(seed: np.random.Generator) -> "nx.Graph":
+            found = nx.bipartite.random_graph(even, odd, self.edge_probability, seed=seed)
             return _with_nodes(num_clients, ((names[a], names[b]) for a, b in found.edges))
 
         return _until_connected(draw, seed, round_idx, f"{PLACE}.edge_probability is {self.edge_probability}")
@@ -284,13 +279,11 @@ def _with_nodes(num_clients: int, edges: object) -> "nx.Graph":
     return graph
 
 
-def _until_connected(
-    draw: Callable[[np.random.Generator], "nx.Graph"], seed: int, round_idx: int, setting: str
-) -> "nx.Graph":
-    """The first connected graph of a stream of draws."""
+def _until_connected(draw: Callable[..., "nx.Graph"], seed: int, round_idx: int, setting: str) -> "nx.Graph":
+    """The first connected graph of a stream of draws; `draw` takes a generator as `seed`."""
     rng = generator(seed, round_idx, 0, "topology")
     for _ in range(DRAWS):
-        graph = draw(rng)
+        graph = draw(seed=rng)
         if len(graph) < 2 or nx.is_connected(graph):
             return graph
     raise ConfigError(f"{setting}: none of {DRAWS} graphs of {len(graph)} clients was connected; give a larger one")
