@@ -266,14 +266,9 @@ class FederatedRounds:
 
 
 def start(
-    algorithm: Algorithm,
-    task: Task,
-    train: Split,
-    *,
-    solver: LocalSolver | None = None,
-    client_trainer: str = "auto",
+    algorithm: Algorithm, task: Task, train: Split, *, solver: LocalSolver | None = None, client_trainer: str = "auto",
     **terms: Any,
-) -> FederatedRounds:
+) -> FederatedRounds:  # fmt: skip
     """A federation before its first round, in memory, on the device of its samples.
 
     Args:

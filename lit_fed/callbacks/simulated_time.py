@@ -40,14 +40,10 @@ class SimulatedTime(FederatedCallback):
     kept = ("time",)
 
     def __init__(
-        self,
-        uplink_ratio: float = 1.0,
-        compute_min: float = 1.0,
-        compute_mean: float = 0.0,
-        uplink: Literal["serial", "parallel"] = "serial",
-        compute: Literal["expected", "sampled"] = "expected",
+        self, uplink_ratio: float = 1.0, compute_min: float = 1.0, compute_mean: float = 0.0,
+        uplink: Literal["serial", "parallel"] = "serial", compute: Literal["expected", "sampled"] = "expected",
         name: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.round_time = RoundTime(uplink_ratio, compute_min, compute_mean, uplink)
         self.compute, self.name = compute, name
         check_settings(self, {"compute": (compute in ("expected", "sampled"), "expected or sampled")}, "SimulatedTime")

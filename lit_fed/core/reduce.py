@@ -112,13 +112,9 @@ class Accumulator:
         return self._totals is None
 
     def add(
-        self,
-        message: Message,
-        multiplicity: Tensor,
-        metrics: dict[str, Tensor],
-        heard: Tensor | None = None,
+        self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor], heard: Tensor | None = None,
         stepped: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds the structure alone.
 
         Args:

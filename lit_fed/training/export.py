@@ -52,13 +52,9 @@ class PersonalModel(nn.Module):
     std: Tensor
 
     def __init__(
-        self,
-        components: list[nn.Module],
-        combination: nn.Module,
-        normalisation: Normalisation | None,
-        example: Tensor,
-        about: dict[str, Any],
-    ) -> None:
+        self, components: list[nn.Module], combination: nn.Module, normalisation: Normalisation | None,
+        example: Tensor, about: dict[str, Any],
+    ) -> None:  # fmt: skip
         super().__init__()
         self.components, self.combination = nn.ModuleList(components), combination
         self.normalised = normalisation is not None

@@ -51,13 +51,9 @@ class RoundLogger(Logger):
     """
 
     def __init__(
-        self,
-        save_dir: str,
-        name: str | None = None,
-        version: int | None = None,
-        keep_rounds: int = 0,
+        self, save_dir: str, name: str | None = None, version: int | None = None, keep_rounds: int = 0,
         writer: FolderLock | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._save_dir, self._name, self._version = Path(save_dir), name, version
         self._given = version
