@@ -17,20 +17,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import yaml
 
-from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
 from lit_fed.pictures import style
 from lit_fed.pictures.run import evaluated_split
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
 from lit_fed.system.spreadsheets import unquoted_table
-from lit_fed.training.output import check_new_folder, new_folder, write_table
+from lit_fed.training.output import check_new_folder, new_folder, print_rows, write_table
 from lit_fed.training.round_logger import newest_version
 
 __all__ = [
-    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "print_rows",
-    "read_run",
+    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "read_run",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -53,15 +51,17 @@ UNSEEN_BELOW = 0.36
 LONGEST_NAME = 44
 """Letters of a name in a legend; a longer one is cut."""
 
+WIDTH = 140
+"""Letters in a line of the table in a file."""
+
 
 def compare_parser() -> FederatedParser:
     """The arguments of the command."""
-    parser = FederatedParser(
-        prog="python -m lit_fed compare",
-        usage="python -m lit_fed compare [options] RUN [RUN …]",
-        description=f"{COMMANDS['compare']} Runs that differ only in their seeds are one row, mean and standard "
+    parser = command_parser(
+        "compare", "[options] RUN [RUN …]",
+        "Runs that differ only in their seeds are one row, mean and standard "
         "deviation. Names are the differences between the configurations.",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "runs", nargs="+", type=str, metavar="RUN",
         help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
@@ -110,7 +110,7 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
         write_table(table, partial / "comparison.csv")
         write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
         draw_comparison(groups, metric, partial, formats)
-    print_rows(f"test {metric}", headings, lines)
+    print_rows(f"test {metric}", headings, lines, width=WIDTH, overflow="fold")
     sys.stdout.write(f"comparison: {output}\n")
 
 
@@ -365,19 +365,6 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: st
     text = [f"# Comparison by test {metric}", "", *markdown_table(headings, lines)]
     text += ["", *(f"- {line[0]}: `{folder}`" for line, folder in zip(lines, folders, strict=True))]
     return "\n".join(text) + "\n"
-
-
-def print_rows(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print a table; all columns but the first are aligned to the right."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if position else "left", overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 # ---------------------------------------------------------------------- figures

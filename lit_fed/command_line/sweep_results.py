@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from optuna.distributions import CategoricalDistribution
 
-from lit_fed.command_line.compare import markdown_table, print_rows
+from lit_fed.command_line.compare import WIDTH, markdown_table
 from lit_fed.command_line.sweep_file import Point, Sweep, choices_of
 from lit_fed.pictures.style import STYLE, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
 from lit_fed.system.packages import mpl, pd
-from lit_fed.training.output import write_table
+from lit_fed.training.output import print_rows, write_table
 
 __all__ = ["Result", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
 
@@ -68,7 +68,7 @@ def spread(values: Sequence[float]) -> str:
 def print_results(sweep: Sweep, results: Sequence[Result]) -> None:
     """Print the table, the best point first."""
     head, rows = _table(sweep, results)
-    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows)
+    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows, width=WIDTH, overflow="fold")
 
 
 def write_results(sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path) -> None:

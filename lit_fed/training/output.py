@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from lit_fed.system.spreadsheets import quoted_table
 
 __all__ = [
     "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
-    "check_writable", "new_folder", "prediction_table", "write_table",
+    "check_writable", "new_folder", "prediction_table", "print_rows", "write_table",
 ]  # fmt: skip
 
 LONGEST_NAME = 200
@@ -149,6 +150,22 @@ def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> No
             table.to_parquet(file, index=False, engine="pyarrow")
         else:
             quoted_table(table).to_csv(file, index=False)
+
+
+def print_rows(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, caption: str | None = None,
+    width: int = 100, overflow: Literal["ellipsis", "fold"] = "ellipsis",
+) -> None:  # fmt: skip
+    """Print a table; all columns but the first `words` are aligned to the right. `width` is for output to a file."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption)
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if position < words else "right", overflow=overflow)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else width).print(table)
 
 
 def check_new_folder(output: str | Path) -> Path:
