@@ -5,28 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from lit_fed.pictures.style import COLOURS, draw_curve, look
 from reproduction.pictures import DASHES, MARKERS, panels, save
 from reproduction.runs import Record, Run
-from reproduction.settings import LABELS, settings_of
+from reproduction.settings import LABELS, runs_of, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
 
 __all__ = ["TABLES"]
 
 DECILE = "test/seen/accuracy_decile"
-
-
-def runs_of(group: str) -> Any:
-    """The runs of a group of settings, seed after seed."""
-
-    def runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-        return [run for seed in seeds for setting in settings_of(group, scale).values() for run in setting.runs([seed])]
-
-    return runs
 
 
 # ---------------------------------------------------------------------- the trainer

@@ -12,7 +12,7 @@ import yaml
 
 from reproduction.pictures import bars
 from reproduction.runs import ROOT, Record, Run
-from reproduction.settings import LABELS, facts, published, settings_of, some_settings
+from reproduction.settings import LABELS, facts, published, runs_of, settings_of, some_settings
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
 
 __all__ = ["TABLE2", "TABLE3", "TABLES", "THEIRS", "at_rate", "published_column", "settings_or_one", "unseen"]
@@ -111,11 +111,6 @@ def _counts(record: Record | None) -> list[str]:
 
 
 # ---------------------------------------------------------------------- Table 2
-def table2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All methods on all data sets."""
-    return [run for setting in settings_of("fedem", scale).values() for run in setting.runs(seeds, TABLE2)]
-
-
 def table2_body(found: Results) -> dict[str, Part]:
     """A table for each data set beside the published figures, both orders, and a remark."""
     lines: list[str] = []
@@ -186,11 +181,6 @@ def table3_body(found: Results) -> dict[str, Part]:
 
 
 # ---------------------------------------------------------------------- Table 4
-def table4_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedEM's runs of Table 2."""
-    return [run for setting in settings_of("fedem", scale).values() for run in setting.runs(seeds, ["fedem"])]
-
-
 def table4_body(found: Results) -> dict[str, Part]:
     """Seconds of a FedEM run."""
     rows = []
@@ -337,9 +327,9 @@ def _rank(values: Mapping[str, float]) -> str:
 
 TABLES = [
     Table("fedem-table1", table1_runs, table1_body),
-    Table("fedem-table2", table2_runs, table2_body, table2_picture),
+    Table("fedem-table2", runs_of("fedem", TABLE2), table2_body, table2_picture),
     Table("fedem-table3", table3_runs, table3_body),
-    Table("fedem-table4", table4_runs, table4_body),
+    Table("fedem-table4", runs_of("fedem", ["fedem"]), table4_body),
     Table("fedem-decentralized", decentralized_runs, decentralized_body),
     Table("fedem-time-constrained", timed_runs, timed_body),
     Table("fedem-client-sampling", sampled_runs, sampled_body),

@@ -11,7 +11,7 @@ import numpy as np
 
 from reproduction.pictures import Curve, Share, Shares, bars, curves, save, shares
 from reproduction.runs import Record, Run
-from reproduction.settings import LABELS, published, settings_of
+from reproduction.settings import LABELS, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
 
 __all__ = ["TABLES"]
@@ -103,11 +103,6 @@ def table1_picture(found: Results, path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- Table 2
-def table2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of all methods."""
-    return only("mixed_labels", scale).runs(seeds)
-
-
 def table2_body(found: Results) -> dict[str, Part]:
     """Mean and spread over clients."""
     setting, theirs, rows, ours = only("mixed_labels", found.scale), published("federico")["mixed_labels"], [], {}
@@ -239,11 +234,6 @@ def components_picture(found: Results, path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- Figure 5
-def tracking_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """Losses summed over the rounds, and their moving average."""
-    return only("tracking", scale).runs(seeds)
-
-
 def tracking_body(found: Results) -> dict[str, Part]:
     """How the weights are spread, early and late."""
     setting, rows = only("tracking", found.scale), []
@@ -405,11 +395,6 @@ def figure7_picture(found: Results, path: Path) -> None:
 LINES = {"fedavg": (":", "#8a8a8a"), "local": ("--", "#d1701f"), "federico": ("-", "#1b4f8a")}
 
 
-def sine_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedAvg, Local and FedeRiCo."""
-    return only("sine", scale).runs(seeds)
-
-
 def sine_found(found: Results) -> dict[str, Record]:
     """The record of the first seed that was run, for each algorithm."""
     return {name: some[0] for name, some in found.each(only("sine", found.scale), list(LINES)).items() if some}
@@ -467,11 +452,11 @@ def _draw_lines(axis: Any, records: dict[str, Record]) -> None:
 weights_runs = partial(figure_runs, method="federico")
 TABLES = [
     Table("federico-table1", table1_runs, table1_body, table1_picture),
-    Table("federico-table2", table2_runs, table2_body),
-    Table("federico-figure1", sine_runs, sine_body, sine_picture),
+    Table("federico-table2", runs_of("mixed_labels"), table2_body),
+    Table("federico-figure1", runs_of("sine"), sine_body, sine_picture),
     Table("federico-figure3", weights_runs, clients_body, clients_picture),
     Table("federico-figure4", partial(figure_runs, method="fedem"), components_body, components_picture),
-    Table("federico-figure5", tracking_runs, tracking_body, tracking_picture),
+    Table("federico-figure5", runs_of("tracking"), tracking_body, tracking_picture),
     Table("federico-figure6", figure6_runs, figure6_body, figure6_picture),
     Table("federico-figure7", figure7_runs, figure7_body, figure7_picture),
     Table("federico-figure8", weights_runs, clients_body, clients_picture),

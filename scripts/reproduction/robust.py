@@ -9,7 +9,7 @@ from pathlib import Path
 from lit_fed.pictures.style import COLOURS
 from reproduction.pictures import panels, save
 from reproduction.runs import Record, Run
-from reproduction.settings import facts, published, settings_of
+from reproduction.settings import facts, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, wrap
 
 __all__ = ["TABLES"]
@@ -112,11 +112,6 @@ def mixed(scale: Scale) -> Setting:
     return settings_of("attacked_mixtures", scale)["robust_mixtures"]
 
 
-def mixed_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All runs, seed after seed."""
-    return [run for seed in seeds for run in mixed(scale).runs([seed])]
-
-
 def worst(setting: Setting) -> dict[str, str]:
     """Nobody, and each attack with the largest share of attackers; without the share in the label."""
     attacks = setting.choices["attack"].items()
@@ -172,5 +167,5 @@ def mixed_picture(found: Results, path: Path) -> None:
 
 TABLES = [
     Table("robust-mnist", mnist_runs, mnist_body),
-    Table("robust-mixtures", mixed_runs, mixed_body, mixed_picture),
+    Table("robust-mixtures", runs_of("attacked_mixtures"), mixed_body, mixed_picture),
 ]

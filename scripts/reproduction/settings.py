@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from reproduction.runs import Run
 from reproduction.tables import Method, Scale, Setting
 
-__all__ = ["LABELS", "facts", "published", "settings_of", "some_settings", "words"]
+__all__ = ["LABELS", "facts", "published", "runs_of", "settings_of", "some_settings", "words"]
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 LABELS: dict[str, str] = FILE["labels"]
@@ -26,6 +27,13 @@ def settings_of(group: str, scale: Scale) -> dict[str, Setting]:
     names = FILE["groups"][group]
     every = some_settings("", scale)
     return {name: every[name] for name in names.get(scale, names["reduced"])}
+
+
+def runs_of(group: str, methods: Sequence[str] | None = None) -> Callable[[Scale, Sequence[int]], list[Run]]:
+    """The runs of some methods, by default of all, in all settings of a group."""
+    return lambda scale, seeds: [
+        run for setting in settings_of(group, scale).values() for run in setting.runs(seeds, methods)
+    ]
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from reproduction.pictures import Curve, bars, curves
 from reproduction.runs import Record, Run
-from reproduction.settings import LABELS, published, settings_of
+from reproduction.settings import LABELS, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid, mean, order, wrap
 
 __all__ = ["TABLES"]
@@ -91,11 +91,6 @@ def table1_picture(found: Results, path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- Figure 2
-def figure2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All methods in all scenarios."""
-    return [run for one in scenarios(scale) for run in one.setting.runs(seeds)]
-
-
 def figure2_body(found: Results) -> dict[str, Part]:
     """The paper's words beside differences of final accuracies."""
     lines: list[str] = []
@@ -205,6 +200,6 @@ def figure3_picture(found: Results, path: Path) -> None:
 
 TABLES = [
     Table("ucfl-table1", table1_runs, table1_body, table1_picture),
-    Table("ucfl-figure2", figure2_runs, figure2_body, figure2_picture),
+    Table("ucfl-figure2", runs_of("ucfl"), figure2_body, figure2_picture),
     Table("ucfl-figure3", figure3_runs, figure3_body, figure3_picture),
 ]
