@@ -87,7 +87,6 @@ class SaveConfig(SaveConfigCallback):
         """Write nothing yet: a run that is refused at its start leaves no folder."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write on rank zero, and hand the arguments to other loggers."""
         config = copy.deepcopy(self.config)
         config["ckpt_path"], config["resume_with_changes"] = None, False
         module = federated(pl_module)
@@ -113,7 +112,6 @@ class CommandParser(FederatedParser):
     """The command that is given; only its parser is complete. None: all parsers are."""
 
     def add_subcommands(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the commands with and without a trainer."""
         commands = super().add_subcommands(*args, **kwargs)
         for name, parser in WITHOUT_TRAINER.items():
             commands.add_subcommand(name, FederatedParser() if self.only else parser(), help=COMMANDS[name])
@@ -129,18 +127,12 @@ class FederatedCLI(LightningCLI):
         self._resume_version: int | None = None
         self._writer: FolderLock | None = None
         with ExitStack() as self._held:
+            defaults = {"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True}
             super().__init__(
-                FederatedModule,
-                FederatedDataModule,
-                save_config_callback=SaveConfig,
-                trainer_class=FederatedTrainer,
-                trainer_defaults={"max_epochs": 50, "log_every_n_steps": 1, "default_root_dir": "runs", "logger": True},
-                seed_everything_default=0,
-                parser_class=CommandParser,
-                auto_configure_optimizers=False,
-                load_from_checkpoint_support=False,
-                args=args,
-            )
+                FederatedModule, FederatedDataModule, save_config_callback=SaveConfig, trainer_class=FederatedTrainer,
+                trainer_defaults=defaults, seed_everything_default=0, parser_class=CommandParser,
+                auto_configure_optimizers=False, load_from_checkpoint_support=False, args=args,
+            )  # fmt: skip
 
     def _hold(self, folder: Path, **fix: str) -> None:
         """Lock a run's folder against other processes until this command is over; rank zero does so for all ranks."""
@@ -151,15 +143,9 @@ class FederatedCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """The commands, and the arguments of their methods that are not for the command line."""
         hidden = {
-            "model",
-            "dataloaders",
-            "train_dataloaders",
-            "val_dataloaders",
-            "datamodule",
-            "return_predictions",
-            "weights_only",
-            "verbose",
-        }
+            "model", "dataloaders", "train_dataloaders", "val_dataloaders", "datamodule", "return_predictions",
+            "weights_only", "verbose",
+        }  # fmt: skip
         return dict.fromkeys(("fit", "validate", "test", "predict", "personalize", "export"), hidden)
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
@@ -181,7 +167,6 @@ class FederatedCLI(LightningCLI):
         return parser
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the run's name."""
         parser.add_argument(
             "--name", type=str | None, default=None,
             help="name of the run's folder; by default the last config's file name, else the algorithm's class.",
@@ -253,7 +238,6 @@ class FederatedCLI(LightningCLI):
 
     # ------------------------------------------------------------------ objects
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Add the logger of every run."""
         kwargs["logger"] = self._loggers(self.config_init[self.subcommand]) if self.subcommand == "fit" else False
         trainer = super().instantiate_trainer(**kwargs)
         self.model.history.arguments = self._arguments()
@@ -305,10 +289,8 @@ class FederatedCLI(LightningCLI):
             raise CutShort(f"interrupted{self._how_to_go_on()}", 130) from error
         except Terminated as error:
             raise CutShort(f"terminated{self._how_to_go_on()}", int(str(error.code))) from error
-        except LostRanksError as lost:
-            raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=lost.speaks) from lost
-        except LostNodesError as lost:
-            raise CutShort(f"{lost}{self._how_to_go_on()}", 1) from lost
+        except (LostRanksError, LostNodesError) as lost:
+            raise CutShort(f"{lost}{self._how_to_go_on()}", 1, speaks=getattr(lost, "speaks", None)) from lost
         except WriteError as error:
             error.args = (f"{error}{self._how_to_go_on()}",)
             raise

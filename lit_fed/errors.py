@@ -14,16 +14,9 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
-    "Check",
-    "ClientError",
-    "ConfigError",
-    "NotFiniteError",
-    "WriteError",
-    "check_settings",
-    "logged",
-    "notice",
-    "stamped",
-]
+__all__ = [
+    "Check", "ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "logged", "notice", "stamped",
+]  # fmt: skip
 
 
 class ConfigError(ValueError):

@@ -46,15 +46,9 @@ from lit_fed.errors import ConfigError
 from lit_fed.wrappers.base import AlgorithmWrapper, innermost
 
 __all__ = [
-    "FederatedRounds",
-    "InMemoryServer",
-    "RoundRecord",
-    "Server",
-    "check_cohort",
-    "fresh_optimizer",
-    "start",
+    "FederatedRounds", "InMemoryServer", "RoundRecord", "Server", "check_cohort", "fresh_optimizer", "start",
     "start_alike",
-]
+]  # fmt: skip
 
 
 class FederatedRounds:
@@ -272,14 +266,9 @@ class FederatedRounds:
 
 
 def start(
-    algorithm: Algorithm,
-    task: Task,
-    train: Split,
-    *,
-    solver: LocalSolver | None = None,
-    client_trainer: str = "auto",
+    algorithm: Algorithm, task: Task, train: Split, *, solver: LocalSolver | None = None, client_trainer: str = "auto",
     **terms: Any,
-) -> FederatedRounds:
+) -> FederatedRounds:  # fmt: skip
     """A federation before its first round, in memory, on the device of its samples.
 
     Args:

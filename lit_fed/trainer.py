@@ -397,7 +397,6 @@ class FederatedTrainer(Trainer):
 
     @property
     def log_dir(self) -> str | None:
-        """The run's folder; None if nothing is logged."""
         own = [logger.log_dir for logger in self.loggers if isinstance(logger, RoundLogger)]
         return own[0] if own else super().log_dir if self.loggers else None
 

@@ -26,7 +26,6 @@ class AttackSuccess(Callback):
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure."""
         data, module = data_of(trainer), federated(pl_module)
         if not isinstance(data.poison, Backdoor):
             return

@@ -31,13 +31,14 @@ class ClientFaults(FederatedCallback):
     the failed clients with their rounds as `faults/failed_clients`. All counts survive a resume.
     """
 
+    kept = ("totals", "failed")
+
     def __init__(self) -> None:
         self.totals = dict.fromkeys(COUNTS, 0)
         self.failed: dict[str, list[int]] = {}
         self._num_said, self._found = 0, False
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log, add up and print."""
         faults = record.faults
         if faults is None:
             return
@@ -53,14 +54,6 @@ class ClientFaults(FederatedCallback):
             self._num_said += 1
             last = "; further ones are named at the end" if self._num_said == REASONS else ""
             notice(f"left out of this round: {reason}{last}")
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts so far."""
-        return {"totals": dict(self.totals), "failed": {name: list(rounds) for name, rounds in self.failed.items()}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the counts of a checkpoint."""
-        self.totals, self.failed = dict(state_dict["totals"]), dict(state_dict["failed"])
 
     @property
     def summary(self) -> dict[str, Any]:

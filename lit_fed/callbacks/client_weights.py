@@ -6,20 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lit_fed.core.algorithm import Algorithm
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import whole_file
-from lit_fed.training.hooks import data_of, federated, results_folder
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.wrappers.base import innermost
 
 __all__ = ["ClientWeights"]
 
 
-class ClientWeights(Callback):
+class ClientWeights(FederatedCallback):
     """Keeps the mixture weights of the clients and the weights between clients, and writes them as `weights.npz`.
 
     The file has `rounds` [R], rounds done; `mixture` [R, E, M] of the clients that are measured; `collaboration`
@@ -32,19 +32,19 @@ class ClientWeights(Callback):
         most_clients: weights between clients are stored up to this number of clients.
     """
 
+    kept = ("records", "spacing", "seen")
+
     def __init__(self, most_records: int = 16, most_clients: int = 200) -> None:
         if most_records < 2:
             raise ConfigError(f"ClientWeights.most_records is {most_records}; give a whole number >= 2")
         self.most_records, self.most_clients = most_records, most_clients
         self.records: dict[str, list[Tensor]] = {}
-        self._spacing = 1
-        self._seen = 0
+        self.spacing, self.seen = 1, 0
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Store the weights of an evaluated round."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._seen += 1
-            if (self._seen - 1) % self._spacing == 0:
+            self.seen += 1
+            if (self.seen - 1) % self.spacing == 0:
                 self._keep(trainer, federated(pl_module))
 
     def _keep(self, trainer: Trainer, module: FederatedModule) -> None:
@@ -55,7 +55,7 @@ class ClientWeights(Callback):
             self.records.setdefault(name, []).append(value)
         if len(self.records["rounds"]) > self.most_records:
             self.records = {name: values[::2] for name, values in self.records.items()}
-            self._spacing *= 2
+            self.spacing *= 2
 
     def _weights(self, trainer: Trainer, module: FederatedModule) -> dict[str, Tensor]:
         found = {}
@@ -74,7 +74,6 @@ class ClientWeights(Callback):
         return found
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the stored weights and those of the last round."""
         module = federated(pl_module)
         self._keep(trainer, module)
         folder = results_folder(trainer)
@@ -87,15 +86,6 @@ class ClientWeights(Callback):
             arrays["groups"] = module.facts.groups.cpu().numpy()
         with whole_file(folder / "weights.npz", private=module.settings.privacy is not None) as file:
             np.savez_compressed(file, **arrays)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The weights so far."""
-        return {"records": self.records, "spacing": self._spacing, "seen": self._seen}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.records = {name: list(values) for name, values in state_dict["records"].items()}
-        self._spacing, self._seen = state_dict["spacing"], state_dict["seen"]
 
 
 def has_collaboration(algorithm: Any) -> bool:

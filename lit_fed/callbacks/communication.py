@@ -18,21 +18,14 @@ class CommunicationCost(FederatedCallback):
     Bookkeeping between ranks does not count.
     """
 
+    kept = ("totals",)
+
     def __init__(self) -> None:
         self.totals = {"comm/total_bytes_down": 0.0, "comm/total_bytes_up": 0.0}
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log and add up."""
         sent = {"comm/bytes_down": record.bits_down / 8, "comm/bytes_up": record.bits_up / 8}
         for key, value in sent.items():
             self.totals[key.replace("bytes", "total_bytes")] += value
         module.results.update(self.totals)
         log_round(trainer, module, sent)
-
-    def state_dict(self) -> dict[str, float]:
-        """The totals so far."""
-        return self.totals
-
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Continue from the totals of a checkpoint."""
-        self.totals = dict(state_dict)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
@@ -11,14 +9,12 @@ from torch import Tensor
 from lit_fed.core.types import ServingBlock, Tree
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.serving import client_scores, predict_job
+from lit_fed.system.packages import pd
 from lit_fed.training.hooks import data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import write_table
 from lit_fed.wrappers.base import WrappedState
 from lit_fed.wrappers.fedbn import NormState
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["ComponentAccuracy", "component_table"]
 
@@ -33,7 +29,6 @@ class ComponentAccuracy(Callback):
     """
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure, and write on rank zero."""
         module, (seen, _) = federated(pl_module), data_of(trainer).populations
         if trainer.logger is None or seen.groups is None or not has_components(module):
             return
@@ -91,8 +86,6 @@ def component_table(rows: Tensor, groups: Tensor, hit: str) -> pd.DataFrame:
         groups: true group of each client, [E].
         hit: name of the last column's mean, `accuracy` or `mse`.
     """
-    import pandas as pd
-
     found = []
     for group in groups.unique().tolist():
         samples, _, hits = rows[:, groups == group].sum(1).unbind(1)

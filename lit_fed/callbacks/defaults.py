@@ -96,23 +96,19 @@ class _FirstCallback(FederatedCallback):
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Broadcast the folder that rank zero has claimed."""
         for logger in trainer.loggers if stage == "fit" else ():
             if isinstance(logger, RoundLogger):
                 logger.agree(trainer.strategy.broadcast)
 
     def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        """Show the other ranks that this one makes progress."""
         sign_of_life()
 
     def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        """Show the other ranks that this one makes progress."""
         sign_of_life()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, _: int
     ) -> None:
-        """Pass on the record of a round after its last block."""
         if batch.ends_round:
             module = federated(pl_module)
             module.tell("on_round_end", module.record)

@@ -132,18 +132,15 @@ class ClientMetrics(FederatedCallback):
     """
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log the round's numbers, so that they precede its checkpoint."""
         results = {name if "/" in name else f"train/seen/{name}": value for name, value in record.metrics.items()}
         module.results.update(results)
         module.log_dict(results, on_step=True, on_epoch=False, batch_size=1)
         log_round(trainer, module, {"time/round_seconds": record.seconds, "lr": record.lr})
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the statistics of the evaluation."""
         report_population(federated(pl_module), "seen", data_of(trainer).evaluation_split)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the statistics of the test."""
         report_population(federated(pl_module), "seen", "test")
 
 
@@ -171,7 +168,6 @@ class UnseenClientEvaluation(Callback):
         self._measure(trainer, pl_module, data_of(trainer).evaluation_split)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure on the test split."""
         self._measure(trainer, pl_module, "test")
 
     def _measure(self, trainer: Trainer, pl_module: LightningModule, split: Literal["val", "test"]) -> None:
@@ -192,7 +188,6 @@ class TrainingSplitEvaluation(Callback):
     """
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure in every periodic evaluation."""
         self._measure(trainer, federated(pl_module), "seen")
         if data_of(trainer).unseen is not None:
             self._measure(trainer, federated(pl_module), "unseen")

@@ -70,14 +70,12 @@ class Guarantees(FederatedCallback):
             notice(line)
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log noise and clipping of the round's release."""
         found = part_of(module.federation.algorithm, module.federation.shared, Private)  # type: ignore[type-abstract]
         if found is not None:
             worth = found[0].worth(found[1])
             log_round(trainer, module, {f"privacy/{name}": value for name, value in worth.items()})
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log ε and δ beside the statistics of the evaluation."""
         module = federated(pl_module)
         if trainer.state.fn != "fit":
             return

@@ -34,7 +34,6 @@ class MonitorCheck(FederatedCallback):
         self._checked = self._trained = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check all keys but `train/…`."""
         self._checked = self._trained = False
         self._refuse(trainer, known_keys(trainer, pl_module), lambda key: not key.startswith("train/"))
 
@@ -56,7 +55,6 @@ class MonitorCheck(FederatedCallback):
                 )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the rest after the first round with clients."""
         if self._trained and not self._checked:
             self._checked = True
             self._refuse(trainer, known_keys(trainer, pl_module) | trainer.callback_metrics.keys(), lambda _: True)

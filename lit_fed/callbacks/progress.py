@@ -104,7 +104,6 @@ class _TerminalLine(_LogLines):
         self.stop()
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
         self._progress.stop()
 
 
@@ -158,26 +157,21 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
         self._clients = self._cohort = self._served = 0
 
     def disable(self) -> None:
-        """Show nothing."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Show again."""
         self._enabled = True
 
     # ------------------------------------------------------------------ training
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin."""
         module = federated(pl_module)
         self._open(trainer, module.num_rounds, module.num_rounds_done, _of_round(module), keep=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """A phase begins with its first block."""
         if batch_idx == 0 or not self._clients:
             self._clients, self._cohort = 0, len(batch.slices[trainer.global_rank])
 
     def on_clients_end(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        """Count clients."""
         self._clients += num_clients
         done = module.num_rounds_done + self._clients / max(self._cohort, 1)
         self._show(done, _of_round(module, f"{self._clients}/{self._cohort} clients"))
@@ -185,34 +179,28 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count rounds."""
         if batch.ends_phase:
             self._clients = 0
         if batch.ends_round:
             self._show_round(federated(pl_module))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End."""
         module = federated(pl_module)
         self._close(module.num_rounds_done, _of_round(module))
 
     # ------------------------------------------------------------------ evaluation and prediction
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure, in a training or without one."""
         self._served = 0
         if trainer.state.fn == "validate":
             self._open_serving(trainer, trainer.val_dataloaders, data_of(trainer).evaluation_split)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to measure."""
         self._open_serving(trainer, trainer.test_dataloaders, "test")
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to predict."""
         self._open_serving(trainer, trainer.predict_dataloaders, None)
 
     def on_clients_served(self, trainer: Trainer, module: FederatedModule, num_clients: int) -> None:
-        """Count clients."""
         self._served += num_clients
         if trainer.state.fn == "fit":
             self._show(module.num_rounds_done, _of_round(module, f"{self._served} clients measured"))
@@ -221,25 +209,19 @@ class FederatedProgressBar(ProgressBar, FederatedCallback):
             self._show(self._served, self._of_served(trainer))
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make room for the table."""
         if trainer.state.fn == "validate":
             self._close(self._served, self._of_served(trainer))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Show the new accuracy."""
         if trainer.state.fn == "fit":
             self._show_round(federated(pl_module))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make room for the table."""
         self._close(self._served, self._of_served(trainer))
 
-    def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End."""
-        self._close(self._served, self._of_served(trainer))
+    on_predict_epoch_end = on_test_epoch_end
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leave the terminal as it was."""
         if self._display is not None:
             self._display.stop()
         self._display = None

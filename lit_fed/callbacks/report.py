@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import json
 import math
 import subprocess
@@ -11,7 +12,7 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning
 import torch
@@ -27,12 +28,10 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.errors import ConfigError
 from lit_fed.metrics.client_table import client_columns
 from lit_fed.system.files import write_atomically
-from lit_fed.training.hooks import data_of, federated, results_folder
+from lit_fed.system.packages import pd
+from lit_fed.training.hooks import FederatedCallback, data_of, federated, results_folder
 from lit_fed.training.module import FederatedModule
-from lit_fed.training.output import write_table
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lit_fed.training.output import print_rows, write_table
 
 __all__ = ["RunReport", "client_table", "populations_of", "print_table"]
 
@@ -58,8 +57,6 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
         populations: the clients by the name of their population, `seen` and `unseen`.
         module: the module that measured them.
     """
-    import pandas as pd
-
     attacked = any(one is not None and one.attackers is not None for one in populations.values())
     tables = []
     for name, population in populations.items():
@@ -88,13 +85,15 @@ def client_table(populations: dict[str, Population | None], module: FederatedMod
     return pd.concat(tables, ignore_index=True)
 
 
-class RunReport(Callback):
+class RunReport(FederatedCallback):
     """Writes the results into the run's folder after the test, and prints them.
 
     Args:
         pictures: also draw figures into `plots/`.
         formats: of the figures: `png`, `pdf`, `svg`.
     """
+
+    kept = ("seconds",)
 
     def __init__(self, pictures: bool = True, formats: Sequence[Literal["png", "pdf", "svg"]] = ("png",)) -> None:
         if not formats or not set(formats) <= FORMATS:
@@ -104,21 +103,11 @@ class RunReport(Callback):
         self._started: float | None = None
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
         self._started = time.perf_counter()
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Bring the clock up to date before it is saved."""
         self._stop_clock()
         self._started = time.perf_counter()
-
-    def state_dict(self) -> dict[str, float]:
-        """Seconds of training so far."""
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Go on from a checkpoint's clock."""
-        self.seconds = state_dict["seconds"]
 
     def _stop_clock(self) -> None:
         if self._started is not None:
@@ -126,7 +115,6 @@ class RunReport(Callback):
             self._started = None
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop the clock, and print why a run ended early."""
         self._stop_clock()
         module = federated(pl_module)
         if trainer.should_stop and module.num_rounds_done < module.num_rounds and trainer.is_global_zero:
@@ -134,7 +122,6 @@ class RunReport(Callback):
             sys.stdout.write(f"ended after {rounds}: {_reason_to_stop(trainer)}\n")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print the table of a `validate` run."""
         module = federated(pl_module)
         if trainer.state.fn == "validate" and trainer.is_global_zero:
             print_table(
@@ -142,7 +129,6 @@ class RunReport(Callback):
             )
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print and write all results, summary.json last."""
         module = federated(pl_module)
         if not trainer.is_global_zero:
             return
@@ -173,7 +159,7 @@ class RunReport(Callback):
         sys.stdout.write(f"results: {folder}\n")
 
     def _facts(self, module: FederatedModule) -> dict[str, Any]:
-        packages = {"torch": torch.__version__, "lightning": lightning.__version__}
+        history = module.history
         return {
             "rounds": module.num_rounds_done,
             "seconds": round(self.seconds, 3),
@@ -182,10 +168,11 @@ class RunReport(Callback):
             "device": str(module.device),
             "versions/python": sys.version.split()[0],
             "versions/lit_fed": importlib.metadata.version("lit-fed"),
-            **{f"versions/{name}": version for name, version in packages.items()},
+            "versions/torch": torch.__version__,
+            "versions/lightning": lightning.__version__,
             "git_commit": _git_commit(),
-            **({"init_from": module.history.warm_start.origin} if module.history.warm_start else {}),
-            **({"changes_on_resume": module.history.changes} if module.history.changes else {}),
+            **({"init_from": history.warm_start.origin} if history.warm_start else {}),
+            **({"changes_on_resume": history.changes} if history.changes else {}),
         }
 
 
@@ -220,39 +207,27 @@ def print_table(results: dict[str, float], split: str, hit: str, chosen: Sequenc
         hit: `accuracy` or `mse`.
         chosen: names of the chosen metrics.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     shown = {hit: hit, "worst decile": f"{hit}_decile", "worst client": f"{hit}_worst", "loss": "loss"}
-    table = Table(title=split)
-    table.add_column("clients")
-    for name in shown:
-        table.add_column(name, justify="right")
+    rows = []
     for population in REPORTED:
         cells = [results.get(f"{split}/{population}/{key}") for key in shown.values()]
         if cells[0] is not None:
-            table.add_row(population, *("" if cell is None else f"{cell:.4f}" for cell in cells))
-    nothing = f"{split}: no client has samples in this split, so nothing was measured"
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    console.print(table if table.row_count else nothing)
-    if table.row_count and chosen:
-        console.print(_table_of_chosen(results, split, chosen))
+            rows.append([population, *("" if cell is None else f"{cell:.4f}" for cell in cells)])
+    if not rows:
+        sys.stdout.write(f"{split}: no client has samples in this split, so nothing was measured\n")
+        return
+    print_rows(split, ["clients", *shown], rows)
+    if chosen:
+        _print_chosen(results, split, chosen)
 
 
-def _table_of_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> Any:
-    """A line for each chosen metric and population."""
-    from rich.table import Table
-
+def _print_chosen(results: dict[str, float], split: str, names: Sequence[str]) -> None:
+    """Print a line for each chosen metric and population."""
     shown = {"mean": "", "worst decile": "_decile", "worst client": "_worst", "undefined": "_undefined"}
-    table = Table(title=f"{split}, chosen metrics")
-    table.add_column("metric")
-    table.add_column("clients")
-    for column in shown:
-        table.add_column(column, justify="right")
-    for name in names:
-        for population in REPORTED:
-            found = [results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values()]
-            if found[-1] is not None:
-                cells = ["–" if one is None else f"{one:.4f}" for one in found[:-1]]
-                table.add_row(name, population, *cells, f"{found[-1]:.0f}")
-    return table
+    rows = []
+    for name, population in itertools.product(names, REPORTED):
+        *found, undefined = (results.get(f"{split}/{population}/{name}{suffix}") for suffix in shown.values())
+        if undefined is not None:
+            cells = ["–" if one is None else f"{one:.4f}" for one in found]
+            rows.append([name, population, *cells, f"{undefined:.0f}"])
+    print_rows(f"{split}, chosen metrics", ["metric", "clients", *shown], rows, words=2)

@@ -44,7 +44,6 @@ class RobustRounds(FederatedCallback):
             )
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log the round."""
         judged = _judged(module)
         if judged is None or self._before is None or not len(record.client_ids):
             return

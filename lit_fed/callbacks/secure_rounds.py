@@ -24,7 +24,6 @@ class SecureRounds(FederatedCallback):
     """
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: Any) -> None:
-        """Check the round."""
         wrapper = module.federation.algorithm
         if not isinstance(wrapper, MaskedAverage) or not trainer.is_global_zero or not len(record.client_ids):
             return

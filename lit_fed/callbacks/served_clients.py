@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,9 @@ from lit_fed.core.types import Tree
 from lit_fed.data.populations.unseen_folder import HELD_OUT, UnseenFolder
 from lit_fed.system.files import whole_file
 from lit_fed.system.heartbeat import exchange
+from lit_fed.system.packages import pd
 from lit_fed.training.module import FederatedModule
 from lit_fed.training.output import prediction_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["ServedClients", "served_in_words", "unseen_tables"]
 
@@ -50,22 +48,15 @@ class ServedClients(Callback):
         self._blocks: list[tuple[Tensor, ...]] = []
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Create the folder of states before any rank writes."""
         if self.states is not None:
             if trainer.is_global_zero:
                 self.states.mkdir(parents=True)
             trainer.strategy.barrier("states")
 
     def on_predict_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int,
         dataloader_idx: int = 0,
-    ) -> None:
-        """Collect a block's predictions and write its states."""
+    ) -> None:  # fmt: skip
         if not outputs:
             return
         self._blocks.append((outputs.client_ids, outputs.rows, outputs.sizes, outputs.labels, outputs.log_prob))
@@ -77,7 +68,6 @@ class ServedClients(Callback):
                     torch.save(_plain(tree.index(outputs.states, row)), file)
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Gather all clients on rank zero, ordered by client."""
         blocks = self._gathered()
         self._blocks = []
         if not blocks:

@@ -15,11 +15,7 @@ from lit_fed.errors import check_settings
 from lit_fed.training.hooks import FederatedCallback, federated, log_round
 from lit_fed.training.module import FederatedModule
 
-__all__ = [
-    "RoundTime",
-    "SimulatedTime",
-    "harmonic_number",
-]
+__all__ = ["RoundTime", "SimulatedTime", "harmonic_number"]
 
 
 class SimulatedTime(FederatedCallback):
@@ -41,15 +37,13 @@ class SimulatedTime(FederatedCallback):
         name: of the system; where it has one, `time/simulated/<name>` is logged.
     """
 
+    kept = ("time",)
+
     def __init__(
-        self,
-        uplink_ratio: float = 1.0,
-        compute_min: float = 1.0,
-        compute_mean: float = 0.0,
-        uplink: Literal["serial", "parallel"] = "serial",
-        compute: Literal["expected", "sampled"] = "expected",
+        self, uplink_ratio: float = 1.0, compute_min: float = 1.0, compute_mean: float = 0.0,
+        uplink: Literal["serial", "parallel"] = "serial", compute: Literal["expected", "sampled"] = "expected",
         name: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.round_time = RoundTime(uplink_ratio, compute_min, compute_mean, uplink)
         self.compute, self.name = compute, name
         check_settings(self, {"compute": (compute in ("expected", "sampled"), "expected or sampled")}, "SimulatedTime")
@@ -58,30 +52,19 @@ class SimulatedTime(FederatedCallback):
 
     @property
     def state_key(self) -> str:
-        """Where a checkpoint keeps the time of this system."""
         return f"SimulatedTime{self.name and '/'}{self.name}"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Learn the size of one model."""
         module = federated(pl_module)
         self._model_bits = float(tree.bits(module.federation.terms.task.fresh(1, module.facts.seed)))
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Log and add up."""
         drawn = generator(module.facts.seed, record.round_idx, 0, "compute time")
         rng = drawn if self.compute == "sampled" else None
         self.time += sum(self.round_time.phase(one, self._model_bits, rng) for one in record.phases)
         key = f"time/simulated{self.name and '/'}{self.name}"
         module.results[key] = self.time
         log_round(trainer, module, {key: self.time})
-
-    def state_dict(self) -> dict[str, float]:
-        """The time so far."""
-        return {"time": self.time}
-
-    def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Go on from the time of a checkpoint."""
-        self.time = state_dict["time"]
 
 
 def harmonic_number(m: int) -> float:

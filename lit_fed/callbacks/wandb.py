@@ -14,10 +14,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lit_fed.callbacks.report import client_table, populations_of
 from lit_fed.core.types import RoundRecord
 from lit_fed.errors import ConfigError
+from lit_fed.system.packages import imported_later, mpl, pd
 from lit_fed.training.hooks import FederatedCallback, data_of, federated
 from lit_fed.training.module import FederatedModule
 
 __all__ = ["FederatedWandb", "continue_run"]
+
+wandb = imported_later("wandb")  # of the extra `wandb`
 
 
 def continue_run(checkpoint: dict[str, Any]) -> None:
@@ -63,11 +66,9 @@ class FederatedWandb(FederatedCallback):
             run.define_metric("*", step_metric="round", step_sync=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The id of the W&B run, for resume."""
         return {"run_id": self._run_id}
 
     def on_round_end(self, trainer: Trainer, module: FederatedModule, record: RoundRecord) -> None:
-        """Add the round to the next row."""
         for run in _runs(trainer):
             run.log({"round": record.round_idx + 1}, commit=False)
 
@@ -84,15 +85,14 @@ class FederatedWandb(FederatedCallback):
         _log(trainer, {"mixture_weights": lambda: _mixture_image(trainer, module)})
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the best checkpoints."""
         for run in _runs(trainer):
             for checkpoints in trainer.checkpoint_callbacks:
                 if isinstance(checkpoints, ModelCheckpoint) and checkpoints.monitor and checkpoints.best_model_path:
                     _log_best(run, checkpoints)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Log the table of clients."""
-        _log(trainer, {"clients": lambda: _client_table(trainer, federated(pl_module))})
+        populations, module = populations_of(data_of(trainer)), federated(pl_module)
+        _log(trainer, {"clients": lambda: wandb.Table(dataframe=client_table(populations, module))})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Log summary and figures, which the report writes after the test."""
@@ -102,7 +102,7 @@ class FederatedWandb(FederatedCallback):
         for run in _runs(trainer):
             run.summary.update(json.loads(summary.read_text()))
         for picture in sorted((summary.parent / "plots").glob("*.png")):
-            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: _picture(path)})
+            _log(trainer, {f"plots/{picture.stem}": lambda path=picture: wandb.Image(str(path))})
 
 
 def _runs(trainer: Trainer) -> list[Any]:
@@ -120,25 +120,9 @@ def _log(trainer: Trainer, values: dict[str, Any]) -> None:
         run.log({name: make() for name, make in values.items()})
 
 
-def _picture(path: Path) -> Any:
-    import wandb
-
-    return wandb.Image(str(path))
-
-
-def _client_table(trainer: Trainer, module: FederatedModule) -> Any:
-    import wandb
-
-    return wandb.Table(dataframe=client_table(populations_of(data_of(trainer)), module))
-
-
 def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
     """The heat map of this round's mixture weights, in the style of the report's."""
-    import matplotlib as mpl
-    import pandas as pd
     import PIL.Image
-    import wandb
-    from matplotlib.figure import Figure
 
     from lit_fed.pictures.run import mixture_heat_map
     from lit_fed.pictures.style import COLUMN
@@ -151,14 +135,12 @@ def _mixture_image(trainer: Trainer, module: FederatedModule) -> Any:
         table["group"] = population.groups[population.positions].tolist()
     content = io.BytesIO()
     with mpl.rc_context(COLUMN):
-        mixture_heat_map(table, Figure).savefig(content, format="png")
+        mixture_heat_map(table).savefig(content, format="png")
     return wandb.Image(PIL.Image.open(content), caption=f"round {module.num_rounds_done}")
 
 
 def _log_best(run: Any, checkpoints: ModelCheckpoint) -> None:
     """Log a checkpoint as an artefact of the run, with its score."""
-    import wandb
-
     score = None if checkpoints.best_model_score is None else float(checkpoints.best_model_score)
     facts = {"monitor": checkpoints.monitor, "score": score, "file": Path(checkpoints.best_model_path).name}
     artefact = wandb.Artifact(f"model-{run.id}", type="model", metadata=facts)

@@ -6,12 +6,6 @@ from lit_fed.clients.sequential import DebugTrainer, SequentialTrainer
 from lit_fed.clients.vectorized import VectorizedTrainer
 
 __all__ = [
-    "ClientTrainer",
-    "DebugTrainer",
-    "MemoryFormat",
-    "PredictJob",
-    "SequentialTrainer",
-    "TrainJob",
-    "VectorizedTrainer",
-    "choose_trainer",
-]
+    "ClientTrainer", "DebugTrainer", "MemoryFormat", "PredictJob", "SequentialTrainer", "TrainJob",
+    "VectorizedTrainer", "choose_trainer",
+]  # fmt: skip

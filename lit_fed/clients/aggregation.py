@@ -44,14 +44,9 @@ class PhaseAggregator:
     """
 
     def __init__(
-        self,
-        reduce: Literal["sum", "stack"],
-        slices: Sequence[Tensor],
-        absences: Absences | None,
-        num_clients: int,
-        device: torch.device,
-        before: Sequence[PhaseAggregator] = (),
-    ) -> None:
+        self, reduce: Literal["sum", "stack"], slices: Sequence[Tensor], absences: Absences | None, num_clients: int,
+        device: torch.device, before: Sequence[PhaseAggregator] = (),
+    ) -> None:  # fmt: skip
         self.messages = Accumulator(reduce)
         self.absences, self.num_clients, self.device = absences, num_clients, device
         self.forgives = absences is not None and absences.forgives

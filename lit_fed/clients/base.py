@@ -16,18 +16,9 @@ from lit_fed.core.types import ClientBlock, ClientResult, LocalWork, Message, Sp
 from lit_fed.errors import ClientError, ConfigError, NotFiniteError, WriteError
 
 __all__ = [
-    "ClientTrainer",
-    "Failed",
-    "PredictJob",
-    "Served",
-    "TrainJob",
-    "Trained",
-    "augmented_inputs",
-    "check_finite",
-    "complete",
-    "not_finite",
-    "sent_to",
-]
+    "ClientTrainer", "Failed", "PredictJob", "Served", "TrainJob", "Trained", "augmented_inputs", "check_finite",
+    "complete", "not_finite", "sent_to",
+]  # fmt: skip
 
 
 class TrainJob(NamedTuple):
@@ -138,12 +129,9 @@ def complete(job: TrainJob, result: ClientResult) -> ClientResult:
     """The result with the bits that the algorithm left to their default: the sizes of the payloads."""
     message = result.message
     like = message.weight.double()
-    up = torch.full_like(like, tree.bits(message.value)) if message.bits_up is None else message.bits_up
-    down = (
-        torch.full_like(like, sum(map(tree.bits, tree.models(job.shared))))
-        if message.bits_down is None
-        else message.bits_down
-    )
+    up, down = message.bits_up, message.bits_down
+    up = torch.full_like(like, tree.bits(message.value)) if up is None else up
+    down = torch.full_like(like, sum(map(tree.bits, tree.models(job.shared)))) if down is None else down
     return result._replace(message=Message(message.value, like, up, down))
 
 

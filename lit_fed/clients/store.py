@@ -62,12 +62,7 @@ class ClientStore(nn.Module):
     holds_states = True
 
     def __init__(
-        self,
-        initial: Callable[[int], Tree],
-        num_clients: int,
-        memory_bytes: float = math.inf,
-        *,
-        alike: bool = False,
+        self, initial: Callable[[int], Tree], num_clients: int, memory_bytes: float = math.inf, *, alike: bool = False
     ) -> None:
         super().__init__()
         self._initial, self._alike = initial, alike

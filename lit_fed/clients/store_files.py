@@ -24,15 +24,8 @@ from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file, write_atomically
 
 __all__ = [
-    "INDEX_KEY",
-    "KEPT_STATE",
-    "LAST",
-    "PREVIOUS",
-    "CheckpointIndex",
-    "ClientFiles",
-    "choose_leaves",
-    "folder_beside",
-]
+    "INDEX_KEY", "KEPT_STATE", "LAST", "PREVIOUS", "CheckpointIndex", "ClientFiles", "choose_leaves", "folder_beside",
+]  # fmt: skip
 
 SMALL_LEAF = 1024
 """Bytes up to which a leaf of a client's state stays in memory whatever the budget: a file would cost more."""
@@ -145,10 +138,7 @@ class ClientFiles:
         instead = "go on from another checkpoint" if other is None else f"go on without it by --ckpt_path {other}"
         fix = f"put the file back from a copy, {instead}, or start a new run"
         return ClientError(
-            client_id,
-            KEPT_STATE,
-            None,
-            f"cannot be read from {path or self._path(client_id, version)}: {why}; {fix}",
+            client_id, KEPT_STATE, None, f"cannot be read from {path or self._path(client_id, version)}: {why}; {fix}"
         )
 
     # ------------------------------------------------------------------ the folder

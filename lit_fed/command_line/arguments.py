@@ -15,16 +15,9 @@ from lit_fed.errors import ConfigError, notice
 from lit_fed.system.files import os_error_text, quote
 
 __all__ = [
-    "CONFIG",
-    "config_files",
-    "configs_folder",
-    "default_name",
-    "giving_way",
-    "options_in",
-    "prepared",
-    "shipped",
+    "CONFIG", "config_files", "configs_folder", "default_name", "giving_way", "options_in", "prepared", "shipped",
     "with_values",
-]
+]  # fmt: skip
 
 CONFIG = ("-c", "--config")
 """The option that names a configuration."""

@@ -19,10 +19,10 @@ from lit_fed.deployment.https_node import AwayError, Link, run_node
 from lit_fed.errors import ClientError, ConfigError, logged, notice, stamped
 from lit_fed.system.files import given_path
 from lit_fed.system.folder_lock import FolderLock
+from lit_fed.system.packages import DataFrame, pd
 
 if TYPE_CHECKING:
     from lit_fed.deployment.kept import KeptTraining
-    from lit_fed.system.packages import DataFrame
 
 __all__ = ["client_parser", "end_at_once", "run_client", "serving_parser"]
 
@@ -67,11 +67,9 @@ def _add_folders(parser: PlainParser) -> None:
         help="folder with seen/*.npz, a file for each client, and unseen/*.npz of clients that never train",
     )  # fmt: skip
     parser.add_argument(
-        "--states",
-        required=True,
-        metavar="DIR",
+        "--states", required=True, metavar="DIR",
         help="folder for the states of this node's clients, used by no other node",
-    )
+    )  # fmt: skip
 
 
 def _add_trust(parser: PlainParser) -> None:
@@ -196,8 +194,6 @@ def _write(command: str, given: Namespace, kept: KeptTraining, clients: list[int
 
 def _table(command: str, kept: KeptTraining, clients: list[int], split: str) -> DataFrame:
     """Measurements, a row for each client, or predictions, a row for each sample."""
-    import pandas as pd
-
     from lit_fed.metrics.client_table import client_columns
     from lit_fed.training.output import prediction_table
 

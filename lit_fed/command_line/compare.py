@@ -12,39 +12,23 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import yaml
 
-from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.errors import ConfigError
+from lit_fed.pictures import style
 from lit_fed.pictures.run import evaluated_split
-from lit_fed.pictures.style import (
-    COLOURS,
-    COLUMN,
-    COLUMN_WIDTH,
-    byte_unit,
-    draw_curve,
-    few_ticks,
-    legend_above,
-    look,
-    percent,
-    save,
-    scale_of,
-)  # fmt: skip
 from lit_fed.system.files import write_atomically
+from lit_fed.system.packages import mpl, pd
 from lit_fed.system.spreadsheets import unquoted_table
-from lit_fed.training.output import check_new_folder, new_folder, write_table
+from lit_fed.training.output import check_new_folder, new_folder, print_rows, write_table
 from lit_fed.training.round_logger import newest_version
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = [
-    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "print_rows",
-    "read_run",
+    "FinishedRun", "Group", "compare", "compare_parser", "compare_runs", "find_run", "markdown_table", "read_run",
 ]  # fmt: skip
 
 FILES = ("metrics.csv", "clients.csv")
@@ -67,15 +51,17 @@ UNSEEN_BELOW = 0.36
 LONGEST_NAME = 44
 """Letters of a name in a legend; a longer one is cut."""
 
+WIDTH = 140
+"""Letters in a line of the table in a file."""
+
 
 def compare_parser() -> FederatedParser:
     """The arguments of the command."""
-    parser = FederatedParser(
-        prog="python -m lit_fed compare",
-        usage="python -m lit_fed compare [options] RUN [RUN …]",
-        description=f"{COMMANDS['compare']} Runs that differ only in their seeds are one row, mean and standard "
+    parser = command_parser(
+        "compare", "[options] RUN [RUN …]",
+        "Runs that differ only in their seeds are one row, mean and standard "
         "deviation. Names are the differences between the configurations.",
-    )
+    )  # fmt: skip
     parser.add_argument(
         "runs", nargs="+", type=str, metavar="RUN",
         help="folder of a run, runs/<name>/version_<n>, or runs/<name> for its newest version.",
@@ -124,7 +110,7 @@ def compare(given: Sequence[Path], output: Path, metric: str | None, formats: Se
         write_table(table, partial / "comparison.csv")
         write_atomically(partial / "comparison.md", markdown(headings, lines, metric, table["folders"].tolist()))
         draw_comparison(groups, metric, partial, formats)
-    print_rows(f"test {metric}", headings, lines)
+    print_rows(f"test {metric}", headings, lines, width=WIDTH, overflow="fold")
     sys.stdout.write(f"comparison: {output}\n")
 
 
@@ -173,8 +159,6 @@ def read_run(folder: Path) -> FinishedRun:
     Raises:
         ConfigError: if the run is not finished, or a file is missing.
     """
-    import pandas as pd
-
     from lit_fed.pictures.run import read_history
 
     if not (folder / "summary.json").is_file():
@@ -328,8 +312,6 @@ def figures_of(run: FinishedRun) -> dict[str, Any]:
 
 def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
     """One row for each name: number of runs, and mean and sample standard deviation of each figure that a run has."""
-    import pandas as pd
-
     rows = []
     for name, runs in groups:
         row: dict[str, Any] = {"name": name, "runs": len(runs)}
@@ -347,7 +329,7 @@ def comparison_table(groups: Sequence[Group], metric: str) -> pd.DataFrame:
 
 def cells_of(table: pd.DataFrame, metric: str) -> tuple[list[str], list[list[str]]]:
     """Headings and cells for people: accuracies in percent, bytes in a unit, ± over seeds."""
-    factor, unit = percent(metric)
+    factor, unit = style.percent(metric)
     shown = {key: heading for key, heading in columns_of(metric).items() if key in table}
     headings = ["run", *(["seeds"] if table["runs"].max() > 1 else [])]
     headings += [heading + (unit if key.startswith("test/") else "") for key, heading in shown.items()]
@@ -362,7 +344,7 @@ def _cell(key: str, value: float, deviation: float | None, factor: float) -> str
     if value != value:
         return ""
     if key == "bytes":
-        size, name = byte_unit(value)
+        size, name = style.byte_unit(value)
         return f"{value / size:.3g} {name}"
     if not key.startswith("test/"):
         return f"{value:.0f}"
@@ -385,25 +367,10 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]], metric: st
     return "\n".join(text) + "\n"
 
 
-def print_rows(title: str, headings: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Print a table; all columns but the first are aligned to the right."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if position else "left", overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
 # ---------------------------------------------------------------------- figures
 def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats: Sequence[str]) -> None:
     """Draw the metric against rounds and against bytes, and the clients of every run."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(COLUMN):
+    with mpl.rc_context(style.COLUMN):
         figures = {
             f"{metric}_vs_rounds": _curves(groups, metric, bytes_sent=False),
             f"{metric}_vs_bytes": _curves(groups, metric, bytes_sent=True),
@@ -411,7 +378,7 @@ def draw_comparison(groups: Sequence[Group], metric: str, output: Path, formats:
         }
         for name, figure in figures.items():
             for suffix in formats:
-                save(figure, output / f"{name}.{suffix}")
+                style.save(figure, output / f"{name}.{suffix}")
 
 
 class _Curve(NamedTuple):
@@ -424,46 +391,43 @@ class _Curve(NamedTuple):
 
 
 def _curve(group: Group, metric: str) -> _Curve:
-    import pandas as pd
 
     key = f"{evaluated_split(group.runs[0].history)}/seen/{metric}"
     histories = [run.history.set_index("step") for run in group.runs]
     known = [one[key].dropna() if key in one else one["sent"][:0] for one in histories]
     table = pd.concat(known, axis=1, join="inner").sort_index()
     sent = pd.concat([one["sent"] for one in histories], axis=1).loc[table.index].mean(axis=1)
-    values = percent(metric)[0] * table.to_numpy(dtype=float).T
+    values = style.percent(metric)[0] * table.to_numpy(dtype=float).T
     return _Curve(_cut(group.name), table.index.to_numpy() + 1, sent.to_numpy(), values)
 
 
 def _curves(groups: Sequence[Group], metric: str, *, bytes_sent: bool) -> Any:
-    from matplotlib.figure import Figure
-
     curves = [_curve(group, metric) for group in groups]
     columns = 2 if max(len(curve.name) for curve in curves) <= 20 else 1
-    figure = Figure(figsize=(COLUMN_WIDTH, 2.1 + 0.17 * -(-len(groups) // columns)))
+    figure = style.new_figure(style.COLUMN_WIDTH, 2.1 + 0.17 * -(-len(groups) // columns))
     axes = figure.subplots()
-    size, unit = byte_unit(max(curve.sent.max(initial=0) for curve in curves))
+    size, unit = style.byte_unit(max(curve.sent.max(initial=0) for curve in curves))
     for position, curve in enumerate(curves):
         if len(curve.rounds):
             _draw(axes, position, curve, curve.sent / size if bytes_sent else curve.rounds)
     splits = "/".join(sorted({evaluated_split(run.history) for group in groups for run in group.runs}))
-    axes.set_ylabel(f"{splits} {metric} of seen clients{percent(metric)[1]}")
+    axes.set_ylabel(f"{splits} {metric} of seen clients{style.percent(metric)[1]}")
     if metric != "accuracy":
-        axes.set_yscale(scale_of(np.concatenate([curve.values.mean(0) for curve in curves])))
+        axes.set_yscale(style.scale_of(np.concatenate([curve.values.mean(0) for curve in curves])))
     _label_x(axes, curves, f"{unit} sent and received by all clients" if bytes_sent else "round")
-    legend_above(figure, columns)
+    style.legend_above(figure, columns)
     return figure
 
 
 def _draw(axes: Any, position: int, curve: _Curve, x: np.ndarray) -> None:
     """Mean and spread over seeds; of runs that send nothing a level line at their last value."""
-    options = {"label": curve.name, "color": COLOURS[position % len(COLOURS)], **look(position)}
+    options = {"label": curve.name, "color": style.COLOURS[position % len(style.COLOURS)], **style.look(position)}
     middle = curve.values.mean(0)
     if x[-1] == 0:
         axes.axhline(middle[-1], **options | {"marker": "", "label": f"{curve.name} (sends nothing)"})
     else:
         deviation = curve.values.std(0, ddof=1) if len(curve.values) > 1 else None
-        draw_curve(axes, x, middle, deviation, **options)
+        style.draw_curve(axes, x, middle, deviation, **options)
 
 
 def _label_x(axes: Any, curves: Sequence[_Curve], label: str) -> None:
@@ -473,32 +437,30 @@ def _label_x(axes: Any, curves: Sequence[_Curve], label: str) -> None:
     if label != "round" and totals and max(totals) > 10 * min(totals):
         axes.set_xscale("log")
     else:
-        axes.xaxis.set_major_locator(few_ticks(whole=label == "round"))
+        axes.xaxis.set_major_locator(style.few_ticks(whole=label == "round"))
 
 
 def _clients(groups: Sequence[Group], metric: str) -> Any:
     """For each name the range of the seen clients, their middle half and the median, and marks for statistics."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(COLUMN_WIDTH, 1.1 + 0.42 * len(groups)))
+    figure = style.new_figure(style.COLUMN_WIDTH, 1.1 + 0.42 * len(groups))
     axes = figure.subplots()
-    factor, unit = percent(metric)
+    factor, unit = style.percent(metric)
     explained: set[str] = set()
     for height, group in enumerate(reversed(groups)):
         clients = np.concatenate([_of_seen(run, metric) for run in group.runs])
         _box(axes, height, factor * clients)
-        for key, label, style in MARKS:
+        for key, label, mark in MARKS:
             found = [run.summary[name] for run in group.runs if (name := f"test/{key.format(metric)}") in run.summary]
             if found:
                 level = height - (UNSEEN_BELOW if "unseen" in key else 0)
                 axes.plot(
-                    factor * np.mean(found), level, label=None if label in explained else label, clip_on=False, **style
+                    factor * np.mean(found), level, label=None if label in explained else label, clip_on=False, **mark
                 )
                 explained.add(label)
     axes.set_yticks(range(len(groups)), [textwrap.fill(_cut(group.name), 18) for group in reversed(groups)])
     axes.set(xlabel=f"test {metric} of a client{unit}", ylim=(-0.7, len(groups) - 0.4))
     axes.grid(visible=False, axis="y")
-    legend_above(figure, 3)
+    style.legend_above(figure, 3)
     return figure
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import yaml
 
 from lit_fed.command_line.arguments import CONFIG
-from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.deployment.flower_apps import FlowerFederation
 from lit_fed.deployment.settings import classes_in, settings_from_json
 from lit_fed.errors import ConfigError
@@ -56,12 +55,11 @@ config = """
 
 def flower_app_parser() -> FederatedParser:
     """The arguments of the command beside those of `fit`."""
-    parser = FederatedParser(
-        prog="python -m lit_fed flower-app",
-        usage="python -m lit_fed flower-app [options] --output FOLDER [arguments of fit]",
-        description=f"{COMMANDS['flower-app']} Takes the configurations and arguments of fit, but the clients' samples "
+    parser = command_parser(
+        "flower-app", "[options] --output FOLDER [arguments of fit]",
+        "Takes the configurations and arguments of fit, but the clients' samples "
         "are on the nodes: --data.dataset.num_nodes says how many SuperNodes there have to be.",
-    )
+    )  # fmt: skip
     parser.add_argument("--output", type=str, required=True, help="folder to be written, new or empty.")
     return parser
 

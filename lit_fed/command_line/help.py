@@ -98,13 +98,14 @@ def plain_type(spelled: str) -> str:
 
 def _one_type(spelled: str) -> str:
     """A type that is no union with bars."""
+    spelled = spelled.strip()
     if spelled.startswith("<class '"):
         spelled = spelled.removeprefix("<class '").removesuffix("'>")
     name, bracket, inside = spelled.partition("[")
     name = name.rpartition(".")[2]
     parts = _split(inside.removesuffix("]"), ",") if bracket else []
     if name == "Literal":
-        return " | ".join(part.strip("'\"") for part in parts)
+        return " | ".join(part.strip(" '\"") for part in parts)
     if name in ("Union", "Optional"):
         return plain_type(" | ".join([*parts, *(["None"] if name == "Optional" else [])]))
     if name == "Callable":
@@ -114,26 +115,16 @@ def _one_type(spelled: str) -> str:
     return {"None": "null", "NoneType": "null"}.get(name, name) or spelled
 
 
-def _split(text: str, mark: str) -> list[str]:
+def _split(text: str, marks: str) -> list[str]:
     """The parts between marks outside all brackets."""
     parts, depth = [""], 0
     for letter in text:
-        depth += (letter in "[(") - (letter in "])")
-        if letter == mark and depth == 0:
+        if letter in marks and depth == 0:
             parts.append("")
         else:
             parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def _type_ends(text: str) -> int:
-    """Where the type ends with which a text begins: at a comma or a bracket outside its own brackets."""
-    depth = 0
-    for position in range(len(text)):
-        if depth == 0 and text[position] in ",)":
-            return position
-        depth += (text[position] in "[(") - (text[position] in "])")
-    return len(text)
+            depth += (letter in "[(") - (letter in "])")
+    return parts
 
 
 class FederatedHelp(DefaultHelpFormatter):
@@ -153,8 +144,8 @@ class FederatedHelp(DefaultHelpFormatter):
             text = pattern.sub(word, text)
         if found := TYPE.search(text):
             before, rest = text[: found.end()], text[found.end() :]
-            end = _type_ends(rest)
-            text = before + TYPES.get(action.dest, plain_type(rest[:end])) + rest[end:]
+            spelled = _split(rest, ",)")[0]
+            text = before + TYPES.get(action.dest, plain_type(spelled)) + rest[len(spelled) :]
         if str(action.metavar).startswith("{"):  # the values are shown beside the name
             text = re.sub(r"\(type: [^,]*, ", "(", text)
         return text

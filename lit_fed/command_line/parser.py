@@ -17,7 +17,7 @@ from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.names import did_you_mean, nearest
 
-__all__ = ["FederatedParser", "written"]
+__all__ = ["FederatedParser", "command_parser", "written"]
 
 UNKNOWN_COMMAND = re.compile(r"invalid choice: '([^']*)' \(choose from")
 """Beginning of a message about a command that does not exist."""
@@ -153,6 +153,19 @@ class FederatedParser(LightningArgumentParser):
             if REFUSED_BY_OBJECT not in str(error) and not isinstance(error, ModuleNotFoundError):
                 raise
             raise ConfigError("\n".join(_refused_by_object(str(error)))) from error
+
+
+def command_parser(command: str, usage: str | None, about: str) -> FederatedParser:
+    """The parser of a command without a trainer, before its arguments are added.
+
+    Args:
+        command: its name.
+        usage: what follows the name; None: options alone.
+        about: what its help says after the line of the start page.
+    """
+    program = f"python -m lit_fed {command}"
+    usage = None if usage is None else f"{program} {usage}"
+    return FederatedParser(prog=program, usage=usage, description=f"{COMMANDS[command]} {about}")
 
 
 def written(parser: ArgumentParser, config: Namespace, **options: str) -> str:

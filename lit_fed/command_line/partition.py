@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import SUPPRESS
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
@@ -13,16 +13,13 @@ from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 from lit_fed.command_line.arguments import prepared
 from lit_fed.command_line.classes import check_parsed
 from lit_fed.command_line.help import explain_arguments
-from lit_fed.command_line.parser import FederatedParser
-from lit_fed.command_line.start_page import COMMANDS
+from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.core.targets import Target
 from lit_fed.core.types import Population
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions.natural import Natural
-from lit_fed.training.output import check_new_folder, new_folder, write_table
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lit_fed.system.packages import pd
+from lit_fed.training.output import check_new_folder, new_folder, print_rows, write_table
 
 __all__ = ["partition_parser", "partition_table", "print_partition", "show_partition"]
 
@@ -34,11 +31,11 @@ SPLITS = {"train": "training", "val": "validation", "test": "test"}
 
 def partition_parser() -> FederatedParser:
     """The arguments of the command: those of the data, and where to write."""
-    parser = FederatedParser(
-        prog="python -m lit_fed partition",
-        description=f"{COMMANDS['partition']} Prints a table and writes partition.png and partition.csv. Takes the "
+    parser = command_parser(
+        "partition", None,
+        "Prints a table and writes partition.png and partition.csv. Takes the "
         "same configurations as fit, only their section `data` matters.",
-    )
+    )  # fmt: skip
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="path of a configuration.")
     parser.add_argument("--output", type=str, default="partition", help="folder to be written, new or empty.")
     parser.add_lightning_class_args(FederatedDataModule, "data")
@@ -91,8 +88,6 @@ def partition_table(data: FederatedDataModule) -> pd.DataFrame:
         `num_test`, and `label_0`, `label_1`, … where samples have one class each and are in memory; where classes have
         names, these instead of numbers.
     """
-    import pandas as pd
-
     tables = []
     for name, population in (("seen", data.seen), ("unseen", data.unseen)):
         if population is None:
@@ -123,22 +118,15 @@ def _label_counts(population: Population, target: Target) -> np.ndarray | None:
 
 def print_partition(table: pd.DataFrame, title: str) -> None:
     """Print the sizes of the clients, a line for each population."""
-    from rich.console import Console
-    from rich.table import Table
-
-    shown = Table(title=title, caption="samples and labels of a client: smallest / median / largest")
-    for name in ("", "clients", *SPLITS.values(), "labels", "groups"):
-        shown.add_column(name, justify="right" if name else "left")
+    found = []
     for population, rows in table.groupby("population"):
         labels = rows.filter(regex="^label_")
-        shown.add_row(
-            str(population),
-            f"{len(rows):,}",
-            *(_spread(rows[f"num_{split}"]) for split in SPLITS),
-            _spread((labels > 0).sum(axis=1)) if len(labels.columns) else "",
-            str(rows["group"].nunique()) if "group" in rows else "",
-        )
-    Console(width=None if sys.stdout.isatty() else 100).print(shown)
+        spreads = [_spread(rows[f"num_{split}"]) for split in SPLITS]
+        spreads.append(_spread((labels > 0).sum(axis=1)) if len(labels.columns) else "")
+        groups = str(rows["group"].nunique()) if "group" in rows else ""
+        found.append([str(population), f"{len(rows):,}", *spreads, groups])
+    headings = ["", "clients", *SPLITS.values(), "labels", "groups"]
+    print_rows(title, headings, found, caption="samples and labels of a client: smallest / median / largest")
 
 
 def _spread(values: pd.Series) -> str:

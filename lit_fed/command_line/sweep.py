@@ -24,9 +24,8 @@ from jsonargparse import Namespace
 from lit_fed.callbacks.defaults import keep_notices_out
 from lit_fed.callbacks.progress import time_left
 from lit_fed.command_line.arguments import shipped
-from lit_fed.command_line.parser import FederatedParser
+from lit_fed.command_line.parser import FederatedParser, command_parser
 from lit_fed.command_line.runner import Job, Outcome, run_many
-from lit_fed.command_line.start_page import COMMANDS
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import write_atomically
 from lit_fed.system.folder_lock import LOCK_NAME, FolderLock
@@ -45,12 +44,11 @@ MISSING = 'points are searched by the package optuna; in a checkout pip install 
 
 def sweep_parser() -> FederatedParser:
     """The arguments of the command."""
-    parser = FederatedParser(
-        prog="python -m lit_fed sweep",
-        usage="python -m lit_fed sweep [options] FILE",
-        description=f"{COMMANDS['sweep']} The file has W&B's format. Ends with a table, sweep.csv, sweep.md and "
+    parser = command_parser(
+        "sweep", "[options] FILE",
+        "The file has W&B's format. Ends with a table, sweep.csv, sweep.md and "
         "sweep.png; the status is 1 if a point failed. The same command continues an interrupted sweep.",
-    )
+    )  # fmt: skip
     parser.add_argument("file", type=str, metavar="FILE", help="a sweep file, such as those of configs/sweep/.")
     parser.add_argument("--jobs", type=int | None, help="runs at a time; by default one for each core.")
     parser.add_argument("--seeds", type=int, nargs="+", help="run each point with each of these --seed_everything.")

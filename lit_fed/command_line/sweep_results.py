@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from optuna.distributions import CategoricalDistribution
 
-from lit_fed.command_line.compare import markdown_table, print_rows
+from lit_fed.command_line.compare import WIDTH, markdown_table
 from lit_fed.command_line.sweep_file import Point, Sweep, choices_of
-from lit_fed.pictures.style import STYLE, save, scale_of
+from lit_fed.pictures.style import STYLE, new_figure, save, scale_of
 from lit_fed.system.files import write_atomically
-from lit_fed.training.output import write_table
+from lit_fed.system.packages import mpl, pd
+from lit_fed.training.output import print_rows, write_table
 
 __all__ = ["Result", "draw_sweep", "print_results", "result_of", "spread", "write_results"]
 
@@ -67,13 +68,11 @@ def spread(values: Sequence[float]) -> str:
 def print_results(sweep: Sweep, results: Sequence[Result]) -> None:
     """Print the table, the best point first."""
     head, rows = _table(sweep, results)
-    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows)
+    print_rows(f"{sweep.path.name}: {len(rows)} points", head, rows, width=WIDTH, overflow="fold")
 
 
 def write_results(sweep: Sweep, results: Sequence[Result], failed: Mapping[int, str], folder: Path) -> None:
     """Write sweep.csv, with full names and numbers, sweep.md with the command of the best point, and sweep.png."""
-    import pandas as pd
-
     rows = []
     for one in _in_order(sweep, results):
         row: dict[str, Any] = {"point": one.number, **one.point, "seeds": len(one.values)}
@@ -118,8 +117,6 @@ def _label(value: Any) -> str:
 # ---------------------------------------------------------------------- figure
 def draw_sweep(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
     """Draw the metric against the keys that vary: two with choices as a heat map, else a panel for each."""
-    import matplotlib as mpl
-
     choices = all(isinstance(one, CategoricalDistribution) for one in sweep.parameters.values())
     with mpl.rc_context(STYLE):
         save((_heat_map if len(sweep.parameters) == 2 and choices else _panels)(sweep, results), path)
@@ -137,12 +134,11 @@ def _is_number(value: Any) -> bool:
 
 def _heat_map(sweep: Sweep, results: Sequence[Result]) -> Any:
     """Darker is better; a frame marks the best cell."""
-    from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     (across, label_across), (down, label_down) = sweep.short_names().items()
     columns, rows = _choices(sweep, across), _choices(sweep, down)
-    figure = Figure(figsize=(2.4 + 0.95 * len(columns), 1.4 + 0.55 * len(rows)))
+    figure = new_figure(2.4 + 0.95 * len(columns), 1.4 + 0.55 * len(rows))
     axes, maximize = figure.subplots(), sweep.goal == "maximize"
     values = np.full((len(rows), len(columns)), np.nan)
     cells = {(rows.index(one.point[down]), columns.index(one.point[across])): one for one in results}
@@ -169,12 +165,10 @@ def _heat_map(sweep: Sweep, results: Sequence[Result]) -> Any:
 
 def _panels(sweep: Sweep, results: Sequence[Result]) -> Any:
     """The metric against every key; a star marks the best point."""
-    from matplotlib.figure import Figure
-
     names = sweep.short_names()
     columns = min(len(names), MOST_PANELS_IN_ROW)
     rows = -(-len(names) // columns)
-    figure = Figure(figsize=(1.0 + 3.0 * columns, 0.5 + 2.8 * rows))
+    figure = new_figure(1.0 + 3.0 * columns, 0.5 + 2.8 * rows)
     panels = figure.subplots(rows, columns, sharey=True, squeeze=False)
     for one in panels.flat[len(names) :]:
         one.set_visible(False)

@@ -18,17 +18,9 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "cohort_size",
-    "cut_blocks",
-    "draw_cohort",
-    "make_blocks",
-    "over_selected",
-    "round_blocks",
-    "sampling_probability",
-    "serving_blocks",
-    "split_by_work",
-    "whole_part",
-]
+    "cohort_size", "cut_blocks", "draw_cohort", "make_blocks", "over_selected", "round_blocks", "sampling_probability",
+    "serving_blocks", "split_by_work", "whole_part",
+]  # fmt: skip
 
 
 BYTES_OF_DRAW = 32
@@ -82,17 +74,10 @@ def sampling_probability(
 
 
 def draw_cohort(
-    num_clients: int,
-    sizes: np.ndarray,
-    *,
-    fraction: float = 1.0,
-    number: int | None = None,
-    sampling: Literal["uniform", "size", "poisson"] = "uniform",
-    seed: int,
-    round_idx: int,
-    available: np.ndarray | None = None,
-    over_selection: float = 0.0,
-) -> np.ndarray:
+    num_clients: int, sizes: np.ndarray, *, fraction: float = 1.0, number: int | None = None,
+    sampling: Literal["uniform", "size", "poisson"] = "uniform", seed: int, round_idx: int,
+    available: np.ndarray | None = None, over_selection: float = 0.0,
+) -> np.ndarray:  # fmt: skip
     """Draw the clients of a round; depends on the arguments alone, so every rank draws the same.
 
     Args:
@@ -255,14 +240,9 @@ def round_blocks(
 
 
 def serving_blocks(
-    data: Split,
-    train: Split,
-    measured: Tensor | None = None,
-    *,
-    clients_per_block: int,
-    rank: int = 0,
+    data: Split, train: Split, measured: Tensor | None = None, *, clients_per_block: int, rank: int = 0,
     num_ranks: int = 1,
-) -> list[ServingBlock]:
+) -> list[ServingBlock]:  # fmt: skip
     """One rank's blocks of clients to be served, the same number on every rank; a block may be empty.
 
     Args:

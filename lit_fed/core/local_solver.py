@@ -88,7 +88,6 @@ class LocalSolver:
     persist_optimizer: bool = False
 
     def __post_init__(self) -> None:
-        """Validate ranges."""
         schedules = ("constant", "multi_step", "cosine", "sqrt", "linear")
         checks = {
             "optimizer": (self.optimizer in ("sgd", "adam", "adamw"), "sgd, adam or adamw"),
@@ -154,16 +153,9 @@ class LocalSolver:
         return OptimizerState(step, first, _zeros(models.parameters) if adam else {})
 
     def step(
-        self,
-        task: Task,
-        models: ModelState,
-        optimizer: OptimizerState,
-        batch: Batch,
-        lr: Tensor,
-        *,
-        weight: Tensor | None = None,
-        penalty: Penalty | None = None,
-    ) -> tuple[ModelState, OptimizerState, Tensor]:
+        self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
+        weight: Tensor | None = None, penalty: Penalty | None = None,
+    ) -> tuple[ModelState, OptimizerState, Tensor]:  # fmt: skip
         """One step of every model on one batch, each sample's loss multiplied by `weight` [B, M].
 
         The gradient of a `penalty` is added to that of the loss before clipping, weight decay and momentum.
@@ -177,16 +169,9 @@ class LocalSolver:
         return models, optimizer, loss
 
     def step_without_loss(
-        self,
-        task: Task,
-        models: ModelState,
-        optimizer: OptimizerState,
-        batch: Batch,
-        lr: Tensor,
-        *,
-        weight: Tensor | None = None,
-        penalty: Penalty | None = None,
-    ) -> tuple[ModelState, OptimizerState]:
+        self, task: Task, models: ModelState, optimizer: OptimizerState, batch: Batch, lr: Tensor, *,
+        weight: Tensor | None = None, penalty: Penalty | None = None,
+    ) -> tuple[ModelState, OptimizerState]:  # fmt: skip
         """`step` without the loss, which saves computing it where possible."""
         given = StepInputs(models, optimizer, batch, lr, weight, penalty)
         return self._advance(task, given, with_loss=False)[:2]

@@ -77,16 +77,9 @@ def _steps_per_pass(sizes: np.ndarray, widths: np.ndarray, smallest_batch: int) 
 
 
 def make_plan(
-    sizes: Sequence[int],
-    client_ids: Sequence[int],
-    work: LocalWork,
-    *,
-    batch_size: int,
-    seed: int,
-    round_idx: int,
-    phase: str,
-    smallest_batch: int = 1,
-) -> Plan:
+    sizes: Sequence[int], client_ids: Sequence[int], work: LocalWork, *, batch_size: int, seed: int, round_idx: int,
+    phase: str, smallest_batch: int = 1,
+) -> Plan:  # fmt: skip
     """Plans of some clients, padded to the longest.
 
     Args:

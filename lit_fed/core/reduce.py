@@ -20,17 +20,9 @@ from lit_fed.core.types import Message, ModelState, Reduced, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Accumulator",
-    "RunningMeans",
-    "all_reduce",
-    "as_shared",
-    "cast_like",
-    "exact_average",
-    "gather_rows",
-    "guard_collectives",
-    "num_ranks",
-    "server_average",
-]
+    "Accumulator", "RunningMeans", "all_reduce", "as_shared", "cast_like", "exact_average", "gather_rows",
+    "guard_collectives", "num_ranks", "server_average",
+]  # fmt: skip
 
 
 PIECE = 2**18
@@ -120,13 +112,9 @@ class Accumulator:
         return self._totals is None
 
     def add(
-        self,
-        message: Message,
-        multiplicity: Tensor,
-        metrics: dict[str, Tensor],
-        heard: Tensor | None = None,
+        self, message: Message, multiplicity: Tensor, metrics: dict[str, Tensor], heard: Tensor | None = None,
         stepped: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Add the messages and metrics of C clients, leaves [C, ...]; multiplicity 0 adds the structure alone.
 
         Args:

@@ -26,20 +26,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everybody knows
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Binary",
-    "Criterion",
-    "CrossEntropy",
-    "Loss",
-    "MultiLabel",
-    "Multiclass",
-    "Regression",
-    "Sequences",
-    "Target",
-    "VectorRegression",
-    "logistic_losses",
-    "mixed_log_probabilities",
-    "over_classes",
-]
+    "Binary", "Criterion", "CrossEntropy", "Loss", "MultiLabel", "Multiclass", "Regression", "Sequences", "Target",
+    "VectorRegression", "logistic_losses", "mixed_log_probabilities", "over_classes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ class Target(ABC):
 
     num_classes: int
 
-    kind: ClassVar[str]
+    kind: ClassVar[str] = ""
     metric: ClassVar[Literal["accuracy", "mse"]] = "accuracy"
     continuous: ClassVar[bool] = False
     positions: ClassVar[bool] = False
@@ -109,7 +98,7 @@ class Target(ABC):
             y: with a model axis of length 1 or M, [B, 1] or [B, M, L].
             outputs: of the models.
         """
-        return y.expand(outputs.shape[:-1])
+        return y.expand(outputs.shape if self.vectors else outputs.shape[:-1])
 
     @abstractmethod
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -139,9 +128,67 @@ class Target(ABC):
         """What users are given of what `mix` returns: probabilities [B, C] or [B, L, C], or values [B] or [B, C]."""
         return prediction.exp()
 
+    def _entries(self, outputs: Tensor) -> Tensor:
+        """The outputs with the axes of labels: without the last axis if a label is no vector."""
+        return outputs if self.vectors else outputs[..., 0]
+
+
+class _Bernoulli(Target):
+    """Labels 0 or 1 with a logit log p(1)/p(0) each; soft labels are probabilities of 1."""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        losses = logistic_losses(self._entries(outputs), y)
+        return losses.sum(-1) if self.vectors else losses
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return torch.sigmoid(outputs) - (y if self.vectors else y.unsqueeze(-1))
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        return share * y.to(outputs.dtype) + (1 - share) * torch.sigmoid(self._entries(outputs))
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """Log-probabilities of 0 and 1, [B, ..., 2]; of a mixture at least that of the smallest normal number."""
+        return mixed_log_probabilities(weights.unsqueeze(-1) if self.vectors else weights, self._entries(outputs))
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-loss and hit; 0 is predicted in a tie. Of vectors the sum of the losses and the share of hits."""
+        negative, positive = prediction.unbind(-1)
+        loss, hit = -torch.where(y > 0, positive, negative), ((positive > negative) == (y > 0)).to(positive.dtype)
+        return (loss.sum(-1), hit.mean(-1)) if self.vectors else (loss, hit)
+
+
+class _Gaussian(Target):
+    """Real numbers ŷ with unit variance; soft labels are means."""
+
+    metric = "mse"
+    continuous = True
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        square = (self._entries(outputs) - y).square()
+        return 0.5 * (square.sum(-1) if self.vectors else square)
+
+    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return outputs - (y if self.vectors else y.unsqueeze(-1))
+
+    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
+        return share * y + (1 - share) * self._entries(outputs)
+
+    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
+        """The mixed mean, [B, 1] or [B, C]."""
+        return (weights.view(1, -1, 1) * outputs).sum(1)
+
+    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Half the squared distance, and the squared error; of vectors the mean of the squared errors."""
+        square = (self._entries(prediction) - y).square()
+        return (0.5 * square.sum(-1), square.mean(-1)) if self.vectors else (0.5 * square, square)
+
+    def shown(self, prediction: Tensor) -> Tensor:
+        """The predicted values, [B] or [B, C]."""
+        return self._entries(prediction)
+
 
 @dataclass(frozen=True)
-class Binary(Target):
+class Binary(_Bernoulli):
     """Classes 0 and 1, and one logit: log p(1)/p(0). Soft labels are probabilities of class 1, [...]."""
 
     num_classes: int = field(default=2, init=False, repr=False)
@@ -150,29 +197,7 @@ class Binary(Target):
 
     @property
     def num_outputs(self) -> int:
-        """1."""
         return 1
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Logistic losses."""
-        return logistic_losses(outputs[..., 0], y)
-
-    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The probability of class 1, less y."""
-        return torch.sigmoid(outputs) - y.unsqueeze(-1)
-
-    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Probabilities of class 1, [...]."""
-        return share * y.to(outputs.dtype) + (1 - share) * torch.sigmoid(outputs[..., 0])
-
-    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        """Log-probabilities [B, 2]; probabilities of a mixture below the smallest normal number count as that."""
-        return mixed_log_probabilities(weights, outputs[..., 0])
-
-    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-loss and hit; 0 is predicted where both are as probable."""
-        negative, positive = prediction.unbind(-1)
-        return -torch.where(y > 0, positive, negative), ((positive > negative) == (y > 0)).to(positive.dtype)
 
 
 @dataclass(frozen=True)
@@ -195,15 +220,12 @@ class Multiclass(Target):
 
     def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The probabilities, less y as probabilities."""
-        return over_classes(torch.softmax, outputs) - (y if y.is_floating_point() else self._one_hot(y, outputs))
+        labels = y if y.is_floating_point() else _one_hot(y, self.num_classes, outputs)
+        return over_classes(torch.softmax, outputs) - labels
 
     def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
         """Probabilities [..., C]."""
-        return share * self._one_hot(y, outputs) + (1 - share) * over_classes(torch.softmax, outputs)
-
-    def _one_hot(self, y: Tensor, outputs: Tensor) -> Tensor:
-        classes = torch.arange(self.num_classes, device=y.device)
-        return (y.unsqueeze(-1) == classes).to(outputs.dtype)
+        return share * _one_hot(y, self.num_classes, outputs) + (1 - share) * over_classes(torch.softmax, outputs)
 
     def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
         """Log-probabilities [B, C], with positions [B, L, C]."""
@@ -237,43 +259,16 @@ class Sequences(Multiclass):
 
 
 @dataclass(frozen=True)
-class Regression(Target):
+class Regression(_Gaussian):
     """A number ŷ with unit variance: the log-loss is ½(ŷ − y)² and a constant, which is left out."""
 
     num_classes: int = field(default=1, init=False, repr=False)
 
     kind = "regression"
-    metric = "mse"
-    continuous = True
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Half the squared errors."""
-        return 0.5 * (outputs[..., 0] - y).square()
-
-    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """ŷ − y."""
-        return outputs - y.unsqueeze(-1)
-
-    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Means, [...]."""
-        return share * y + (1 - share) * outputs[..., 0]
-
-    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        """The mixed mean [B, 1]."""
-        return (weights.view(1, -1, 1) * outputs).sum(1)
-
-    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Half and whole squared error."""
-        square = (prediction[..., 0] - y).square()
-        return 0.5 * square, square
-
-    def shown(self, prediction: Tensor) -> Tensor:
-        """The predicted values [B]."""
-        return prediction[..., 0]
 
 
 @dataclass(frozen=True)
-class MultiLabel(Target):
+class MultiLabel(_Bernoulli):
     """C labels of a sample, each 0 or 1, and a logit for each: independent Bernoulli variables, given the inputs.
 
     A sample's likelihood is the product over its labels, p(y | x, θ) = Π_c p_c^y_c · (1 − p_c)^(1 − y_c), and its
@@ -294,34 +289,7 @@ class MultiLabel(Target):
 
     @property
     def num_values(self) -> int:
-        """2."""
         return 2
-
-    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Labels [B, 1, C] have the last axis of the outputs."""
-        return y.expand(outputs.shape)
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Sums of logistic losses over the labels."""
-        return logistic_losses(outputs, y).sum(-1)
-
-    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The probability of each label, less y."""
-        return torch.sigmoid(outputs) - y
-
-    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Probabilities of each label, [..., C]."""
-        return share * y.to(outputs.dtype) + (1 - share) * torch.sigmoid(outputs)
-
-    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        """Log-probabilities [B, C, 2] that each label is 0 and that it is 1, bounded below as those of `Binary`."""
-        return mixed_log_probabilities(weights.unsqueeze(-1), outputs)
-
-    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of the labels' log-losses, and the share of labels that are right; 0 is predicted in a tie."""
-        negative, positive = prediction.unbind(-1)
-        loss = -torch.where(y > 0, positive, negative).sum(-1)
-        return loss, ((positive > negative) == (y > 0)).to(positive.dtype).mean(-1)
 
     def shown(self, prediction: Tensor) -> Tensor:
         """The probability of each label [B, C]; they need not sum to 1."""
@@ -329,7 +297,7 @@ class MultiLabel(Target):
 
 
 @dataclass(frozen=True)
-class VectorRegression(Target):
+class VectorRegression(_Gaussian):
     """C numbers of a sample, ŷ, each with unit variance: the log-loss is ½‖ŷ − y‖² and a constant, which is left out.
 
     The loss is the sum over the entries, as the likelihood is their product; the metric `mse` is their mean.
@@ -339,38 +307,7 @@ class VectorRegression(Target):
     """
 
     kind = "vector_regression"
-    metric = "mse"
-    continuous = True
     vectors = True
-
-    def for_models(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """Labels [B, 1, C] have the last axis of the outputs."""
-        return y.expand(outputs.shape)
-
-    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Half the squared distances."""
-        return 0.5 * (outputs - y).square().sum(-1)
-
-    def residual(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """ŷ − y."""
-        return outputs - y
-
-    def soft_labels(self, outputs: Tensor, y: Tensor, share: Tensor | float) -> Tensor:
-        """Means, [..., C]."""
-        return share * y + (1 - share) * outputs
-
-    def mix(self, weights: Tensor, outputs: Tensor) -> Tensor:
-        """The mixed mean [B, C]."""
-        return (weights.view(1, -1, 1) * outputs).sum(1)
-
-    def score(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Half the squared distance, and the mean of the squared errors."""
-        square = (prediction - y).square()
-        return 0.5 * square.sum(-1), square.mean(-1)
-
-    def shown(self, prediction: Tensor) -> Tensor:
-        """The predicted values [B, C]."""
-        return prediction
 
 
 def _subclasses(parent: type[Any]) -> Iterator[type[Any]]:
@@ -472,7 +409,6 @@ class CrossEntropy(Loss):
     label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--model.loss.label_smoothing is {self.label_smoothing}; give a number in [0, 1)")
         weights = self.weight

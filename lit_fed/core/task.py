@@ -251,14 +251,9 @@ class Task(StackedNetwork):
         return tree.stack(each)  # type: ignore[no-any-return]
 
     def _curvature(
-        self,
-        parameters: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        vector: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        share: Tensor,
-    ) -> dict[str, Tensor]:
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], vector: dict[str, Tensor], x: Tensor,
+        y: Tensor, share: Tensor,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """The Hessian-vector product of one model: the gradient of ⟨gradient, vector⟩."""
 
         def along(parameters: dict[str, Tensor]) -> Tensor:
@@ -287,14 +282,9 @@ class Task(StackedNetwork):
         return outputs, y, {name: gradient[name] for name in models.parameters}
 
     def objective(
-        self,
-        parameters: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        x: Tensor,
-        y: Tensor,
-        share: Tensor,
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor,
         call: Forward | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    ) -> tuple[Tensor, dict[str, Tensor]]:  # fmt: skip
         """Σ_b share_b ℓ(θ; b) of one model, without a model axis, in the network's mode; and the new buffers.
 
         `call` computes outputs from x if x are not the inputs of the whole network.

@@ -12,24 +12,9 @@ from lit_fed.core.types import ModelState, Tree
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "add",
-    "bits",
-    "dot",
-    "index",
-    "items",
-    "leaves",
-    "lerp",
-    "map_leaves",
-    "models",
-    "norm",
-    "rebuild",
-    "row",
-    "scale",
-    "stack",
-    "sub",
-    "take",
-    "zeros_like",
-]
+    "add", "bits", "dot", "index", "items", "leaves", "lerp", "map_leaves", "models", "norm", "rebuild", "row",
+    "scale", "stack", "sub", "take", "zeros_like",
+]  # fmt: skip
 
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:

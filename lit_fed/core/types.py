@@ -16,25 +16,9 @@ from torch import Tensor
 from lit_fed.system.machine import aligned
 
 __all__ = [
-    "Absences",
-    "Batch",
-    "Chosen",
-    "ClientBlock",
-    "ClientData",
-    "ClientResult",
-    "LocalWork",
-    "Message",
-    "ModelState",
-    "Phase",
-    "PhaseTraffic",
-    "Population",
-    "Reduced",
-    "RoundFaults",
-    "RoundRecord",
-    "ServingBlock",
-    "Split",
-    "Tree",
-]
+    "Absences", "Batch", "Chosen", "ClientBlock", "ClientData", "ClientResult", "LocalWork", "Message", "ModelState",
+    "Phase", "PhaseTraffic", "Population", "Reduced", "RoundFaults", "RoundRecord", "ServingBlock", "Split", "Tree",
+]  # fmt: skip
 
 Tree = Any
 """Nested named tuples, tuples, lists or dicts of tensors."""

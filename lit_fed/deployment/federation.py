@@ -40,12 +40,10 @@ class RemoteSplit(DrawnSplit):
         self.is_cut = is_cut
 
     def select(self, client_ids: Tensor) -> Split:
-        """The clients without samples."""
         ids = client_ids.cpu().unique()
         return Split(self.x, self.y, torch.zeros(len(ids) + 1, dtype=torch.int64), self.first_id, ids)
 
     def rows(self, rows_of: Callable[[int], np.ndarray], sizes: Tensor) -> "RemoteSplit":
-        """The split of the same clients with some of their samples."""
         return RemoteSplit(sizes, self.x, self.y, self.origin, self.first_id, is_cut=True)
 
     def subset(self, positions: Tensor) -> NoReturn:
@@ -94,7 +92,6 @@ class RemoteClients(ClientDataSet):
     is_remote: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their range."""
         most, above = self.max_update_norm, "a number > 0"
         checks = {name: (getattr(self, name) > 0, above) for name in ("num_nodes", "seconds", "patience")}
         checks["max_update_norm"] = (most is None or most > 0, f"{above}, or null")
@@ -132,7 +129,6 @@ class RemoteClients(ClientDataSet):
         return self.pool.directory.num_classes
 
     def load(self) -> tuple[Population, Population | None]:
-        """The sizes of all clients' splits."""
         directory = self.pool.directory
         some = next(iter(directory.facts.values()))
         x, y = some.empty("x"), some.empty("y")
@@ -164,7 +160,6 @@ class Federation(RemoteClients):
     nodes: Names | None = None
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their range."""
         object.__setattr__(self, "nodes", None if self.nodes is None else names_of(self.nodes))
         super().__post_init__()
         if self.nodes is not None and len(set(self.nodes)) < self.num_nodes:

@@ -42,7 +42,6 @@ class FlowerFederation(RemoteClients):
     pause: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse settings outside their range."""
         super().__post_init__()
         names = ("seconds", "patience", "pause")
         check_settings(self, {one: (getattr(self, one) > 0, "a number > 0") for one in names}, "--data.dataset")

@@ -80,13 +80,9 @@ class HttpsServer:
     """
 
     def __init__(
-        self,
-        listen: str,
-        tls: Path | None,
-        nodes: Collection[str] | None = None,
-        limits: http.Limits | None = None,
+        self, listen: str, tls: Path | None, nodes: Collection[str] | None = None, limits: http.Limits | None = None,
         say: Callable[[str], None] = logged,
-    ) -> None:
+    ) -> None:  # fmt: skip
         optional_package("aiohttp", "aiohttp>=3.14.5", "federation", LISTEN)
         host, port = http.address_of(listen, LISTEN)
         self._tls = None if tls is None else http.tls_context("server", tls, TLS)

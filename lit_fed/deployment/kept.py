@@ -96,13 +96,9 @@ class KeptTraining:
     """
 
     def __init__(
-        self,
-        root: Path,
-        states: Path,
-        run: str = "",
-        trusted: Sequence[str] = (),
+        self, root: Path, states: Path, run: str = "", trusted: Sequence[str] = (),
         settings: ModelSettings | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         path = _kept_file(states, run)
         try:
             sent, packet = _read(path)

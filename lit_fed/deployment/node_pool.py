@@ -118,14 +118,9 @@ class NodePool:
     directory: ClientDirectory
 
     def __init__(
-        self,
-        transport: Transport,
-        *,
-        missing: Missing,
-        seconds: float,
-        patience: float,
+        self, transport: Transport, *, missing: Missing, seconds: float, patience: float,
         max_update_norm: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.transport, self.missing, self.seconds, self.patience = transport, missing, seconds, patience
         self.max_update_norm = max_update_norm
         self.sent: Counter[str] = Counter()
@@ -166,15 +161,9 @@ class NodePool:
         self.directory = ClientDirectory.of(told)
 
     def ask(
-        self,
-        packets: Mapping[str, Packet],
-        most: Mapping[str, Most],
-        read: Callable[[str, Packet], Any],
-        *,
-        may_drop: bool,
-        seconds: float | None = None,
-        sessions: Mapping[str, Packet] | None = None,
-    ) -> dict[str, Any]:
+        self, packets: Mapping[str, Packet], most: Mapping[str, Most], read: Callable[[str, Packet], Any], *,
+        may_drop: bool, seconds: float | None = None, sessions: Mapping[str, Packet] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """The answers of some nodes. An unreadable answer counts as none.
 
         Args:

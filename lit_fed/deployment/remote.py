@@ -246,18 +246,9 @@ class RemoteTrainer:
 
     # ------------------------------------------------------------------ questions
     def _ask(
-        self,
-        ctx: Context,
-        shared: Tree,
-        ids: list[int],
-        common: dict[str, Any],
-        each: Mapping[str, list[Any]],
-        form: Tree,
-        read: Callable[[Packet, list[int]], Any],
-        *,
-        may_drop: bool = True,
-        seconds: float | None = None,
-    ) -> dict[str, Any]:
+        self, ctx: Context, shared: Tree, ids: list[int], common: dict[str, Any], each: Mapping[str, list[Any]],
+        form: Tree, read: Callable[[Packet, list[int]], Any], *, may_drop: bool = True, seconds: float | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """The answers of the nodes of some clients.
 
         Each question is complete, so any process of a node can answer it; only the settings are sent once.

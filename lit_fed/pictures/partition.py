@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from lit_fed.pictures.style import STYLE, save, short_name
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lit_fed.pictures.style import STYLE, new_figure, save, short_name
+from lit_fed.system.packages import mpl, pd
 
 __all__ = ["draw_partition"]
 
@@ -30,20 +28,17 @@ def draw_partition(table: pd.DataFrame, path: Path) -> None:
         table: a row per client, as in partition.csv.
         path: the .png file to be written.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     with mpl.rc_context(STYLE):
-        save(_figure(table, Figure), path)
+        save(_figure(table), path)
 
 
-def _figure(table: pd.DataFrame, new_figure: Any) -> Any:
+def _figure(table: pd.DataFrame) -> Any:
     keys = _order(table)
     ordered = table.sort_values(["population", *keys], kind="stable")
     labels = ordered.filter(regex="^label_")
     names, counts = [str(name).removeprefix("label_") for name in labels], labels.to_numpy().T
     below = min(6.0, 0.8 + 0.16 * len(counts)) if len(counts) else 0.0
-    figure = new_figure(figsize=(min(11.0, 5.0 + 0.08 * len(ordered)), 2.4 + below))
+    figure = new_figure(min(11.0, 5.0 + 0.08 * len(ordered)), 2.4 + below)
     panels = figure.subplots(
         1 + bool(below), 1, sharex=True, squeeze=False, height_ratios=[1.6, below] if below else None
     )[:, 0]

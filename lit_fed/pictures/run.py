@@ -4,33 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lit_fed.data.data_sets.npz import read_npz
 from lit_fed.errors import ConfigError
-from lit_fed.pictures.style import (
-    COLOURS,
-    COLUMN,
-    COLUMN_WIDTH,
-    DASHES,
-    FULL_WIDTH,
-    byte_unit,
-    draw_curve,
-    few_ticks,
-    frame,
-    legend_above,
-    look,
-    name_clients,
-    percent,
-    save,
-    scale_of,
-    short_name,
-)  # fmt: skip
-
-if TYPE_CHECKING:
-    import pandas as pd
+from lit_fed.pictures import style
+from lit_fed.system.packages import mpl, nx, pd
 
 __all__ = ["draw", "draw_graph", "evaluated_split", "mixture_heat_map", "read_history", "weight_figures"]
 
@@ -68,26 +49,23 @@ def draw(folder: Path, clients: pd.DataFrame, formats: Sequence[str] = ("png",),
         formats: of each figure, `png`, `pdf` or `svg`.
         private: make `plots/` readable by its owner only.
     """
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
-
     plots = folder / "plots"
     plots.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
-    with mpl.rc_context(COLUMN):
-        for name, figure in _figures(folder, clients, Figure):
+    with mpl.rc_context(style.COLUMN):
+        for name, figure in _figures(folder, clients):
             for suffix in formats:
-                save(figure, (plots / name).with_suffix(f".{suffix}"))
+                style.save(figure, (plots / name).with_suffix(f".{suffix}"))
 
 
-def _figures(folder: Path, clients: pd.DataFrame, new_figure: Any) -> list[tuple[str, Any]]:
+def _figures(folder: Path, clients: pd.DataFrame) -> list[tuple[str, Any]]:
     metric = "accuracy" if "accuracy" in clients else "mse"
     figures = [
-        *_history_figures(folder, metric, new_figure),
-        (f"client_{metric}.png", _histogram(clients, metric, new_figure)),
+        *_history_figures(folder, metric),
+        (f"client_{metric}.png", _histogram(clients, metric)),
     ]
     if "pi_0" in clients:
-        figures.append(("mixture_weights.png", mixture_heat_map(clients, new_figure)))
-    return [*figures, *_component_figures(folder, metric, new_figure), *weight_figures(folder, new_figure)]
+        figures.append(("mixture_weights.png", mixture_heat_map(clients)))
+    return [*figures, *_component_figures(folder, metric), *weight_figures(folder)]
 
 
 def read_history(folder: Path) -> pd.DataFrame:
@@ -96,8 +74,6 @@ def read_history(folder: Path) -> pd.DataFrame:
     Args:
         folder: the run's folder; a run without that file has no rounds.
     """
-    import pandas as pd
-
     path = folder / "metrics.csv"
     history = pd.read_csv(path) if path.is_file() else pd.DataFrame()
     if not {"comm/bytes_up", "comm/bytes_down"} <= set(history):
@@ -112,25 +88,25 @@ def evaluated_split(history: pd.DataFrame) -> str:
     return "val" if any(str(column).startswith("val/") for column in history) else "test"
 
 
-def _history_figures(folder: Path, metric: str, new_figure: Any) -> list[tuple[str, Any]]:
+def _history_figures(folder: Path, metric: str) -> list[tuple[str, Any]]:
     history = read_history(folder)
     if not len(history):
         return []
     axis = {f"{metric}_vs_rounds.png": (history["step"] + 1, "round")}
     most = history["sent"].max()
     if most > 0:
-        size, unit = byte_unit(most)
+        size, unit = style.byte_unit(most)
         axis[f"{metric}_vs_bytes.png"] = (history["sent"] / size, f"{unit} sent and received by all clients")
     if "time/simulated" in history:
         label = "simulated time, in models sent downwards"
         axis[f"{metric}_vs_time.png"] = (history["time/simulated"], label)
-    return [(name, _history(history, x, label, metric, new_figure)) for name, (x, label) in axis.items()]
+    return [(name, _history(history, x, label, metric)) for name, (x, label) in axis.items()]
 
 
-def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str, new_figure: Any) -> Any:
-    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
+def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str) -> Any:
+    figure = style.new_figure(style.COLUMN_WIDTH, 2.5)
     axes = figure.subplots()
-    factor, unit = percent(metric)
+    factor, unit = style.percent(metric)
     split = evaluated_split(history)
     shown = []
     for (population, suffix), line in LINES.items():
@@ -138,30 +114,30 @@ def _history(history: pd.DataFrame, x: pd.Series, label: str, metric: str, new_f
         if values is not None and values.notna().any():
             known = values.notna()
             name = f"{population}, {'worst decile' if suffix else 'mean'}"
-            draw_curve(axes, x[known].to_numpy(), factor * values[known].to_numpy(), label=name, **line)
+            style.draw_curve(axes, x[known].to_numpy(), factor * values[known].to_numpy(), label=name, **line)
             shown += values[known].tolist()
     axes.set(
         xlabel=label,
         ylabel=f"{split} {metric} of clients{unit}",
-        yscale=scale_of(shown) if metric == "mse" else "linear",
+        yscale=style.scale_of(shown) if metric == "mse" else "linear",
     )
-    axes.xaxis.set_major_locator(few_ticks(whole=label == "round"))
-    legend_above(figure)
+    axes.xaxis.set_major_locator(style.few_ticks(whole=label == "round"))
+    style.legend_above(figure)
     return figure
 
 
-def _histogram(clients: pd.DataFrame, metric: str, new_figure: Any) -> Any:
+def _histogram(clients: pd.DataFrame, metric: str) -> Any:
     """Histograms of the clients' results, unseen ones below: the worst decile is hatched, infinite ones are counted."""
-    factor, unit = percent(metric)
+    factor, unit = style.percent(metric)
     found = {
         population: factor * clients.loc[clients["population"] == population, metric].dropna()
         for population in ("seen", "unseen")
     }
     values = {population: held[np.isfinite(held)] for population, held in found.items()}
     shown = [population for population in values if len(found[population])] or ["seen"]
-    scale = scale_of(clients[metric]) if metric == "mse" else "linear"
+    scale = style.scale_of(clients[metric]) if metric == "mse" else "linear"
     edges = _bins(np.concatenate(list(values.values())), scale)
-    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5 if len(shown) == 1 else 2.9))
+    figure = style.new_figure(style.COLUMN_WIDTH, 2.5 if len(shown) == 1 else 2.9)
     panels = figure.subplots(len(shown), 1, sharex=True, squeeze=False, height_ratios=[1.7, 1][: len(shown)])[:, 0]
     for axes, population in zip(panels, shown, strict=True):
         held, infinite = values[population], len(found[population]) - len(values[population])
@@ -169,12 +145,12 @@ def _histogram(clients: pd.DataFrame, metric: str, new_figure: Any) -> Any:
         look_of = {"color": POPULATIONS[population], "edgecolor": "white", "linewidth": 0.8}
         axes.hist(held, bins=edges, label=f"{population} clients{beside}", **look_of) if len(held) else None
         axes.set(ylabel="clients", xscale=scale)
-        axes.yaxis.set_major_locator(few_ticks(whole=True, most=5 if axes is panels[0] else 3))
+        axes.yaxis.set_major_locator(style.few_ticks(whole=True, most=5 if axes is panels[0] else 3))
         axes.grid(visible=False, axis="x")
     if len(values["seen"]):
         _mark_worst_decile(panels[0], values["seen"], metric, edges, unit)
     panels[-1].set_xlabel(f"test {metric} of a client{unit}")
-    legend_above(figure)
+    style.legend_above(figure)
     return figure
 
 
@@ -193,7 +169,7 @@ def _mark_worst_decile(axes: Any, values: pd.Series, metric: str, edges: np.ndar
     axes.hist(worst, bins=edges, facecolor="0.25", edgecolor="white", linewidth=0.8, hatch="////", label=label)
 
 
-def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
+def mixture_heat_map(clients: pd.DataFrame) -> Any:
     """A heat map of the seen clients' mixture weights, and below it who belongs to which true group."""
     seen = clients[clients["population"] == "seen"]
     weights = seen[[column for column in clients if str(column).startswith("pi_")]].to_numpy()
@@ -203,12 +179,12 @@ def mixture_heat_map(clients: pd.DataFrame, new_figure: Any) -> Any:
     known = np.unique(groups)
     marked = len(known) if "group" in clients and len(known) <= MOST_GROUPS else 0
     heights = [0.26 * weights.shape[1], 0.16 * marked]
-    figure = new_figure(figsize=(COLUMN_WIDTH, 0.9 + sum(heights)))
+    figure = style.new_figure(style.COLUMN_WIDTH, 0.9 + sum(heights))
     panels = figure.subplots(1 + bool(marked), 1, sharex=True, squeeze=False, height_ratios=heights if marked else None)
     image = _cells(panels[0, 0], weights[order].T, "component", range(weights.shape[1]))
     if marked:
         _cells(panels[1, 0], groups == known[:, None], "true\ngroup", known.astype(int))
-    name_clients(panels[-1, 0], names, len(seen))
+    style.name_clients(panels[-1, 0], names, len(seen))
     panels[-1, 0].set_xlabel(f"{len(seen):,} seen clients, ordered by their largest component")
     figure.colorbar(image, ax=panels.ravel().tolist(), label="mixture weight")
     return figure
@@ -219,30 +195,29 @@ def _cells(axes: Any, values: np.ndarray, label: str, names: Any) -> Any:
     image = axes.imshow(values, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
     axes.set_ylabel(label)
     axes.set_yticks(range(len(values)), [str(name) for name in names])
-    frame(axes)
+    style.frame(axes)
     return image
 
 
-def _component_figures(folder: Path, metric: str, new_figure: Any) -> list[tuple[str, Any]]:
-    import pandas as pd
+def _component_figures(folder: Path, metric: str) -> list[tuple[str, Any]]:
 
     path = folder / "components.csv"
     if not path.is_file():
         return []
-    return [(f"component_{metric}.png", _components(pd.read_csv(path), metric, new_figure))]
+    return [(f"component_{metric}.png", _components(pd.read_csv(path), metric))]
 
 
-def _components(table: pd.DataFrame, metric: str, new_figure: Any) -> Any:
+def _components(table: pd.DataFrame, metric: str) -> Any:
     """A heat map of the results of every component alone on the clients of each true group."""
-    factor, unit = percent(metric)
+    factor, unit = style.percent(metric)
     values = factor * table.pivot_table(index="component", columns="group", values=metric)
-    figure = new_figure(figsize=(max(2.4, min(FULL_WIDTH, 1.4 + 0.45 * values.shape[1])), 0.9 + 0.3 * len(values)))
+    figure = style.new_figure(max(2.4, min(style.FULL_WIDTH, 1.4 + 0.45 * values.shape[1])), 0.9 + 0.3 * len(values))
     axes = figure.subplots()
     image = axes.imshow(values, aspect="auto", cmap="Greys", interpolation="nearest")
     axes.set(xlabel="true group", ylabel="component alone")
     axes.set_xticks(range(values.shape[1]), [str(group) for group in values.columns])
     axes.set_yticks(range(len(values)), [str(component) for component in values.index])
-    frame(axes)
+    style.frame(axes)
     if values.shape[1] <= MOST_NUMBERS:
         _number_cells(axes, values.to_numpy(), image)
     figure.colorbar(image, label=f"test {metric}{unit}")
@@ -257,12 +232,11 @@ def _number_cells(axes: Any, values: np.ndarray, image: Any) -> None:
 
 
 # ---------------------------------------------------------------------- weights.npz
-def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
+def weight_figures(folder: Path) -> list[tuple[str, Any]]:
     """Figures of a run's folder, by file name; none without `weights.npz`.
 
     Args:
         folder: the run's folder.
-        new_figure: makes a figure of a size.
 
     Raises:
         ConfigError: naming that file if it cannot be read.
@@ -277,19 +251,19 @@ def weight_figures(folder: Path, new_figure: Any) -> list[tuple[str, Any]]:
         raise ConfigError(f"{path} cannot be read ({error}); it is not this run's, so move it away") from error
     figures = []
     if "mixture" in weights and len(weights["rounds"]) > 1:
-        figures.append(("mixture_over_rounds.png", _mixtures(weights, new_figure)))
+        figures.append(("mixture_over_rounds.png", _mixtures(weights)))
     if "collaboration" in weights:
-        figures.append(("collaboration.png", _heat_map(weights, new_figure)))
+        figures.append(("collaboration.png", _heat_map(weights)))
         if len(weights["rounds"]) > 1 and not weights["on_graph"]:
-            figures.append(("collaboration_over_rounds.png", _curves(weights, new_figure)))
+            figures.append(("collaboration_over_rounds.png", _curves(weights)))
         if weights["on_graph"]:
             groups = weights.get("groups", np.zeros(weights["collaboration"].shape[1], dtype=int))
-            graph = draw_graph(weights["collaboration"][-1], groups, new_figure, weights.get("names"))
+            graph = draw_graph(weights["collaboration"][-1], groups, weights.get("names"))
             figures.append(("graph.png", graph))
     return figures
 
 
-def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: Sequence[Any] | None = None) -> Any:
+def draw_graph(matrix: np.ndarray, groups: np.ndarray, names: Sequence[Any] | None = None) -> Any:
     """Weights between clients as a graph: clients on a circle, darker edges for larger weights.
 
     Neighbours of a ring or a chain stand side by side, on other graphs the clients of a group. Nodes show the number of
@@ -298,19 +272,15 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: S
     Args:
         matrix: weights between clients, [T, T]; the two directions of an edge are averaged, the diagonal is left out.
         groups: the group of each client, [T].
-        new_figure: figure factory.
         names: of the clients, [T]; None: their numbers.
     """
-    import matplotlib as mpl
-    import networkx as nx
-
     weights = (matrix + matrix.T) / 2 * (1 - np.eye(len(matrix)))
     graph = nx.from_numpy_array(weights)
     order = _around(graph, groups)
     edges = sorted(graph.edges(data="weight"), key=lambda edge: edge[2])  # the darkest on top
     values = np.array([edge[2] for edge in edges])
     scale = mpl.colors.Normalize(0, values.max(initial=0.0) or 1.0)
-    figure = new_figure(figsize=(COLUMN_WIDTH, 2.9))
+    figure = style.new_figure(style.COLUMN_WIDTH, 2.9)
     axes = figure.subplots()
     positions = nx.circular_layout(order)
     few = len(order) <= MOST_NODES
@@ -337,8 +307,6 @@ def draw_graph(matrix: np.ndarray, groups: np.ndarray, new_figure: Any, names: S
 
 def _around(graph: Any, groups: np.ndarray) -> list[int]:
     """Order of the clients on the circle: along a ring or chain, else by group."""
-    import networkx as nx
-
     by_group: list[int] = np.argsort(groups, kind="stable").tolist()
     degrees = dict(graph.degree())
     if len(graph) < 3 or max(degrees.values()) > 2 or not nx.is_connected(graph):
@@ -352,26 +320,26 @@ def _write_beside(axes: Any, positions: dict[int, np.ndarray], names: Sequence[A
     for client, (x, y) in positions.items():
         side = "left" if x > 0.1 else "right" if x < -0.1 else "center"
         level = "bottom" if y > 0.9 else "top" if y < -0.9 else "center"
-        axes.annotate(short_name(names[client]), (1.1 * x, 1.1 * y), ha=side, va=level, fontsize=6)
+        axes.annotate(style.short_name(names[client]), (1.1 * x, 1.1 * y), ha=side, va=level, fontsize=6)
 
 
 def _panels(num_rounds: int) -> list[int]:
     return sorted(set(np.linspace(0, num_rounds - 1, min(PANELS, num_rounds)).round().astype(int).tolist()))
 
 
-def _mixtures(weights: dict[str, Any], new_figure: Any) -> Any:
+def _mixtures(weights: dict[str, Any]) -> Any:
     """Heat maps of all clients' mixture weights in a few rounds, ordered by the last one."""
     mixture, last = weights["mixture"], weights["mixture"][-1]
     order = np.lexsort((-last.max(1), last.argmax(1)))
     names = weights["names"][order] if len(weights.get("names", ())) == len(order) else None
     shown = _panels(len(mixture))
-    figure = new_figure(figsize=(0.7 + 1.55 * len(shown), 0.95 + 0.26 * mixture.shape[2]))
+    figure = style.new_figure(0.7 + 1.55 * len(shown), 0.95 + 0.26 * mixture.shape[2])
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     for one, idx in zip(axes, shown, strict=True):
         image = one.imshow(mixture[idx][order].T, aspect="auto", cmap="Greys", vmin=0, vmax=1, interpolation="nearest")
         one.set(title=_round(weights, idx), xlabel=f"{len(order):,} clients")
-        frame(one)
-        name_clients(one, names, len(order), most=16)
+        style.frame(one)
+        style.name_clients(one, names, len(order), most=16)
     axes[0].set(ylabel="component", yticks=range(mixture.shape[2]))
     figure.colorbar(image, ax=axes.tolist(), label="mixture weight")
     return figure
@@ -389,13 +357,14 @@ def _group_order(weights: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return order, np.flatnonzero(np.diff(groups[order])) + 1
 
 
-def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
+def _heat_map(weights: dict[str, Any]) -> Any:
     """Heat maps of the weights between clients in a few rounds; clients are ordered by true group."""
     between = weights["collaboration"]
     order, bounds = _group_order(weights)
     names = weights["names"][order] if "names" in weights else order
     shown = _panels(len(between)) if not weights["on_graph"] else [len(between) - 1]
-    figure = new_figure(figsize=(0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (COLUMN_WIDTH, 2.7))
+    width, height = (0.9 + 1.5 * len(shown), 2.1) if len(shown) > 1 else (style.COLUMN_WIDTH, 2.7)
+    figure = style.new_figure(width, height)
     axes = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     largest = max(float(between[shown].max()), 1e-12)
     for one, idx in zip(axes, shown, strict=True):
@@ -404,8 +373,8 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
             one.axhline(bound - 0.5, color="#d1701f", linewidth=0.8)
             one.axvline(bound - 0.5, color="#d1701f", linewidth=0.8)
         one.set(title=_round(weights, idx), xlabel="whose model")
-        frame(one)
-        name_clients(one, names, len(order), most=18 if len(shown) > 1 else 30)
+        style.frame(one)
+        style.name_clients(one, names, len(order), most=18 if len(shown) > 1 else 30)
     axes[0].set_yticks(axes[0].get_xticks(), [label.get_text() for label in axes[0].get_xticklabels()], fontsize=6)
     by_group = ",\nby true group" if "groups" in weights else ""
     axes[0].set_ylabel(f"client served{by_group}")
@@ -413,33 +382,35 @@ def _heat_map(weights: dict[str, Any], new_figure: Any) -> Any:
     return figure
 
 
-def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
+def _curves(weights: dict[str, Any]) -> Any:
     """Curves of each client's weights over the rounds; of many clients, the share within their groups."""
     between, rounds = weights["collaboration"], weights["rounds"]
     num_clients = between.shape[1]
     groups = weights.get("groups", np.zeros(num_clients, dtype=int))
     if num_clients > MOST_CURVES:
-        return _share_in_group(between, rounds, groups, new_figure)
+        return _share_in_group(between, rounds, groups)
     names = weights.get("names", [f"client {number}" for number in range(num_clients)])
     columns = min(4, num_clients)
     rows = -(-num_clients // columns)
-    figure = new_figure(figsize=(1.65 * columns + 0.4, 1.3 * rows + 0.6))
+    figure = style.new_figure(1.65 * columns + 0.4, 1.3 * rows + 0.6)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     for served, one in enumerate(axes.flat):
         one.set_visible(served < num_clients)
         for other in range(num_clients if served < num_clients else 0):
             group = int(groups[other])
             one.plot(
-                rounds, between[:, served, other], color=COLOURS[group % len(COLOURS)],
-                linestyle=DASHES[group % len(DASHES)], linewidth=2.2 if other == served else 0.9,
+                rounds, between[:, served, other], color=style.COLOURS[group % len(style.COLOURS)],
+                linestyle=style.DASHES[group % len(style.DASHES)], linewidth=2.2 if other == served else 0.9,
             )  # fmt: skip
         if served < num_clients:
-            one.set_title(f"{short_name(names[served])}, group {int(groups[served])}", fontsize=7)
-            one.xaxis.set_major_locator(few_ticks(whole=True, most=4))
+            one.set_title(f"{style.short_name(names[served])}, group {int(groups[served])}", fontsize=7)
+            one.xaxis.set_major_locator(style.few_ticks(whole=True, most=4))
     figure.supxlabel("round")
     figure.supylabel("weight (thick: its own model)")
     handles = [
-        axes.flat[0].plot([], [], color=COLOURS[group % len(COLOURS)], linestyle=DASHES[group % len(DASHES)])[0]
+        axes.flat[0].plot(
+            [], [], color=style.COLOURS[group % len(style.COLOURS)], linestyle=style.DASHES[group % len(style.DASHES)]
+        )[0]
         for group in np.unique(groups)
     ]
     names = [f"models of group {group}" for group in np.unique(groups)]
@@ -447,17 +418,17 @@ def _curves(weights: dict[str, Any], new_figure: Any) -> Any:
     return figure
 
 
-def _share_in_group(between: np.ndarray, rounds: np.ndarray, groups: np.ndarray, new_figure: Any) -> Any:
+def _share_in_group(between: np.ndarray, rounds: np.ndarray, groups: np.ndarray) -> Any:
     same = groups[:, None] == groups
     inside = (between * same).sum(2) / np.maximum(between.sum(2), 1e-12)
     own = np.einsum("rii->ri", between) / np.maximum(between.sum(2), 1e-12)
-    figure = new_figure(figsize=(COLUMN_WIDTH, 2.5))
+    figure = style.new_figure(style.COLUMN_WIDTH, 2.5)
     axes = figure.subplots()
     for position, (values, name) in enumerate(((inside, "its true group"), (own, "its own model"))):
-        label, color = f"to {name}, mean over clients", COLOURS[position]
-        draw_curve(axes, rounds, values.mean(1), label=label, color=color, **look(position))
+        label, color = f"to {name}, mean over clients", style.COLOURS[position]
+        style.draw_curve(axes, rounds, values.mean(1), label=label, color=color, **style.look(position))
         axes.fill_between(rounds, *np.quantile(values, [0.1, 0.9], axis=1), color=color, alpha=0.15, linewidth=0)
-    axes.xaxis.set_major_locator(few_ticks(whole=True))
+    axes.xaxis.set_major_locator(style.few_ticks(whole=True))
     axes.set(xlabel="round", ylabel="share of a client's weights", ylim=(-0.02, 1.02))
-    legend_above(figure, columns=1)
+    style.legend_above(figure, columns=1)
     return figure

@@ -11,26 +11,10 @@ import numpy as np
 from lit_fed.system.files import whole_file
 
 __all__ = [
-    "COLOURS",
-    "COLUMN",
-    "COLUMN_WIDTH",
-    "DASHES",
-    "DPI",
-    "FULL_WIDTH",
-    "MARKERS",
-    "STYLE",
-    "byte_unit",
-    "draw_curve",
-    "few_ticks",
-    "frame",
-    "legend_above",
-    "look",
-    "name_clients",
-    "percent",
-    "save",
-    "scale_of",
+    "COLOURS", "COLUMN", "COLUMN_WIDTH", "DASHES", "DPI", "FULL_WIDTH", "MARKERS", "STYLE", "byte_unit", "draw_curve",
+    "few_ticks", "frame", "legend_above", "look", "name_clients", "new_figure", "percent", "save", "scale_of",
     "short_name",
-]
+]  # fmt: skip
 
 DPI = 200
 """Resolution of every figure."""
@@ -72,6 +56,13 @@ LONGEST_NAME = 14
 
 UNDATED = {".png": {"Software": None}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 """Metadata by format that keeps files reproducible."""
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure of a size in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
 
 
 def look(position: int) -> dict[str, Any]:

@@ -30,16 +30,9 @@ import torch.distributed as dist
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "LostRanksError",
-    "RankMonitor",
-    "check_timeout",
-    "exchange",
-    "rank_monitor",
-    "rendezvous",
-    "sign_of_life",
-    "use_monitor",
-    "waiting_for_work",
-]
+    "LostRanksError", "RankMonitor", "check_timeout", "exchange", "rank_monitor", "rendezvous", "sign_of_life",
+    "use_monitor", "waiting_for_work",
+]  # fmt: skip
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """Polling interval of a waiting rank, and shortest interval between signs of life."""

@@ -12,14 +12,7 @@ from torch import Tensor
 
 from lit_fed.errors import ConfigError
 
-__all__ = [
-    "aligned",
-    "available_memory",
-    "cores",
-    "keep_freed_memory",
-    "require_cores",
-    "require_memory",
-]
+__all__ = ["aligned", "available_memory", "cores", "keep_freed_memory", "require_cores", "require_memory"]
 
 MEMINFO = Path("/proc/meminfo")
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))

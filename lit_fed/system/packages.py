@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-else:
-    DataFrame = Any  # the parser of the command line looks up every annotation, and would load pandas for it
-
-__all__ = ["DataFrame", "imported_later", "optional_package"]
+__all__ = ["DataFrame", "imported_later", "mpl", "nx", "optional_package", "pd"]
 
 
 def optional_package(name: str, requirement: str, extra: str, asked_by: str) -> Any:
@@ -53,3 +48,13 @@ class _Later(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
+
+
+if TYPE_CHECKING:
+    import matplotlib as mpl
+    import networkx as nx
+    import pandas as pd
+    from pandas import DataFrame
+else:
+    DataFrame = Any  # the parser of the command line looks up every annotation, and would load pandas for it
+    mpl, nx, pd = map(imported_later, ("matplotlib", "networkx", "pandas"))

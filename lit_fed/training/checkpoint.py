@@ -18,13 +18,9 @@ from lit_fed.system.checked_archive import DamagedFileError, load_checked
 from lit_fed.system.files import os_error_text, whole_file
 
 __all__ = [
-    "CHECKPOINT_KEY",
-    "AtomicCheckpointIO",
-    "DamagedCheckpointError",
-    "clients_folder",
-    "load_checkpoint",
+    "CHECKPOINT_KEY", "AtomicCheckpointIO", "DamagedCheckpointError", "clients_folder", "load_checkpoint",
     "with_atomic_checkpoints",
-]
+]  # fmt: skip
 
 CHECKPOINT_KEY = "lit_fed"
 """Key of the entries that lit_fed adds to a checkpoint."""

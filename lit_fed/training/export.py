@@ -52,13 +52,9 @@ class PersonalModel(nn.Module):
     std: Tensor
 
     def __init__(
-        self,
-        components: list[nn.Module],
-        combination: nn.Module,
-        normalisation: Normalisation | None,
-        example: Tensor,
-        about: dict[str, Any],
-    ) -> None:
+        self, components: list[nn.Module], combination: nn.Module, normalisation: Normalisation | None,
+        example: Tensor, about: dict[str, Any],
+    ) -> None:  # fmt: skip
         super().__init__()
         self.components, self.combination = nn.ModuleList(components), combination
         self.normalised = normalisation is not None
@@ -92,7 +88,6 @@ class SubstitutedTask(Task):
         return cls(**{one.name: getattr(task, one.name) for one in fields(task)}, source=source)
 
     def outputs(self, models: ModelState, x: Tensor) -> Tensor:
-        """The source's outputs."""
         return self.source(models, x)
 
 

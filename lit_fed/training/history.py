@@ -118,14 +118,9 @@ def _same_class(one: Any, other: Any) -> bool:
 
 
 def refuse_other_run(
-    stored: dict[str, Any] | None,
-    arguments: dict[str, Any],
-    identity: dict[str, Any],
-    algorithm: Any,
-    *,
-    goes_on: bool = False,
-    with_changes: bool = False,
-) -> list[Difference]:
+    stored: dict[str, Any] | None, arguments: dict[str, Any], identity: dict[str, Any], algorithm: Any, *,
+    goes_on: bool = False, with_changes: bool = False,
+) -> list[Difference]:  # fmt: skip
     """Compare the run of a checkpoint with the run that reads it.
 
     Args:
@@ -253,14 +248,9 @@ class RunHistory:
     asks_otherwise: bool = False
 
     def begin(
-        self,
-        ckpt_path: str | Path | None,
-        init_from: str | None,
-        *,
-        resume_with_changes: bool,
-        num_models: int,
+        self, ckpt_path: str | Path | None, init_from: str | None, *, resume_with_changes: bool, num_models: int,
         is_built: bool,
-    ) -> str:
+    ) -> str:  # fmt: skip
         """Take the arguments of a fit that name where it starts; returns a notice, or "".
 
         Args:

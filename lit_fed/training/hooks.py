@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -56,9 +58,18 @@ class FederatedCallback(Callback):
 
     Attributes:
         is_server: takes the server's step in `on_phase_reduce`; a fit needs exactly one such callback.
+        kept: names of the attributes that checkpoints store.
     """
 
     is_server = False
+    kept: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.kept}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name in self.kept:
+            setattr(self, name, copy.deepcopy(state_dict[name]))
 
     def notice_once(self, kind: str, text: str) -> None:
         """Print the first notice of its kind."""

@@ -232,9 +232,7 @@ class FederatedModule(LightningModule):
         self.federation = FederatedRounds(session.algorithm, session.terms, server, session.choose)
 
     def restore_shared(
-        self,
-        checkpoint: dict[str, Any],
-        unknown_categories: Literal["error", "zeros"] | None = None,
+        self, checkpoint: dict[str, Any], unknown_categories: Literal["error", "zeros"] | None = None
     ) -> TrainingFacts:
         """Take the shared state of a checkpoint, but no seen client's, to serve unseen clients; returns its facts.
 
@@ -266,7 +264,6 @@ class FederatedModule(LightningModule):
         return facts
 
     def training_step(self, batch: ClientBlock, batch_idx: int) -> None:
-        """Run a block of clients."""
         for num_clients in self.federation.train_block(batch):
             self.tell("on_clients_end", num_clients)
 
@@ -303,7 +300,6 @@ class FederatedModule(LightningModule):
         optimizer.optimizer.param_groups[0]["lr"] = float(self.federation.context("plan").lr)
 
     def configure_optimizers(self) -> Assign:
-        """The optimizer that writes the server's new state."""
         return Assign(self.federation.server.leaves)  # type: ignore[attr-defined] # of a `ModuleServer`
 
     # ------------------------------------------------------------------ serving
@@ -318,11 +314,9 @@ class FederatedModule(LightningModule):
             self.tell("on_clients_served", len(positions))
 
     def validation_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
         self.measure(batch, "seen")
 
     def test_step(self, batch: ServingBlock, batch_idx: int) -> None:
-        """Measure a block of seen clients."""
         self.measure(batch, "seen")
 
     def predict_step(self, batch: ServingBlock, batch_idx: int) -> serving.BlockPredictions | tuple[()]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,25 +19,27 @@ from torch import Tensor
 from lit_fed.core.targets import Target
 from lit_fed.errors import ConfigError
 from lit_fed.system.files import given_path, os_error_text, quote, whole_file
+from lit_fed.system.packages import pd
 from lit_fed.system.spreadsheets import quoted_table
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 __all__ = [
-    "check_creatable",
-    "check_new_folder",
-    "check_run_name",
-    "check_table_file",
-    "check_table_format",
-    "check_writable",
-    "new_folder",
-    "prediction_table",
-    "write_table",
-]
+    "check_creatable", "check_new_folder", "check_run_name", "check_table_file", "check_table_format",
+    "check_writable", "new_folder", "prediction_table", "print_rows", "write_table",
+]  # fmt: skip
 
 LONGEST_NAME = 200
 """Upper limit of bytes in a folder's name; file systems take 255, and files beside it have longer names."""
+
+
+@contextmanager
+def _writing_in(folder: Path, option: str) -> Iterator[None]:
+    """Name the folder and the fix if the system refuses to write in it."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise ConfigError(
+            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
+        ) from error
 
 
 def check_writable(folder: Path, option: str) -> None:
@@ -50,14 +53,10 @@ def check_writable(folder: Path, option: str) -> None:
         ConfigError: naming the folder and the fix.
     """
     probe = folder / f".lit_fed_{os.getpid()}"
-    try:
+    with _writing_in(folder, option):
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
-        ) from error
 
 
 def check_creatable(folder: Path, option: str) -> None:
@@ -71,14 +70,9 @@ def check_creatable(folder: Path, option: str) -> None:
         ConfigError: naming the folder and the fix.
     """
     given_path(str(folder), option)
-    try:
+    with _writing_in(folder, option):
         existing = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
-        with TemporaryFile(dir=existing):
-            pass
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise ConfigError(
-            f"{option} {quote(folder)}: {os_error_text(error)}; choose a folder that can be written"
-        ) from error
+        TemporaryFile(dir=existing).close()
 
 
 def check_run_name(name: str | None) -> None:
@@ -158,6 +152,22 @@ def write_table(table: pd.DataFrame, path: Path, *, private: bool = False) -> No
             quoted_table(table).to_csv(file, index=False)
 
 
+def print_rows(
+    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], *, words: int = 1, caption: str | None = None,
+    width: int = 100, overflow: Literal["ellipsis", "fold"] = "ellipsis",
+) -> None:  # fmt: skip
+    """Print a table; all columns but the first `words` are aligned to the right. `width` is for output to a file."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption)
+    for position, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if position < words else "right", overflow=overflow)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else width).print(table)
+
+
 def check_new_folder(output: str | Path) -> Path:
     """A new or empty folder of results, with `~` expanded.
 
@@ -214,11 +224,7 @@ class Predictions(Protocol):
 
 
 def prediction_table(
-    served: Predictions,
-    names: Sequence[str],
-    first_id: int,
-    target: Target,
-    class_names: tuple[str, ...] | None = None,
+    served: Predictions, names: Sequence[str], first_id: int, target: Target, class_names: tuple[str, ...] | None = None
 ) -> pd.DataFrame:
     """One row for each sample, of sequences for each position of each sample.
 
@@ -235,8 +241,6 @@ def prediction_table(
         instead of numbers where there are any. Of several labels each has its `label_0`, …, `prediction_0`, … and, as
         the probability that it is 1, `p_0`, …; of vectors each entry has the first two.
     """
-    import pandas as pd
-
     length = served.labels.shape[1] if target.positions else 1
     client_ids = served.client_ids.repeat_interleave(served.sizes)
     before = served.sizes.cumsum(0) - served.sizes

@@ -51,13 +51,9 @@ class RoundLogger(Logger):
     """
 
     def __init__(
-        self,
-        save_dir: str,
-        name: str | None = None,
-        version: int | None = None,
-        keep_rounds: int = 0,
+        self, save_dir: str, name: str | None = None, version: int | None = None, keep_rounds: int = 0,
         writer: FolderLock | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self._save_dir, self._name, self._version = Path(save_dir), name, version
         self._given = version
@@ -123,23 +119,19 @@ class RoundLogger(Logger):
 
     @property
     def name(self) -> str | None:
-        """Name of the run; None before it begins, unless given."""
         return self._name
 
     @property
     def version(self) -> str:
-        """`version_<n>`; before the run begins, the next free one."""
         free = newest_version(self._save_dir / (self._name or "")) + 1 if self._version is None else self._version
         return f"version_{free}"
 
     @property
     def save_dir(self) -> str:
-        """OUT."""
         return str(self._save_dir)
 
     @property
     def log_dir(self) -> str:
-        """The run's folder."""
         return str(self._save_dir / (self._name or "") / self.version)
 
     @property
@@ -154,7 +146,6 @@ class RoundLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Add to the row of round `step`."""
         columns = self._columns or self._open()
         try:
             if step != self._row.get("step"):

@@ -62,13 +62,11 @@ class StopRequests(_SignalConnector):
         self.agreed = self._requested = False
 
     def register_signal_handlers(self) -> None:
-        """Clear the flags."""
         self.agreed = self._requested = False
         super().register_signal_handlers()
         StopRequests.answering = True
 
     def teardown(self) -> None:
-        """Restore the handlers from before the run."""
         StopRequests.answering = False
         super().teardown()
 

@@ -110,7 +110,6 @@ class FederatedStrategy(DDPStrategy):
         self._launcher = FederatedLauncher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
-        """Join the process group; on CPUs limit this rank to one thread."""
         super().setup_environment()
         if self.root_device.type == "cpu":
             torch.set_num_threads(1)
@@ -169,7 +168,6 @@ class FederatedStrategy(DDPStrategy):
         return self._launcher
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other ranks why this one ends, and kill stuck ones."""
         super().on_exception(exception)
         if (monitor := rank_monitor()) is not None:
             kinds = {Terminated: "terminated", KeyboardInterrupt: "interrupted"}
@@ -187,31 +185,26 @@ class FederatedStrategy(DDPStrategy):
             super().setup(trainer)
 
     def configure_ddp(self) -> None:
-        """Broadcast rank 0's shared state and client table."""
         assert self.model is not None
         with exchange():
             for tensor in (*self.model.parameters(), *self.model.buffers()):
                 dist.broadcast(tensor.data, 0)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks."""
         with exchange():
             super().barrier(*args, **kwargs)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        """An object of one rank, on every rank."""
         with exchange():
             return super().broadcast(obj, src)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        """A tensor reduced over ranks, or over `NOBODY` unchanged."""
         if group == NOBODY:
             return tensor
         with exchange():
             return super().reduce(tensor, group, reduce_op)
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """The tensors of all ranks."""
         with exchange():
             return super().all_gather(tensor, group, sync_grads)
 

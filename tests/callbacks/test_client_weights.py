@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from fed_runs import run_cli
-from matplotlib.figure import Figure
 
 from lit_fed import FederatedModule
 from lit_fed.callbacks import ClientWeights
@@ -102,7 +101,7 @@ def test_weights_between_clients_over_rounds(tmp_path, num_clients, expected):
     between = rng.dirichlet(np.ones(num_clients), size=(6, num_clients))
     groups = np.arange(num_clients) % 2
     np.savez(tmp_path / "weights.npz", rounds=np.arange(6), collaboration=between, groups=groups, on_graph=False)
-    figures = dict(weight_figures(tmp_path, Figure))
+    figures = dict(weight_figures(tmp_path))
     assert set(figures) == {"collaboration.png", "collaboration_over_rounds.png"}
     panels = [axes for axes in figures["collaboration_over_rounds.png"].axes if axes.get_visible()]
     assert len(panels) == expected
@@ -120,7 +119,7 @@ def test_weights_between_clients_over_rounds(tmp_path, num_clients, expected):
 def test_mixtures_over_rounds_stand_in_the_order_of_the_last(tmp_path):
     mixture = np.random.default_rng(0).dirichlet(np.ones(3) / 4, size=(7, 12))
     np.savez(tmp_path / "weights.npz", rounds=np.arange(7), mixture=mixture, on_graph=False)
-    ((name, figure),) = weight_figures(tmp_path, Figure)
+    ((name, figure),) = weight_figures(tmp_path)
     assert name == "mixture_over_rounds.png"
     panels = [axes.images[0].get_array() for axes in figure.axes if axes.images and axes.get_title()]
     assert len(panels) == 4
@@ -132,4 +131,4 @@ def test_mixtures_over_rounds_stand_in_the_order_of_the_last(tmp_path):
 def test_a_file_of_somebody_else_is_named(tmp_path):
     np.savez(tmp_path / "weights.npz", rounds=np.array([{}, None], dtype=object))
     with pytest.raises(ConfigError, match=r"weights\.npz cannot be read \(.*Python objects.*move it away"):
-        weight_figures(tmp_path, Figure)
+        weight_figures(tmp_path)

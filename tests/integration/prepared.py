@@ -66,8 +66,7 @@ def _once_for_each_kind(draw: Callable[..., Figure]) -> Callable[..., Figure]:
             if note.parent.is_dir():
                 note.touch()
             return drawn
-        (new_figure,) = (one for one in given if callable(one))
-        return new_figure()
+        return Figure()
 
     return figure
 

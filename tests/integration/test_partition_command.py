@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from matplotlib.figure import Figure
 
 import lit_fed.cli
 from lit_fed.cli import main
@@ -95,7 +94,7 @@ def test_printed_numbers(capsys):
 
 def test_picture_shows_shares_by_group_with_unseen_clients_last():
     table = partition_table(prepared(Digits(), LabelGroups(2), 10, unseen_fraction=0.3, seed=1))
-    sizes, shares, bar = _figure(table, Figure).axes
+    sizes, shares, bar = _figure(table).axes
     order = table.sort_values(["population", "group"], kind="stable")
     counts = order[LABELS].to_numpy()
     np.testing.assert_allclose(shares.images[0].get_array(), (counts / counts.sum(1, keepdims=True)).T)
@@ -114,7 +113,7 @@ def test_picture_of_many_clients_has_no_names(num_labels, tmp_path):
     table = pd.DataFrame({"client": "a rather long name", "population": "seen", "num_train": rng.permutation(500)})
     labels = pd.DataFrame(rng.integers(1, 9, (500, num_labels))).add_prefix("label_")
     table = pd.concat([table.assign(num_val=0, num_test=1), labels], axis=1)
-    figure = _figure(table, Figure)
+    figure = _figure(table)
     figure.savefig(tmp_path / "picture.png")
     lowest = figure.axes[1 if num_labels else 0]
     assert not lowest.get_xticklabels()

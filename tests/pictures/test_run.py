@@ -5,7 +5,6 @@ import matplotlib.image
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from lit_fed.callbacks import RunReport
 from lit_fed.errors import ConfigError
@@ -32,7 +31,7 @@ def clients_of(values, hit="accuracy", **columns):
 
 def drawn(folder, clients):
     with mpl.rc_context(COLUMN):
-        figures = dict(_figures(folder, clients, Figure))
+        figures = dict(_figures(folder, clients))
         for figure in figures.values():
             figure.draw_without_rendering()
     return figures

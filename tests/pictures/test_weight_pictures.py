@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from lit_fed.pictures.run import draw_graph
 
@@ -17,7 +16,7 @@ def ring():
 
 
 def drawn(matrix, groups, names=None):
-    figure = draw_graph(matrix, groups, Figure, names)
+    figure = draw_graph(matrix, groups, names)
     axes = figure.axes[0]
     nodes = next(one for one in axes.collections if len(one.get_offsets()) == len(matrix))
     lines = [one for one in axes.collections if one is not nodes and hasattr(one, "get_segments")]
@@ -86,4 +85,4 @@ def test_directions_are_averaged_and_nobody_alone_breaks_it():
     one_way = np.array([[0.0, 0.6], [0.2, 0.0]])
     figure, _, _ = drawn(one_way, np.array([0, 1]))
     assert figure.axes[0].get_title() == "every mixing weight is 0.4"
-    draw_graph(np.eye(3), np.arange(3), Figure).canvas.draw()
+    draw_graph(np.eye(3), np.arange(3)).canvas.draw()

@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lit_fed.system.packages import imported_later
+from lit_fed.system.packages import imported_later, nx
 
 __all__ = ["Certified", "Jumps", "certified", "fastest_mixing", "lower_bound"]
 
 if TYPE_CHECKING:
-    import networkx as nx
     from scipy import optimize
 else:
-    nx, optimize = imported_later("networkx"), imported_later("scipy.optimize")
-
+    optimize = imported_later("scipy.optimize")
 
 SMALL = 100
 """Nodes up to which a step is cheap enough to go on until the certificate is tight."""

@@ -20,16 +20,9 @@ from lit_fed.core.solvers.penalised_solve import PenalisedRun, penalised_run
 from lit_fed.core.types import ClientData, LocalWork, ModelState, Phase, Tree
 
 __all__ = [
-    "CostedNetwork",
-    "GroupNetwork",
-    "augmented",
-    "costed_network",
-    "group_phases",
-    "initial_network",
-    "multiplier_step",
-    "neighbours_of",
-    "two_groups",
-]
+    "CostedNetwork", "GroupNetwork", "augmented", "costed_network", "group_phases", "initial_network",
+    "multiplier_step", "neighbours_of", "two_groups",
+]  # fmt: skip
 
 
 class GroupNetwork(NamedTuple):

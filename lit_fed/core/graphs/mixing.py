@@ -25,17 +25,9 @@ from lit_fed.core.types import ModelState, Tree
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "MixingRule",
-    "check_agreement",
-    "check_mixing",
-    "gossip",
-    "initial_peers",
-    "mixing_matrix",
-    "restrict",
-    "second_eigenvalue",
-    "traffic",
-    "weights_of",
-]
+    "MixingRule", "check_agreement", "check_mixing", "gossip", "initial_peers", "mixing_matrix", "restrict",
+    "second_eigenvalue", "traffic", "weights_of",
+]  # fmt: skip
 
 MixingRule = Literal["fmmc", "metropolis", "lazy_metropolis", "max_degree", "best_constant", "uniform", "identity"]
 

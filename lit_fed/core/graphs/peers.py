@@ -15,17 +15,9 @@ from lit_fed.core.seeds import generator
 from lit_fed.core.types import ModelState, Tree
 
 __all__ = [
-    "Peers",
-    "combine",
-    "draws",
-    "links",
-    "lone_peer",
-    "models_of",
-    "own_models",
-    "put_models",
-    "same_start",
+    "Peers", "combine", "draws", "links", "lone_peer", "models_of", "own_models", "put_models", "same_start",
     "some_peers",
-]
+]  # fmt: skip
 
 NOBODY = -1  # no client's number
 

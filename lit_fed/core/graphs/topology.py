@@ -9,8 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -18,28 +17,12 @@ from torch import Tensor
 
 from lit_fed.core.seeds import generator
 from lit_fed.errors import ConfigError, check_settings
-from lit_fed.system.packages import imported_later
-
-if TYPE_CHECKING:
-    import networkx as nx
-else:
-    nx = imported_later("networkx")
+from lit_fed.system.packages import nx
 
 __all__ = [
-    "Bipartite",
-    "Complete",
-    "ErdosRenyi",
-    "GraphFile",
-    "Grid",
-    "PathGraph",
-    "RandomGeometric",
-    "Ring",
-    "Star",
-    "TimeVarying",
-    "Topology",
-    "adjacency",
-    "two_colours",
-]
+    "Bipartite", "Complete", "ErdosRenyi", "GraphFile", "Grid", "PathGraph", "RandomGeometric", "Ring", "Star",
+    "TimeVarying", "Topology", "adjacency", "two_colours",
+]  # fmt: skip
 
 PLACE = "--model.algorithm.topology"
 
@@ -63,7 +46,6 @@ class Complete(Topology):
     """Everybody with everybody."""
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """All edges."""
         return nx.complete_graph(num_clients)
 
 
@@ -87,7 +69,6 @@ class PathGraph(Topology):
     shuffled: bool = False
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The chain."""
         order = np.arange(num_clients)
         if self.shuffled:
             generator(seed, round_idx, 0, "topology").shuffle(order)
@@ -105,11 +86,9 @@ class Star(Topology):
     centre: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"centre": (self.centre >= 0, "a whole number >= 0")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The star."""
         if self.centre >= num_clients:
             raise ConfigError(f"{PLACE}.centre is {self.centre}; give the id of one of the {num_clients} clients")
         return _with_nodes(num_clients, ((self.centre, one) for one in range(num_clients) if one != self.centre))
@@ -145,15 +124,10 @@ class ErdosRenyi(Topology):
     edge_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """A connected draw."""
-
-        def draw(rng: np.random.Generator) -> "nx.Graph":
-            return nx.gnp_random_graph(num_clients, self.edge_probability, seed=rng)
-
+        draw = partial(nx.gnp_random_graph, num_clients, self.edge_probability)
         return _until_connected(draw, seed, round_idx, f"{PLACE}.edge_probability is {self.edge_probability}")
 
 
@@ -168,15 +142,11 @@ class RandomGeometric(Topology):
     radius: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"radius": (self.radius > 0, "a number > 0")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
         """A connected draw; nodes have their place as the attribute `pos`."""
-
-        def draw(rng: np.random.Generator) -> "nx.Graph":
-            return nx.random_geometric_graph(num_clients, self.radius, seed=rng)
-
+        draw = partial(nx.random_geometric_graph, num_clients, self.radius)
         return _until_connected(draw, seed, round_idx, f"{PLACE}.radius is {self.radius}")
 
 
@@ -191,16 +161,14 @@ class Bipartite(Topology):
     edge_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         check_settings(self, {"edge_probability": (0 < self.edge_probability <= 1, "a number in (0, 1]")}, PLACE)
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """A connected draw."""
         even, odd = (num_clients + 1) // 2, num_clients // 2
         names = {node: 2 * node if node < even else 2 * (node - even) + 1 for node in range(num_clients)}
 
-        def draw(rng: np.random.Generator) -> "nx.Graph":
-            found = nx.bipartite.random_graph(even, odd, self.edge_probability, seed=rng)
+        def draw(seed: np.random.Generator) -> "nx.Graph":
+            found = nx.bipartite.random_graph(even, odd, self.edge_probability, seed=seed)
             return _with_nodes(num_clients, ((names[a], names[b]) for a, b in found.edges))
 
         return _until_connected(draw, seed, round_idx, f"{PLACE}.edge_probability is {self.edge_probability}")
@@ -217,7 +185,6 @@ class GraphFile(Topology):
     path: str = "graph.txt"
 
     def graph(self, num_clients: int, seed: int, round_idx: int) -> "nx.Graph":
-        """The graph of the file."""
         try:
             edges = list(nx.read_edgelist(self.path, nodetype=int, data=False).edges)
         except OSError as error:
@@ -247,7 +214,6 @@ class TimeVarying(Topology):
     needs_connection = False
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         checks = {
             "every": (self.every >= 1, "a whole number >= 1"),
             "edge_fraction": (0 < self.edge_fraction <= 1, "a number in (0, 1]"),
@@ -313,13 +279,11 @@ def _with_nodes(num_clients: int, edges: object) -> "nx.Graph":
     return graph
 
 
-def _until_connected(
-    draw: Callable[[np.random.Generator], "nx.Graph"], seed: int, round_idx: int, setting: str
-) -> "nx.Graph":
-    """The first connected graph of a stream of draws."""
+def _until_connected(draw: Callable[..., "nx.Graph"], seed: int, round_idx: int, setting: str) -> "nx.Graph":
+    """The first connected graph of a stream of draws; `draw` takes a generator as `seed`."""
     rng = generator(seed, round_idx, 0, "topology")
     for _ in range(DRAWS):
-        graph = draw(rng)
+        graph = draw(seed=rng)
         if len(graph) < 2 or nx.is_connected(graph):
             return graph
     raise ConfigError(f"{setting}: none of {DRAWS} graphs of {len(graph)} clients was connected; give a larger one")

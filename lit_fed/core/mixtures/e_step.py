@@ -15,16 +15,9 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, Chosen, ClientData, ModelState, Reduced
 
 __all__ = [
-    "PositionLoss",
-    "average_chosen",
-    "batch_weights",
-    "choose",
-    "expectation",
-    "largest",
-    "nearest_mixture",
-    "num_factors",
-    "private_expectation",
-]
+    "PositionLoss", "average_chosen", "batch_weights", "choose", "expectation", "largest", "nearest_mixture",
+    "num_factors", "private_expectation",
+]  # fmt: skip
 
 PositionLoss = Literal["mean", "sum"]
 """What an E-step takes for −log p(y | x, θ_m) of a sequence: the mean of the losses of its positions, or their sum."""

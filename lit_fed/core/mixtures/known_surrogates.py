@@ -53,7 +53,6 @@ class MixtureSurrogate(Surrogate[Mixture, MixtureBound]):
     position_loss: PositionLoss = "mean"
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         if self.position_loss not in get_args(PositionLoss):
             raise ConfigError(f"--model.algorithm.surrogate.position_loss is {self.position_loss}; give mean or sum")
         if self.num_components < 1:
@@ -150,7 +149,6 @@ class MoreauSurrogate(Surrogate[ProxPoint, MoreauBound]):
     prox_weight: float = 15.0
 
     def __post_init__(self) -> None:
-        """Refuse values outside their range."""
         if not self.prox_weight > 0:
             raise ConfigError(f"--model.algorithm.surrogate.prox_weight is {self.prox_weight}; give a number > 0")
 
@@ -229,7 +227,6 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
         return IdentityBound(_mean(losses[:, 0], data.mask))
 
     def argmin_local(self, bound: IdentityBound) -> tuple[()]:
-        """The empty tuple: there is no local variable."""
         return ()
 
     def gradient(
@@ -255,7 +252,6 @@ class IdentitySurrogate(Surrogate[tuple[()], IdentityBound]):
         return torch.zeros((), dtype=torch.float64)
 
     def random_local(self, task: Task, models: ModelState, data: ClientData, rng: torch.Generator) -> tuple[()]:
-        """The empty tuple: there is no local variable."""
         return ()
 
 

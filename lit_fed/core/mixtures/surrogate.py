@@ -125,15 +125,9 @@ class SurrogateReport(NamedTuple):
 
 
 def check_surrogate(
-    surrogate: Surrogate,
-    task: Task,
-    data: ClientData,
-    *,
-    probes: int = 8,
-    scale: float = 1.0,
-    tolerance: float = 1e-6,
-    seed: int = 0,
-) -> SurrogateReport:
+    surrogate: Surrogate, task: Task, data: ClientData, *, probes: int = 8, scale: float = 1.0,
+    tolerance: float = 1e-6, seed: int = 0,
+) -> SurrogateReport:  # fmt: skip
     """Probe the conditions on a surrogate at random models and local variables.
 
     Smoothness, and that d is 0 for equal arguments only, are not probed.
@@ -171,15 +165,9 @@ def check_surrogate(
 
 
 def _probe(
-    surrogate: Surrogate,
-    task: Task,
-    data: ClientData,
-    here: ModelState,
-    there: ModelState,
-    direction: dict[str, Tensor],
-    old: Any,
-    other: Any,
-) -> list[float]:
+    surrogate: Surrogate, task: Task, data: ClientData, here: ModelState, there: ModelState,
+    direction: dict[str, Tensor], old: Any, other: Any,
+) -> list[float]:  # fmt: skip
     """Violations of the surrogate near (here, old), probed there and at another point."""
     bound = surrogate.build(task, here, old, data, surrogate.losses(task, here, data.batch))
     new = surrogate.argmin_local(bound)

@@ -15,15 +15,9 @@ from torch.func import functional_call
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "TrainedEnd",
-    "at_rest",
-    "check_sample_losses",
-    "drops_units",
-    "frozen_leaves",
-    "last_layers",
-    "normalises_batches",
-    "train_mode",
-]
+    "TrainedEnd", "at_rest", "check_sample_losses", "drops_units", "frozen_leaves", "last_layers",
+    "normalises_batches", "train_mode", "working",
+]  # fmt: skip
 
 
 def normalises_batches(network: nn.Module) -> bool:
@@ -31,15 +25,14 @@ def normalises_batches(network: nn.Module) -> bool:
 
     A layer at rest counts only if it has no running statistics.
     """
-    resting = {id(one) for one in at_rest(network)}
-    norms = [one for one in network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
-    return any(id(one) not in resting or one.running_mean is None for one in norms)
+    kind = nn.modules.batchnorm._BatchNorm
+    always = any(isinstance(one, kind) and one.running_mean is None for one in network.modules())
+    return always or any(isinstance(one, kind) for one in working(network))
 
 
 def drops_units(network: nn.Module) -> bool:
     """Whether the network has dropout; layers at rest do not count."""
-    resting = {id(one) for one in at_rest(network)}
-    layers = [one for one in network.modules() if id(one) not in resting]
+    layers = working(network)
     drops = any(isinstance(one, nn.modules.dropout._DropoutNd) and one.p > 0 for one in layers)
     return drops or any(isinstance(one, nn.RNNBase) and one.dropout > 0 for one in layers)
 
@@ -114,6 +107,12 @@ def at_rest(network: nn.Module) -> list[nn.Module]:
         if id(module) not in resting and leaves and not any(leaf.requires_grad for leaf in leaves):
             resting.update({id(one): one for one in module.modules()})
     return list(resting.values())
+
+
+def working(network: nn.Module, resting: Sequence[nn.Module] | None = None) -> list[nn.Module]:
+    """The modules that are not at rest, in the order of registration; `resting` saves finding those at rest."""
+    known = {id(one) for one in (at_rest(network) if resting is None else resting)}
+    return [one for one in network.modules() if id(one) not in known]
 
 
 def frozen_leaves(network: nn.Module) -> dict[str, Tensor]:

@@ -16,15 +16,9 @@ from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
 __all__ = [
-    "AffineMap",
-    "LayerByLayer",
-    "Layers",
-    "affine_map",
-    "fast_products",
-    "full_precision",
-    "grouped_layers",
+    "AffineMap", "LayerByLayer", "Layers", "affine_map", "fast_products", "full_precision", "grouped_layers",
     "grouped_outputs",
-]
+]  # fmt: skip
 
 # ---------------------------------------------------------------------- dense layers by the faster library
 SMALLEST = 2**24

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from lit_fed.core import tree
-from lit_fed.core.networks.layers import TrainedEnd, drops_units, normalises_batches, train_mode
+from lit_fed.core.networks.layers import TrainedEnd, drops_units, normalises_batches, train_mode, working
 from lit_fed.core.networks.products import AffineMap, Layers, affine_map, fast_products, grouped_layers, grouped_outputs
 from lit_fed.core.seeds import seed_of
 from lit_fed.core.types import ModelState
@@ -25,16 +25,9 @@ from lit_fed.errors import ConfigError
 from lit_fed.system.machine import require_memory
 
 __all__ = [
-    "ForwardMemory",
-    "Pass",
-    "StackedNetwork",
-    "check_models",
-    "check_network",
-    "check_trained",
-    "fresh_network",
-    "initial_seeds",
-    "num_models_of",
-]
+    "ForwardMemory", "Pass", "StackedNetwork", "check_models", "check_network", "check_trained", "fresh_network",
+    "initial_seeds", "num_models_of",
+]  # fmt: skip
 
 Forward = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], Tensor]
 """Outputs of one model from its parameters, its buffers and inputs [B, ...], without a model axis."""
@@ -124,13 +117,9 @@ class StackedNetwork:
     @cached_property
     def same_in_training(self) -> bool:
         """Whether training and evaluation are the same function: no BatchNorm, no running statistics, no dropout."""
-        resting = {id(one) for one in self.resting}
-        norms = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._NormBase)]
-        return (
-            self.smallest_batch == 1
-            and not any(one.track_running_stats for one in norms if id(one) not in resting)
-            and not drops_units(self.network)
-        )
+        norms = (one for one in working(self.network, self.resting) if isinstance(one, nn.modules.batchnorm._NormBase))
+        tracks = any(one.track_running_stats for one in norms)
+        return self.smallest_batch == 1 and not tracks and not drops_units(self.network)
 
     def statistics(self, models: ModelState, x: Tensor) -> dict[str, Tensor]:
         """Buffers, leaves [M, ...], with the running statistics of these samples [B, ...].
@@ -139,9 +128,8 @@ class StackedNetwork:
         """
         if len(x) < self.smallest_batch or not models.buffers:
             return models.buffers
-        resting = {id(one) for one in self.resting}
-        norms = [one for one in self.network.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm)]
-        layers = [one for one in norms if id(one) not in resting]
+        kind = nn.modules.batchnorm._BatchNorm
+        layers = [one for one in working(self.network, self.resting) if isinstance(one, kind)]
         momenta = [layer.momentum for layer in layers]
         self.network.eval()
         try:

@@ -13,16 +13,9 @@ from lit_fed.core.types import ModelState
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "MarginLoss",
-    "best_dual",
-    "check_linear_task",
-    "from_columns",
-    "logistic_root",
-    "margin_loss",
-    "margin_prox",
-    "to_columns",
-    "with_constant",
-]
+    "MarginLoss", "best_dual", "check_linear_task", "from_columns", "logistic_root", "margin_loss", "margin_prox",
+    "to_columns", "with_constant",
+]  # fmt: skip
 
 
 def check_linear_task(task: Task, algorithm: str, kinds: tuple[str, ...]) -> None:
