@@ -7,8 +7,6 @@ Values are process CPU seconds on one thread unless a row says otherwise, median
 less noisy. The yardstick is a textbook loop (scripts/textbook.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

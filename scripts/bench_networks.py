@@ -1,7 +1,5 @@
 """Rows of bench.py about networks on a CPU: memory format, precision, client trainers, ranks, memory, frozen bodies."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -29,8 +27,6 @@ from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions import Dirichlet
 from lit_fed.models import MLP, CharLSTM, FedEMCNN, LeafCNN, LeNet5, Linear, MobileNetV2, Network
-
-__all__ = ["FROZEN_ROWS", "NETWORK_ROWS"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Rows of bench.py on a million clients: the cost of a round depends on its sampled clients only."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path
@@ -14,8 +12,6 @@ from lit_fed.algorithms import Ditto, FedEM
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
-
-__all__ = ["SCALE_ROWS"]
 
 ROUNDS = 12
 

@@ -1,7 +1,5 @@
 """Rows of bench.py about convolutional networks with clients of about a hundred images, and where their time goes."""
 
-from __future__ import annotations
-
 import json
 import resource
 import time
@@ -23,8 +21,6 @@ from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.networks.products import fast_products
 from lit_fed.models import FedEMCNN, LeNet5
 from lit_fed.system.machine import keep_freed_memory
-
-__all__ = ["SMALL_CLIENT_ROWS"]
 
 NETWORKS = {"FedEMCNN": FedEMCNN, "LeNet5": LeNet5}
 PRECISIONS = ("float32", "bf16-mixed")

@@ -1,7 +1,5 @@
 """Rows of bench.py about wrappers, robust rules and codecs, beside plain FedAvg and the mean."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -49,8 +47,6 @@ from lit_fed.wrappers.robust.rules.base import Started
 from lit_fed.wrappers.robust.rules.rows import Rows
 from lit_fed.wrappers.robust.wrapper import RobustAverage
 from lit_fed.wrappers.secure.wrapper import SecureSum
-
-__all__ = ["CODEC_ROWS", "WRAPPER_ROWS"]
 
 CLIENTS, CLASSES = 2, 10
 

@@ -9,8 +9,6 @@ The server is `python -m lit_fed fit`, with mutual TLS; nodes are `lit-fed clien
 exit status is 1 if a run that should be exact is not.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -24,8 +22,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from federating import checks
 from reproduction.tables import grid, wrap
 from trials import facts, keep
-
-__all__ = ["main", "page"]
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/federation.json"
 PARTS = ("equality", "costs", "kills", "fifty")

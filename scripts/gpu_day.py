@@ -7,8 +7,6 @@ Needs neither jsonargparse nor wandb. Without a GPU it runs toy sizes on the CPU
 `cifar-10-batches-py`; without it the stage `paper` is left out.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

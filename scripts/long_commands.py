@@ -1,10 +1,6 @@
 """Long commands of the pages in several lines, broken at backslashes before an option."""
 
-from __future__ import annotations
-
 import re
-
-__all__ = ["in_lines"]
 
 WIDTH = 96
 """Letters for which a code block has room on a laptop's screen."""

@@ -1,7 +1,5 @@
 """Tools of bench.py's rows: medians in turns, rounds without Lightning, separate processes, clocks of rounds."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -21,8 +19,6 @@ from lit_fed.core.blocks import serving_blocks
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.serving import measure
-
-__all__ = ["PlainLoop", "RoundClock", "fit", "in_process", "medians", "peak_gigabytes", "with_ratios"]
 
 
 def medians(repetitions: int, **functions: tuple[Callable[[], Any], int]) -> dict[str, float]:

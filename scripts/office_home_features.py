@@ -8,8 +8,6 @@ are what the penultimate layer of a ResNet-18 trained on ImageNet makes of them,
 Appendix D. The checksum tells whether two people started from the same files; it does not cover what they show.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
@@ -28,8 +26,6 @@ from torchvision.models import ResNet, ResNet18_Weights, resnet18
 from lit_fed.data.data_sets.office_home import DOMAINS, FEATURES, FOLDER, NUM_CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.pretrained import load_weights
-
-__all__ = ["Pictures", "checksum", "extract", "find", "main", "trained"]
 
 BATCH = 64
 

@@ -10,8 +10,6 @@ samples, its page goes to runs/smoke/; `reduced` fits a laptop and says what it 
 DIR holds what docs/data.md describes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
@@ -26,8 +24,6 @@ from reproduction.runs import ROOT, Kept, Run, command_line, make_missing
 from reproduction.tables import PAGES, SCALES, Results, Scale, Table, fill, grid, page
 
 from lit_fed.system.files import write_atomically
-
-__all__ = ["folder_of_data", "index", "kept_of", "main", "write"]
 
 
 def kept_of(scale: Scale, output: Path) -> Kept:

@@ -8,8 +8,6 @@ read again every second, so that it can be changed under way; what has a record 
 from one that has loaded everything. PYTORCH_NVML_BASED_CUDA_CHECK=1 keeps that one from touching the device.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing
@@ -27,8 +25,6 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 from reproduce import folder_of_data
 from reproduction.registry import TABLES
 from reproduction.runs import Kept, make
-
-__all__ = ["Entry", "Queue", "main"]
 
 
 class Entry(NamedTuple):

@@ -11,8 +11,6 @@ write of a checkpoint, a full disk, clock jumps, deleted files, a second writer.
 the disturbances, but not the program line at which they happen. The exit status is 1 if a case is not exact.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random
@@ -32,8 +30,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from soaking.lives import RUNS, Life, Whole, whole_run
 from soaking.troubles import KINDS, described
 from trials import facts, keep
-
-__all__ = ["Case", "Sample", "draw", "grown", "main", "page", "soak"]
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/soak.json"
 MOST_TROUBLES = 3

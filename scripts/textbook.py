@@ -4,8 +4,6 @@ Every client has a `DataLoader(TensorDataset)`, takes an E-step pass, and trains
 with torch's SGD; the server averages state dicts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_fed.core.types import Split
-
-__all__ = ["Textbook", "index_batches", "loader_batches"]
 
 Batches = Callable[[tuple[Tensor, ...], int, bool], Iterator[tuple[Tensor, ...]]]
 

@@ -5,8 +5,6 @@ As a program it is `python -m lit_fed` without compiled modules, which a kill or
 `FEDERATION_COUNTS` names a file for the bytes that a server sends and receives, by kind of question.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
@@ -15,8 +13,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-__all__ = ["TRIAL", "facts", "go_on", "keep", "newest_folder", "rounds_logged"]
 
 TRIAL = Path(__file__)
 """The program of a child process."""

@@ -1,7 +1,5 @@
 """Checks of federation_check.py: equality, costs, kills, many nodes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random
@@ -12,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from federating.site import Site, cells, differences, megabytes, wait_until
-
-__all__ = ["RUNS", "costs", "equality", "fifty", "kills"]
 
 SOLVER = ["--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true"]
 ENCODED = ["--model.compression", "TopK", "--model.compression.fraction", "0.1", "--model.compression_scope", "whole"]

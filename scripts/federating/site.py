@@ -29,8 +29,6 @@ from lit_fed.deployment.certificates import make_certificates
 from lit_fed.deployment.https_node import Link, run_node
 from lit_fed.deployment.node import Node
 
-__all__ = ["NodeProcess", "Site", "cells", "differences", "megabytes", "wait_until"]
-
 COMMON = [
     "--model.client_trainer", "sequential", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false",
 ]  # fmt: skip

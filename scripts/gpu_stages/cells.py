@@ -1,7 +1,5 @@
 """Record of measured cells, written after each cell, so that a day can continue."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -10,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.system.files import write_atomically
-
-__all__ = ["Cell", "Cells"]
 
 Cell = Callable[[], dict[str, Any]]
 

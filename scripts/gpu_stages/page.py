@@ -1,14 +1,10 @@
 """docs/results/gpu.md, from what the stages measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from reproduction.tables import grid, wrap
 
 from gpu_stages.stages import LIMITS
-
-__all__ = ["page"]
 
 TESTS = [
     ("test_float64_is_that_of_the_cpu",

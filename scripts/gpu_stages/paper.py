@@ -1,7 +1,5 @@
 """The FedEM paper's CIFAR-10 by the Python API, continued from checkpoints."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +14,6 @@ from lit_fed.data import CIFAR10, Digits
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions.dirichlet import Dirichlet
 from lit_fed.models import FedEMCNN, Linear
-
-__all__ = ["Budget", "paper"]
 
 
 class Budget:

@@ -1,7 +1,5 @@
 """Stages of gpu_day.py: seconds of a round, gains of CUDA graphs, and parity with the CPU."""
 
-from __future__ import annotations
-
 import re
 import statistics
 import subprocess
@@ -18,8 +16,6 @@ from gpu_stages.cells import Cells
 from gpu_stages.workload import ALGORITHMS, Size, federation, pictures, precision
 from lit_fed.core import tree
 from lit_fed.core.types import Batch
-
-__all__ = ["LIMITS", "graphs", "parity", "speed", "tests"]
 
 HOW = (
     "graphed",
@@ -47,10 +43,7 @@ def speed(cells: Cells, device: torch.device, size: Size) -> None:
     for at_once in (4, 8, 16) if device.type == "cuda" else (1, 2):
         for how in ("graphed", "sequential"):
             cells.measure(
-                "processes",
-                f"{at_once}, {how}",
-                lambda row=(at_once, device, size, how): side_by_side(*row),
-                needs=40,
+                "processes", f"{at_once}, {how}", lambda row=(at_once, device, size, how): side_by_side(*row), needs=40
             )
 
 

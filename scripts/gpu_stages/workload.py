@@ -1,7 +1,5 @@
 """Federations of random images of the paper's size, for the stages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -20,8 +18,6 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Split
 from lit_fed.models import FedEMCNN, LeNet5
 from lit_fed.rounds import FederatedRounds, start
-
-__all__ = ["ALGORITHMS", "NETWORKS", "PRECISIONS", "Size", "federation", "pictures", "precision", "trainer"]
 
 ALGORITHMS: dict[str, Algorithm] = {"FedAvg": FedAvg(), "FedEM": FedEM(num_components=3)}
 NETWORKS = {"LeNet5": LeNet5, "FedEMCNN": FedEMCNN}

@@ -1,7 +1,5 @@
 """Checks of our own: the trainer, precision, privacy, codecs, and rates of convergence on a convex problem."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_fed.pictures.style import COLOURS, draw_curve, look
-from reproduction.pictures import DASHES, MARKERS, panels, save
+from lit_fed.pictures.style import COLOURS, DASHES, MARKERS, draw_curve, look
+from reproduction.pictures import panels, save
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, runs_of, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
-
-__all__ = ["TABLES"]
 
 DECILE = "test/seen/accuracy_decile"
 

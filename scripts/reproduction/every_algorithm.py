@@ -4,8 +4,6 @@ For each algorithm: six learning rates on 20 % held out of the training samples;
 measured on the test samples; and once more with 60 of the 300 clients kept out of training.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +15,6 @@ import yaml
 from reproduction.runs import Record, Run
 from reproduction.settings import words
 from reproduction.tables import ACCURACY, Part, Results, Scale, Table, grid, wrap
-
-__all__ = ["ENTRIES", "INIT_SEEDS", "NOT_RUN", "ROUNDS", "TABLES", "Entry", "found"]
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("synthetic.yaml").read_text())
 NOT_RUN: dict[str, str] = FILE["not_run"]

@@ -1,7 +1,5 @@
 """Tables of the FedEM paper: Marfoq, Neglia, Bellet, Kameni, Vidal, NeurIPS 2021, https://arxiv.org/abs/2108.10252."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +12,6 @@ from reproduction.pictures import bars
 from reproduction.runs import ROOT, Record, Run
 from reproduction.settings import LABELS, facts, published, runs_of, settings_of, some_settings
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
-
-__all__ = ["TABLE2", "TABLE3", "TABLES", "THEIRS", "at_rate", "published_column", "settings_or_one", "unseen"]
 
 DECILE = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/unseen/accuracy"

@@ -1,7 +1,5 @@
 """Figures and appendices of the FedEM paper, https://arxiv.org/abs/2108.10252: components, mixtures, convergence."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from lit_fed.pictures.style import DASHES, MARKERS
 from reproduction.fedem import TABLE2, TABLE3, at_rate, settings_or_one, unseen
-from reproduction.pictures import DASHES, MARKERS, Curve, curves, panels, save
+from reproduction.pictures import Curve, curves, panels, save
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
-
-__all__ = ["TABLES"]
 
 
 def synthetic_or_cifar10(scale: Scale) -> Setting:

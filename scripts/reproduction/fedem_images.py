@@ -1,7 +1,5 @@
 """Real images by the protocol of the FedEM paper, https://arxiv.org/abs/2108.10252, with all its clients and rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,8 +8,6 @@ from reproduction.pictures import Curve, curves
 from reproduction.runs import Run
 from reproduction.settings import LABELS, published, settings_of
 from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid
-
-__all__ = ["TABLES"]
 
 SEEN = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/seen/accuracy"

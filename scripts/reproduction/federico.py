@@ -1,7 +1,5 @@
 """Tables and figures of the FedeRiCo paper: Sui, Wen, Lau, Ross, Cresswell, 2022, https://arxiv.org/abs/2210.06597."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +11,6 @@ from reproduction.pictures import Curve, Share, Shares, bars, curves, save, shar
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
-
-__all__ = ["TABLES"]
 
 METHODS = ("fedavg", "fedavg_plus", "local", "clustered_fl", "fedem", "fedfomo", "federico")
 

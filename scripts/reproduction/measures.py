@@ -3,8 +3,6 @@
 A measure is called with the objects of the command line and the folder of the run.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -28,8 +26,6 @@ from lit_fed.data.data_sets.synthetic import synthetic_parameters
 from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
-
-__all__ = ["MEASURES", "STEPS", "ClientAccuracies", "MixtureCurve", "RoundClock"]
 
 
 def client_weights(cli: Any, folder: Path) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """When a mixture of models helps: what the records of several tables say together, and runs with one change each."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +10,6 @@ from reproduction.pictures import panels, save
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, some_settings
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean
-
-__all__ = ["TABLES"]
 
 COMPARED = ("local", "fedavg", "fedavg_plus", "fedem")
 BOTH = (ACCURACY, "test/unseen/accuracy")

@@ -1,7 +1,5 @@
 """Pictures of tables: bars beside published figures, and curves with their spread; readable in grey."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,9 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lit_fed.pictures import style
-from lit_fed.pictures.style import DASHES, MARKERS, draw_curve, look
-
-__all__ = ["DASHES", "MARKERS", "Share", "Shares", "bars", "curves", "panels", "save", "shares"]
+from lit_fed.pictures.style import draw_curve, look
 
 Bar = tuple[str, Sequence[float], float | None]
 """Label, a value for each seed, and the published value where there is one."""

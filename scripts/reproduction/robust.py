@@ -1,7 +1,5 @@
 """Attackers on MNIST under rules that were published with figures, and what they do to mixtures and clusters."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,8 +9,6 @@ from reproduction.pictures import panels, save
 from reproduction.runs import Record, Run
 from reproduction.settings import facts, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, wrap
-
-__all__ = ["TABLES"]
 
 
 # ---------------------------------------------------------------------- MNIST, as published

@@ -1,7 +1,5 @@
 """Runs of the command line, made once, and what is kept of them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -14,8 +12,6 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-__all__ = ["ROOT", "Kept", "Record", "Run", "command_line", "make_missing", "read_records", "write_record"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CURVE = ("accuracy", "accuracy_decile", "loss", "loss@served")

@@ -14,8 +14,6 @@ import yaml
 from reproduction.runs import Run
 from reproduction.tables import Method, Scale, Setting
 
-__all__ = ["LABELS", "facts", "published", "runs_of", "settings_of", "some_settings", "words"]
-
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 LABELS: dict[str, str] = FILE["labels"]
 """Of algorithms, by the names of methods."""

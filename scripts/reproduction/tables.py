@@ -17,11 +17,6 @@ from long_commands import in_lines
 
 from reproduction.runs import Kept, Record, Run, command_line
 
-__all__ = [
-    "ACCURACY", "PAGES", "SCALES", "Method", "Part", "Results", "Scale", "Setting", "Table",
-    "accuracies", "fill", "grid", "mean", "order", "page", "ranked", "wrap",
-]  # fmt: skip
-
 ACCURACY = "test/seen/accuracy"
 PAGES = Path(__file__).parent / "pages"
 Scale = Literal["smoke", "reduced", "paper"]

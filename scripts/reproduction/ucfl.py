@@ -1,7 +1,5 @@
 """Tables of the user-centric paper: Mestoukirdi, Zecchin, Gesbert, Li, Gresset, https://arxiv.org/abs/2110.09869."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +8,6 @@ from reproduction.pictures import Curve, bars, curves
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid, mean, order, wrap
-
-__all__ = ["TABLES"]
 
 WORST = "test/seen/accuracy_worst"
 BASELINES = ("local", "fedavg", "oracle", "clustered_fl", "fedfomo")

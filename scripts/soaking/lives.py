@@ -1,7 +1,5 @@
 """A small run that is started, continued after disturbances, and compared with the undisturbed run."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys
@@ -15,8 +13,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests" / "integrat
 
 from running import history, numbers, of_ranks, start
 from trials import TRIAL, go_on, newest_folder, rounds_logged
-
-__all__ = ["RUNS", "Life", "Outcome", "Whole", "outcome", "whole_run"]
 
 COMMON = [
     "--model.client_trainer", "sequential", "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer",

@@ -1,7 +1,5 @@
 """Disturbances of runs, a function each; the page quotes their docstrings."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import inspect
@@ -15,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from soaking.lives import Life
-
-__all__ = ["KINDS", "described"]
 
 WITHOUT_CHECKPOINT = ("no checkpoint under", "is not there; --ckpt_path previous takes the one before it")
 
