@@ -226,11 +226,14 @@ def wrap(text: str, bullet: bool = False) -> list[str]:
 def fill(text: str, parts: Mapping[str, Part]) -> list[str]:
     """The lines of a text in Markdown with `{part}` in the place of what a page computes.
 
-    A paragraph that is a list of lines stands as it is, one that names a part that is None is dropped, and the others
-    are wrapped anew. `{only_reduced}` is empty at the reduced scale and None at others.
+    A table or a part that is a list of lines stands as it is, a paragraph that names a part that is None is dropped,
+    and the others are wrapped anew. `{only_reduced}` is empty at the reduced scale and None at others.
     """
     lines: list[str] = []
     for paragraph in text.strip().split("\n\n"):
+        if paragraph.startswith("| "):
+            lines += ["", *paragraph.split("\n")]
+            continue
         block: list[str] = []
         for one in paragraph.replace("\n  ", " ").split("\n- "):
             block += _filled(" ".join(one.split()), parts, bullet=paragraph.startswith("- "))
