@@ -25,8 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import numpy as np
 import torch
-from reproduction.tables import fill, grid
+from reproduction.tables import grid
 from torch import Tensor
+from trials import written
 
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.clients import ClientTrainer, SequentialTrainer, VectorizedTrainer
@@ -279,7 +280,7 @@ def page(values: dict[str, Any]) -> str:
         "counts": f"Tests on this device: {counts}." if found else NOT_TESTED,
         "parity": grid(head, parity) if parity else None,
     }
-    return "\n".join(fill(Path(__file__).with_suffix(".md").read_text(), parts)) + "\n"
+    return written(__file__, parts)
 
 
 NOT_TESTED = "**The tests of `tests/gpu/` have not been run on a device.**"
