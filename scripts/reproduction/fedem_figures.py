@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from lit_fed.pictures.style import DASHES, MARKERS
+from lit_fed.pictures.style import DASHES, MARKERS, save
 from reproduction.fedem import TABLE2, TABLE3, at_rate, settings_or_one, unseen
-from reproduction.pictures import Curve, curves, panels, save
+from reproduction.pictures import Curve, curves, panels
 from reproduction.runs import Record, Run
-from reproduction.settings import LABELS, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
+from reproduction.settings import LABELS, runs_of, settings_of
+from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean, section
 
 
 def synthetic_or_cifar10(scale: Scale) -> Setting:
@@ -99,11 +99,6 @@ def larger_setting(scale: Scale) -> Setting:
     return setting.only("fedavg", *(f"fedavg_{name}" for name in LARGER[scale]), "fedem")
 
 
-def larger_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs with larger networks, those of FedAvg and those of FedEM."""
-    return larger_setting(scale).runs(seeds)
-
-
 def larger_body(found: Results) -> dict[str, Part]:
     """Accuracy beside the number of parameters, and where each larger network stands between FedAvg and FedEM."""
     setting = larger_setting(found.scale)
@@ -136,11 +131,6 @@ UNSEEN = "test/unseen/accuracy"
 def figure2_setting(scale: Scale) -> Setting:
     """The setting of Table 3, in which a fifth of the clients is not seen in training."""
     return unseen(synthetic_or_cifar10(scale))
-
-
-def figure2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of Table 3; FedEM's carry the measure."""
-    return figure2_setting(scale).runs(seeds, TABLE3)
 
 
 def figure2_body(found: Results) -> dict[str, Part]:
@@ -199,11 +189,6 @@ def entropy_settings(scale: Scale) -> list[Setting]:
     return [figure2_setting(scale)]
 
 
-def entropy_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedEM's runs of Table 3 that measure it."""
-    return [run for setting in entropy_settings(scale) for run in setting.runs(seeds, ["fedem"])]
-
-
 def entropy_body(found: Results) -> dict[str, Part]:
     """Entropies of old and new clients, and which are smaller."""
     rows, said = [], []
@@ -226,11 +211,6 @@ def cluster_settings(scale: Scale) -> list[Setting]:
         setting = synthetic.varied(f"clusters_{number}", *drawn).only(with_components(number))
         settings.append(setting._replace(measures=("recovery",)))
     return settings
-
-
-def clusters_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedEM with as many components as there are clusters."""
-    return [run for setting in cluster_settings(scale) for run in setting.runs(seeds)]
 
 
 def clusters_body(found: Results) -> dict[str, Part]:
@@ -264,11 +244,6 @@ QUANTITIES = {
 """Keys of a run's curve; the second where it measured the rounds on validation samples."""
 
 
-def convergence_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of Table 2."""
-    return [run for setting in settings_or_one(scale) for run in setting.runs(seeds, TABLE2)]
-
-
 def convergence_body(found: Results) -> dict[str, Part]:
     """How far each method is at half of the rounds."""
     lines: list[str] = []
@@ -277,7 +252,7 @@ def convergence_body(found: Results) -> dict[str, Part]:
         for name in (one for one in TABLE2 if setting.method(one)):
             records = found.of(setting, name)
             rows.append([LABELS[name], *(_on_the_way(records) if records else ("not run", "", ""))])
-        lines += ["", f"## {setting.label}", "", *grid(["algorithm", "round", "accuracy there", "at the end"], rows)]
+        lines += section(setting.label, grid(["algorithm", "round", "accuracy there", "at the end"], rows))
     return {"settings": lines[1:]}
 
 
@@ -340,9 +315,9 @@ def _draw(axis: Any, rounds: Sequence[int], values: np.ndarray, position: int) -
 
 TABLES = [
     Table("fedem-figure1", figure1_runs, figure1_body, figure1_picture),
-    Table("fedem-resnet", larger_runs, larger_body),
-    Table("fedem-figure2", figure2_runs, figure2_body, figure2_picture),
-    Table("fedem-entropy", entropy_runs, entropy_body),
-    Table("fedem-clusters", clusters_runs, clusters_body),
-    Table("fedem-convergence", convergence_runs, convergence_body, convergence_picture),
+    Table("fedem-resnet", runs_of(lambda scale: [larger_setting(scale)]), larger_body),
+    Table("fedem-figure2", runs_of(lambda scale: [figure2_setting(scale)], TABLE3), figure2_body, figure2_picture),
+    Table("fedem-entropy", runs_of(entropy_settings, ["fedem"]), entropy_body),
+    Table("fedem-clusters", runs_of(cluster_settings), clusters_body),
+    Table("fedem-convergence", runs_of(settings_or_one, TABLE2), convergence_body, convergence_picture),
 ]

@@ -4,9 +4,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_fed.pictures.style import look
+from lit_fed.pictures.style import look, save
 from reproduction.measures import STEPS
-from reproduction.pictures import panels, save
+from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, some_settings
 from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.pictures import style
-from lit_fed.pictures.style import draw_curve, look
+from lit_fed.pictures.style import draw_curve, look, save
 
 Bar = tuple[str, Sequence[float], float | None]
 """Label, a value for each seed, and the published value where there is one."""
@@ -107,8 +106,3 @@ def shares(groups: Mapping[str, Shares], label: str, path: Path, columns: int = 
         handles += figure.axes[0].plot([], [], label=text, color=colour, **look(number), markersize=4)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     save(figure, path)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure of a page; it is there whole or not at all."""
-    style.save(figure, path)

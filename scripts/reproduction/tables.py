@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,6 @@ from string import Formatter
 from typing import Any, Literal, NamedTuple
 
 import yaml
-from long_commands import in_lines
 
 from reproduction.runs import Kept, Record, Run, command_line
 
@@ -195,6 +195,11 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
 
 
+def section(title: str, *blocks: Sequence[str]) -> list[str]:
+    """A heading and blocks of lines, each behind an empty line."""
+    return [line for block in ([f"## {title}"], *blocks) if block for line in ("", *block)]
+
+
 def order(ours: Mapping[str, float], published: Mapping[str, float]) -> str:
     """Both orders, best first, over what both have, and the pairs that stand the other way round."""
     common = [name for name in ours if name in published]
@@ -296,3 +301,27 @@ def _command(table: Table, scale: Scale, made: Sequence[Run], kept: Kept) -> lis
     others = f"`python scripts/reproduce.py --commands {table.name}{at}`"
     text = f"{made_with}{others} prints the command of every run. The first, with `--data.dataset.root DIR`:"
     return ["## Commands", "", *wrap(text), "", "```bash", in_lines(command_line(made[0])), "```"]
+
+
+WIDTH = 96
+"""Letters for which a code block has room on a laptop's screen."""
+
+
+def in_lines(command: str) -> str:
+    r"""A command with line breaks that a shell joins again.
+
+    Example:
+        >>> print(in_lines("python -m lit_fed fit " + 4 * "--trainer.max_epochs 60 "))
+        python -m lit_fed fit --trainer.max_epochs 60 --trainer.max_epochs 60 --trainer.max_epochs 60 \
+          --trainer.max_epochs 60
+    """
+    if len(command) <= WIDTH:
+        return command.strip()
+    lines = [""]
+    for part in re.split(r" (?=--?[\w(])", command.strip()):
+        if lines[-1] and len(f"{lines[-1]} {part} \\") > WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"  {part}")
+        else:
+            lines[-1] = f"{lines[-1]} {part}".lstrip() if len(lines) == 1 else f"{lines[-1]} {part}"
+    return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from reproduction.pictures import Curve, bars, curves
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid, mean, order, wrap
+from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid, mean, order, section, wrap
 
 WORST = "test/seen/accuracy_worst"
 BASELINES = ("local", "fedavg", "oracle", "clustered_fl", "fedfomo")
@@ -66,8 +66,8 @@ def table1_body(found: Results) -> dict[str, Part]:
             ours |= {one.label(name): mean(records, WORST)} if records else {}
         compared = order(ours, {one.label(name): value for name, value in one.table1.items()})
         head = ["algorithm", "worst user", "average", "worst user, the paper"]
-        lines += ["", f"## {one.setting.label}", "", *grid(head, rows)]
-        lines += ["", *wrap(f"Order of the worst users: {compared}")] if compared else []
+        said = wrap(compared and f"Order of the worst users: {compared}")
+        lines += section(one.setting.label, grid(head, rows), said)
     means = _gains(scenarios(found.scale)[-1].setting, found)
     named = {name: f"{means[name]:.1f}" if name in means else None for name in ("ucfl_4", "oracle", "local", "fedavg")}
     return {"scenarios": lines[1:], **named}
@@ -96,8 +96,8 @@ def figure2_body(found: Results) -> dict[str, Part]:
             gap = f"{means[first] - means[second]:+.1f}" if {first, second} <= means.keys() else "not run"
             rows.append([claim, f"{one.label(first)} − {one.label(second)}", gap])
         ends = [f"{one.label(name)} {value:.1f}" for name, value in means.items()]
-        lines += ["", f"## {one.setting.label}", "", *grid(["the paper", "difference", "here"], rows)]
-        lines += ["", *wrap(f"At the end: {', '.join(ends)}.")] if ends else []
+        said = wrap(f"At the end: {', '.join(ends)}." if ends else "")
+        lines += section(one.setting.label, grid(["the paper", "difference", "here"], rows), said)
     return {"scenarios": lines[1:]}
 
 
@@ -133,11 +133,6 @@ TIMED = ("fedavg", "clustered_fl", "fedfomo", "ucfl_1", "ucfl_4", "ucfl_20")
 def timed(scale: Scale) -> Scenario:
     """Label and covariate shift, whose rounds are timed in all three systems."""
     return scenarios(scale)[1]
-
-
-def figure3_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of Figure 2 with timed rounds."""
-    return timed(scale).setting.runs(seeds, TIMED)
 
 
 def figure3_body(found: Results) -> dict[str, Part]:
@@ -197,5 +192,5 @@ def figure3_picture(found: Results, path: Path) -> None:
 TABLES = [
     Table("ucfl-table1", table1_runs, table1_body, table1_picture),
     Table("ucfl-figure2", runs_of("ucfl"), figure2_body, figure2_picture),
-    Table("ucfl-figure3", figure3_runs, figure3_body, figure3_picture),
+    Table("ucfl-figure3", runs_of(lambda scale: [timed(scale).setting], TIMED), figure3_body, figure3_picture),
 ]
