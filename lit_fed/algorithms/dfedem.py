@@ -100,7 +100,6 @@ class DFedEM(Algorithm[Peers, PeerMixture, PeerWork]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        """M."""
         return self.num_components
 
     def _matrix(self, ctx: Context) -> Tensor:

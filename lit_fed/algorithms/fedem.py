@@ -107,7 +107,6 @@ class FedEM(Algorithm[GlobalModels, MixtureState, MixtureWork]):
 
     @property
     def num_models(self) -> int:  # type: ignore[override]
-        """M."""
         return self.num_components
 
     @property

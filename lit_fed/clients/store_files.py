@@ -126,11 +126,10 @@ class ClientFiles:
         except (DamagedFileError, OSError) as error:
             raise self.unreadable(client_id, version, os_error_text(error), path) from error
         entries = content if isinstance(content, dict) else {}
-        whose = entries.get(OWNER, wanted := {"client": client_id, "version": version})  # older files do not say it
-        if whose != wanted:
-            raise self.unreadable(client_id, version, f"it holds another state, {whose}", path)
-        if not all(isinstance(entries.get(name), Tensor) for name in self.names):
+        if OWNER not in entries or not all(isinstance(entries.get(name), Tensor) for name in self.names):
             raise self.unreadable(client_id, version, "it holds something else", path)
+        if (whose := entries[OWNER]) != {"client": client_id, "version": version}:
+            raise self.unreadable(client_id, version, f"it holds another state, {whose}", path)
         return [entries[name] for name in self.names]
 
     def unreadable(self, client_id: int, version: int, why: str, path: Path | None = None) -> ClientError:

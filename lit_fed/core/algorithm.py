@@ -96,6 +96,30 @@ class Participation(NamedTuple):
     """Each client has its own samples, or its own features of the same samples."""
 
 
+RENAMED = {
+    "reduce": "message.reduce",
+    "sends": "message.kind",
+    "sends_all": "message.complete",
+    "sends_beside_models": "message.beside_models",
+    "keeps_running_sum": "message.accumulates",
+    "default_weighting": "participation.weighting",
+    "needs_all_clients": "participation.needs_all_clients",
+    "counts_draws": "participation.counts_draws",
+    "fills_in_absent_clients": "participation.fills_in_absent",
+    "steps_on_empty_rounds": "participation.steps_on_empty_rounds",
+    "divided_by": "participation.divided_by",
+    "refuses_size_sampling": "incompatible['size_sampling']",
+    "refuses_loss": "incompatible['loss']",
+    "refuses_privacy": "incompatible['privacy']",
+    "fits_without_noise": "incompatible['noise_in_steps']",
+    "heeds_mixture_noise": "incompatible['noise_in_steps_alone']",
+    "refuses_secure_sums": "incompatible['secure_sums']",
+    "refuses_encoded_broadcast": "incompatible['encoded_broadcast']",
+    "refuses_deployment": "incompatible['deployment']",
+}
+"""Attributes of classes written for version 0.1 → what says the same now. Ignored, they would change results."""
+
+
 class Algorithm(ABC, Generic[Shared, State, Work]):
     """A federated algorithm.
 
@@ -135,6 +159,11 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     num_models: ClassVar[int] = 1
     """M, the broadcast models; a hyper-parameter if the algorithm has several."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in RENAMED.keys() & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}.{name} is now {RENAMED[name]}; see lit_fed.core.algorithm")
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:

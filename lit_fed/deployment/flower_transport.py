@@ -90,7 +90,6 @@ class FlowerTransport:
         self._complaints: set[tuple[str, str]] = set()
 
     def wait_for(self, num_nodes: int, seconds: float) -> list[str]:
-        """See `Transport.wait_for`."""
         end = time.monotonic() + seconds
         while len(here := self._look()) < num_nodes:
             if time.monotonic() >= end:

@@ -106,7 +106,6 @@ class HttpsServer:
         started.wait()
 
     def wait_for(self, num_nodes: int, seconds: float) -> list[str]:
-        """See `Transport.wait_for`."""
         names = self._inside(self._present(num_nodes, seconds))
         if len(names) < num_nodes:
             came = f"{len(names)} ({', '.join(names)})" if names else "none"
@@ -117,7 +116,6 @@ class HttpsServer:
         return names
 
     def call(self, packets: Mapping[str, bytes], *, most_bytes: Mapping[str, int], seconds: float) -> dict[str, bytes]:
-        """See `Transport.call`."""
         return self._inside(self._mailbox.call(packets, most_bytes, seconds))
 
     @property
@@ -126,7 +124,6 @@ class HttpsServer:
         return self._thread.is_alive()
 
     def close(self, *, over: bool = False) -> None:
-        """See `Transport.close`."""
         if self.is_open and self._serving is not None:
             if over:
                 self._inside(self._mailbox.dismiss(SECONDS_TO_DISMISS))

@@ -12,6 +12,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,14 @@ import lit_fed.algorithms
 from lit_fed.algorithms import Algorithm
 from lit_fed.clients import DebugTrainer, SequentialTrainer, VectorizedTrainer
 from lit_fed.core import tree
+from lit_fed.core.algorithm import RENAMED
 from lit_fed.core.local_solver import LocalSolver
 from lit_fed.core.plan import make_plan
 from lit_fed.core.reduce import Accumulator
 from lit_fed.core.types import Batch, ClientBlock, ClientData, Split
 from lit_fed.errors import ConfigError
 from lit_fed.models import MLP, Linear
-from lit_fed.wrappers.compatibility import Compatibility
+from lit_fed.wrappers.compatibility import FEATURES, Compatibility
 from lit_fed.wrappers.fedbn import LocalNorm
 
 ROOT = Path(__file__).parents[2]
@@ -539,3 +541,15 @@ def test_the_driver_runs_an_algorithm_of_ones_own(federated_rounds):
     one, other = (federated_rounds(kind(), None, make_clients(SIZES)) for kind in (mine, lit_fed.algorithms.FedAvg))
     assert same_bits(one.shared, other.shared)
     assert run_rounds is federated_rounds
+
+
+@pytest.mark.parametrize("name", sorted(RENAMED))
+def test_attributes_of_older_classes_are_refused(name):
+    """What they said would be ignored without a word."""
+    owner, _, field = RENAMED[name].partition(".")
+    if field:
+        assert field in getattr(Algorithm, owner)._fields
+    else:
+        assert owner.partition("[")[2].strip("']") in FEATURES
+    with pytest.raises(TypeError, match=f"Mine.{name} is now {re.escape(RENAMED[name])}"):
+        type("Mine", (Algorithm,), {name: "stack"})

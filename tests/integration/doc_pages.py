@@ -115,7 +115,7 @@ def run_page(page: str, folder: Path, *, rendered: bool = False) -> Iterator[tup
             continue
         while beside:
             earlier, process, log = beside.pop(0)
-            status = ended(process, 120)
+            status = ended(process, 300)
             yield earlier, Done(status, log.read_text(encoding="utf-8"))
         if block is not None:
             for done in run(block, folder, rendered=rendered):
