@@ -22,19 +22,17 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import bench_networks
+import bench_wrappers
 import lightning
 import numpy as np
 import torch
-from bench_networks import FROZEN_ROWS, NETWORK_ROWS
-from bench_scale import SCALE_ROWS
-from bench_small_clients import SMALL_CLIENT_ROWS
-from bench_wrappers import CODEC_ROWS, WRAPPER_ROWS
 from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
 from textbook import Textbook, index_batches
 from torch import nn
 
 from lit_fed import FederatedModule
-from lit_fed.algorithms import FedEM
+from lit_fed.algorithms import Ditto, FedEM
 from lit_fed.core.graphs.fastest_mixing import certified
 from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
 from lit_fed.core.graphs.topology import ErdosRenyi, adjacency
@@ -142,13 +140,9 @@ def _seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@in_process
 def memory() -> dict[str, float]:
     """Peak gigabytes over the data: 10,000 synthetic clients, 100 sampled per round, in a process of its own."""
-    return in_process("bench", "memory_child()")
-
-
-def memory_child() -> None:
-    """Train three rounds with an evaluation and print the peak."""
     dataset = Synthetic(num_clients=10_000, test_size=50)
     data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100)
     with tempfile.TemporaryDirectory() as folder:
@@ -156,7 +150,7 @@ def memory_child() -> None:
     splits = (data.seen.train, data.seen.val, data.seen.test)
     held = sum(split.x.nbytes + split.y.nbytes for split in splits) / 1e9
     peak = peak_gigabytes()
-    print(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}))
+    return {"data GB": held, "peak GB": peak, "peak over data GB": peak - held}
 
 
 def fmmc() -> dict[str, float]:
@@ -168,15 +162,80 @@ def fmmc() -> dict[str, float]:
     return row | {"SLEM": found.upper, "lower bound": found.lower, "SLEM of Metropolis weights": metropolis}
 
 
-ROWS = (
-    {function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc)}
-    | SCALE_ROWS
-    | NETWORK_ROWS
-    | SMALL_CLIENT_ROWS
-    | FROZEN_ROWS
-    | CODEC_ROWS
-    | WRAPPER_ROWS
-)
+# ---------------------------------------------------------------------- a million clients
+ROUNDS = 12
+
+
+def many_clients() -> dict[str, float]:
+    """FedEM, clients drawn when needed, 100 of 1,000 or of 1,000,000 per round: what a round costs.
+
+    A round has its evaluation of 100 clients, its log and its checkpoint.
+    """
+    return _few_and_many("FedEM", 1_000_000)
+
+
+def many_models() -> dict[str, float]:
+    """Ditto, each client with a model of its own in files, 100 of 1,000 or of 100,000 per round.
+
+    A round has its evaluation of 100 clients, its log and its checkpoint; a model is 1.2 kB. `files` are those that a
+    round writes, at most.
+    """
+    return _few_and_many("Ditto", 100_000)
+
+
+def _few_and_many(algorithm: str, most: int) -> dict[str, float]:
+    """Values for a thousand clients and for many more, in turns of separate processes."""
+    turns = [[costs_of_round(algorithm, number) for number in (1_000, most)] for _ in range(3)]
+    row: dict[str, float] = {}
+    for figure in turns[0][0]:
+        for position, number in enumerate((1_000, most)):
+            row[f"{figure}, {number:,} clients"] = float(np.median([turn[position][figure] for turn in turns]))
+    name = "CPU seconds of a round"
+    row[f"{name}, {most:,} / 1,000"] = row[f"{name}, {most:,} clients"] / row[f"{name}, 1,000 clients"]
+    return row
+
+
+@in_process
+def costs_of_round(algorithm: str, num_clients: int) -> dict[str, float]:
+    """The costs of some rounds."""
+    whole_models = algorithm == "Ditto"
+    sizes: dict[str, Any] = {"dimension": 300, "test_size": 5} if whole_models else {"test_size": 50}
+    dataset = Synthetic(num_clients=num_clients, variant="corrected", on_demand=True, **sizes)
+    data = FederatedDataModule(dataset, batch_size=128, clients_per_round=100, eval_clients=100)
+    chosen, memory_gb = (Ditto(), 0.0) if whole_models else (FedEM(), 2.0)
+    module = FederatedModule(chosen, LocalSolver(), client_memory_gb=memory_gb)
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Watch(Path(folder))
+        fit(data, module, folder, max_epochs=ROUNDS, callbacks=[watch])
+        (last,) = Path(folder).rglob("last.ckpt")
+        row = {
+            "CPU seconds of a round": float(np.median(watch.seconds[1:])),
+            "peak GB": peak_gigabytes(),
+            "checkpoint MB": last.stat().st_size / 1e6,
+        }
+        if whole_models:
+            row["files"] = float(max(watch.written))
+    return row
+
+
+class Watch(RoundClock):
+    """CPU seconds of each round, and the number of client files it wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.written: list[int] = []
+        self._known: set[str] = set()
+
+    def between_rounds(self) -> None:
+        """Count files."""
+        found = {path.name for path in self._folder.rglob("clients/*.pt")}
+        self.written.append(len(found - self._known))
+        self._known = found
+
+
+OWN = (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc, many_clients, many_models)
+ROWS = {one.__name__: one for one in (*OWN, *bench_networks.ROWS, *bench_wrappers.ROWS)}
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:

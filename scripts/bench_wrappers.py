@@ -1,4 +1,4 @@
-"""Rows of bench.py about wrappers, robust rules and codecs, beside plain FedAvg and the mean."""
+"""Rows of bench.py about wrappers and codecs, beside plain FedAvg and the mean."""
 
 from typing import Any
 
@@ -17,34 +17,11 @@ from lit_fed.core.types import Message, Split
 from lit_fed.models import LeafCNN
 from lit_fed.rounds import FederatedRounds
 from lit_fed.wrappers.base import AlgorithmWrapper
-from lit_fed.wrappers.compression.codecs import (
-    QSGD,
-    Codec,
-    Drive,
-    FloatCast,
-    LowRank,
-    RandomK,
-    ScaledSign,
-    TernGrad,
-    TopK,
-    Uniform,
-)
+from lit_fed.wrappers.compression import codecs as kinds
 from lit_fed.wrappers.compression.wrapper import Compressed
 from lit_fed.wrappers.privacy.client_level import ClientPrivacy
 from lit_fed.wrappers.privacy.local import LocalPrivacy
-from lit_fed.wrappers.robust.rules import (
-    Bulyan,
-    CenteredClipping,
-    GeometricMedian,
-    Krum,
-    MajorityVote,
-    Median,
-    NormBound,
-    Rule,
-    TrimmedMean,
-)
-from lit_fed.wrappers.robust.rules.base import Started
-from lit_fed.wrappers.robust.rules.rows import Rows
+from lit_fed.wrappers.robust.rules import CenteredClipping
 from lit_fed.wrappers.robust.wrapper import RobustAverage
 from lit_fed.wrappers.secure.wrapper import SecureSum
 
@@ -55,25 +32,13 @@ AROUND: dict[str, Any] = {  # little noise, since much would stop the training, 
     "ClientPrivacy": ClientPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
     "LocalPrivacy": LocalPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
     "SecureSum": SecureSum().around,
-    "FloatCast": lambda inner: Compressed(inner, FloatCast()),
-    "QSGD": lambda inner: Compressed(inner, QSGD()),
-    "TopK with EF14": lambda inner: Compressed(inner, TopK(), "ef14"),
+    "FloatCast": lambda inner: Compressed(inner, kinds.FloatCast()),
+    "QSGD": lambda inner: Compressed(inner, kinds.QSGD()),
+    "TopK with EF14": lambda inner: Compressed(inner, kinds.TopK(), "ef14"),
     "CenteredClipping": lambda inner: RobustAverage(inner, CenteredClipping()),
 }
 
 MESSAGES, NUMBERS = 20, 2**20
-
-RULES: dict[str, Rule] = {
-    "Median": Median(),
-    "TrimmedMean": TrimmedMean(),
-    "Krum": Krum(),
-    "GeometricMedian": GeometricMedian(),
-    "CenteredClipping": CenteredClipping(),
-    "CenteredClipping, 3 times": CenteredClipping(iterations=3),
-    "NormBound": NormBound(),
-    "Bulyan": Bulyan(),
-    "MajorityVote": MajorityVote(),
-}
 
 
 def federation(algorithm: Any, images: int, batch_size: int) -> tuple[FederatedRounds, Split]:
@@ -109,56 +74,18 @@ def wrappers() -> dict[str, float]:
     return row
 
 
-@torch.no_grad()
-def rules() -> dict[str, float]:
-    """The server's work on 20 messages of 2^20 numbers: CPU seconds of the mean as they come, and how many times that.
-
-    Of messages that come at once the mean takes longer, since they do not fit into the caches together. Rules look for
-    NaN first, and count with 4 attackers.
-    """
-    rng = torch.Generator().manual_seed(0)
-    known = torch.randn(NUMBERS, generator=rng)
-    values = known + 0.01 * torch.randn(MESSAGES, NUMBERS, generator=rng)
-    weights, zero = torch.ones(MESSAGES, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-
-    def mean() -> None:
-        messages = Accumulator("sum")
-        for row in values:
-            messages.add(Message(row[None], zero + 1, zero, zero), zero + 1, {})
-        messages.reduce(torch.arange(MESSAGES), [MESSAGES])
-
-    def at_once() -> None:
-        messages = Accumulator("sum")
-        zeros = torch.zeros_like(weights)
-        messages.add(Message(values, weights, zeros, zeros), weights, {})
-        messages.reduce(torch.arange(MESSAGES), [MESSAGES])
-
-    def judge(rule: Rule) -> None:
-        rows = Rows(values, known)
-        assert rows.finite().all()
-        rule.aggregate(rows, weights, Started(rule.against(4)))
-
-    judged: dict[str, Any] = {name: (lambda one=one: judge(one), 1) for name, one in RULES.items()}
-    found = medians(5, mean=(mean, 1), at_once=(at_once, 1), **judged)
-    row = {"mean": found["mean"], "mean at once / mean": found["at_once"] / found["mean"]}
-    return row | {f"{name} / mean": found[name] / found["mean"] for name in RULES}
-
-
-WRAPPER_ROWS = {"wrappers": wrappers, "rules": rules}
-
-
 # ---------------------------------------------------------------------- codecs
-MEASURED: dict[str, Codec] = {
-    "FloatCast": FloatCast(),
-    "Uniform": Uniform(),
-    "QSGD": QSGD(),
-    "QSGD, sparse": QSGD(coding="sparse"),
-    "TernGrad": TernGrad(),
-    "ScaledSign": ScaledSign(),
-    "TopK, 1 %": TopK(),
-    "RandomK, 1 %": RandomK(),
-    "Drive": Drive(),
-    "LowRank, rank 2": LowRank(),
+MEASURED: dict[str, kinds.Codec] = {
+    "FloatCast": kinds.FloatCast(),
+    "Uniform": kinds.Uniform(),
+    "QSGD": kinds.QSGD(),
+    "QSGD, sparse": kinds.QSGD(coding="sparse"),
+    "TernGrad": kinds.TernGrad(),
+    "ScaledSign": kinds.ScaledSign(),
+    "TopK, 1 %": kinds.TopK(),
+    "RandomK, 1 %": kinds.RandomK(),
+    "Drive": kinds.Drive(),
+    "LowRank, rank 2": kinds.LowRank(),
 }
 
 
@@ -179,7 +106,7 @@ def codecs() -> dict[str, float]:
             accumulator.add(Message({"w": row}, one, one, one), one, {})
         accumulator.reduce(torch.arange(MESSAGES), [MESSAGES])
 
-    def client_with(codec: Codec) -> None:
+    def client_with(codec: kinds.Codec) -> None:
         message: Tensor = values[0].view(1024, -1) if codec.keeps_shape else values[0]
         codec.encode(message, lambda count: chances[:count])
 
@@ -190,4 +117,4 @@ def codecs() -> dict[str, float]:
     return {"weighted mean": mean} | {f"{name} / weighted mean": seconds / mean for name, seconds in row.items()}
 
 
-CODEC_ROWS = {"codecs": codecs}
+ROWS = (codecs, wrappers)
