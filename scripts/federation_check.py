@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integrat
 
 import numpy as np
 import torch
-from reproduction.tables import Part, grid, wrap
+from reproduction.markdown import Part, grid, wrap
 from running import start
 from sklearn.datasets import load_digits
 from trials import TRIAL, facts, go_on, keep, newest_folder, rounds_logged, written
@@ -82,13 +82,7 @@ def _live(name: str, folder: Path, address: str) -> None:
 
 
 class Site:
-    """Folders of clients, certificates, and processes.
-
-    Args:
-        folder: folder of all files.
-        num_nodes: number of nodes, each with one client.
-        num_unseen: number of unseen clients, at the first nodes.
-    """
+    """Folders of clients, certificates, and processes."""
 
     def __init__(self, folder: Path, num_nodes: int, num_unseen: int = 1) -> None:
         self.folder, self.names = folder, [f"node-{number:02d}" for number in range(num_nodes)]

@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import numpy as np
 import torch
-from reproduction.tables import grid
+from reproduction.markdown import grid
 from torch import Tensor
 from trials import written
 
@@ -108,13 +108,7 @@ def precision(name: str, device: torch.device) -> Iterator[None]:
 
 
 class Cells:
-    """The record of a day.
-
-    Args:
-        path: the JSON file; its cells are not measured again.
-        seconds: time after which no cell starts.
-        only: pattern of cells to measure.
-    """
+    """The record of a day: no cell of the JSON file is measured again, and none starts after `seconds`."""
 
     def __init__(self, path: Path, seconds: float, only: str = "*") -> None:
         self.path, self.only, self.ends = path, only, time.monotonic() + seconds
@@ -132,14 +126,7 @@ class Cells:
         write_atomically(self.path, json.dumps(self.values, indent=1, sort_keys=True) + "\n")
 
     def measure(self, stage: str, name: str, cell: Callable[[], dict[str, Any]], needs: float = 10.0) -> None:
-        """Measure a missing cell if there is time; a failure is recorded with its reason.
-
-        Args:
-            stage: stage of the cell.
-            name: name of the cell, unique in its stage.
-            cell: returns the record.
-            needs: expected seconds.
-        """
+        """Measure a missing cell if there is time; a failure is kept; `needs`: its expected seconds."""
         kept = self.values.get(stage, {})
         if name in kept or self.left < needs or not fnmatch(name, self.only):
             return

@@ -68,11 +68,7 @@ def checksum(folder: Path, paths: Sequence[Path]) -> str:
 
 
 def trained(weights: str) -> ResNet:
-    """The ResNet-18 of torchvision up to its penultimate layer, ready to infer.
-
-    Args:
-        weights: a member of `ResNet18_Weights`, or the path of a state dict (.pt, .pth).
-    """
+    """The ResNet-18 of torchvision up to its penultimate layer, by the name of its weights or a state dict's path."""
     network = resnet18()
     try:
         load_weights(network, weights, ResNet18_Weights, "fc.")

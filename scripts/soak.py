@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from reproduction.tables import grid
+from reproduction.markdown import grid
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from soaking import KINDS, RUNS, Life, Whole, described, whole_run
 from trials import facts, keep, written
@@ -60,14 +60,7 @@ def draw(seed: int, number: int, kinds: Sequence[str]) -> tuple[random.Random, s
 
 
 class Soak:
-    """Runs cases in a folder.
-
-    Args:
-        seed: seed of all cases.
-        kinds: kinds of disturbances.
-        rounds: rounds of each run.
-        root: the folder.
-    """
+    """Runs cases in a folder."""
 
     def __init__(self, seed: int, kinds: Sequence[str], rounds: int, root: Path) -> None:
         self.seed, self.kinds, self.rounds, self.root = seed, kinds, rounds, root

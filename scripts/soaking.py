@@ -60,13 +60,6 @@ def outcome(path: Path) -> Outcome:
 class Life:
     """One run in its own folder.
 
-    Args:
-        arguments: arguments of the run.
-        out: folder of the run.
-        rounds: rounds of the run.
-        seconds: seconds of a round.
-        rng: generator of disturbances.
-
     Attributes:
         events: what happened.
         wrong: unexpected events.
@@ -126,11 +119,7 @@ class Life:
     def end(self, process: Any, what: str, statuses: tuple[int, ...], *, speaks: bool = True) -> tuple[int | None, str]:
         """Wait for the end of a process and return its status and stderr; records anything unexpected.
 
-        Args:
-            process: the process.
-            what: description for events.
-            statuses: expected statuses.
-            speaks: whether status 1 or 2 needs a message; only one of several ranks prints it.
+        Of several ranks only one `speaks`: prints a message with status 1 or 2.
         """
         try:
             err = process.communicate(SECONDS_TO_END)[1]

@@ -29,17 +29,7 @@ def index_batches(arrays: tuple[Tensor, ...], batch_size: int, shuffle: bool) ->
 
 
 class Textbook:
-    """FedEM.
-
-    Args:
-        build: makes a network.
-        data: training samples of all clients.
-        batch_size: samples in a local batch.
-        batches: how batches are made.
-        num_components: M.
-        sgd: arguments of torch's SGD.
-        keep_momentum: let each client's momentum of each component go on in the next round.
-    """
+    """FedEM."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ def keep(path: Path, page: Callable[[dict[str, Any]], str], **news: Any) -> None
 
 def written(script: str, parts: Mapping[str, Any]) -> str:
     """The page whose words are in a Markdown file beside a script, without paragraphs of missing parts."""
-    from reproduction.tables import fill
+    from reproduction.markdown import fill
 
     known: dict[str, Any] = defaultdict(lambda: None, parts)
     return "\n".join([*fill(Path(script).with_suffix(".md").read_text(), known), ""])

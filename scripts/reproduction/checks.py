@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from lit_fed.pictures.style import COLOURS, DASHES, MARKERS, draw_curve, look, save
+from reproduction.markdown import Part, grid, section
 from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean, section
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 DECILE = "test/seen/accuracy_decile"
 

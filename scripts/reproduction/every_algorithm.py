@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from reproduction.markdown import Part, grid, wrap
 from reproduction.runs import Record, Run
 from reproduction.settings import words
-from reproduction.tables import ACCURACY, Part, Results, Scale, Table, grid, wrap
+from reproduction.tables import ACCURACY, Results, Scale, Table
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("synthetic.yaml").read_text())
 NOT_RUN: dict[str, str] = FILE["not_run"]

@@ -9,10 +9,11 @@ from typing import Any
 
 import yaml
 
+from reproduction.markdown import Part, grid, order, ranked, section, wrap
 from reproduction.pictures import bars
 from reproduction.runs import ROOT, Record, Run
 from reproduction.settings import LABELS, facts, published, runs_of, settings_of, some_settings
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, section, wrap
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 DECILE = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/unseen/accuracy"
@@ -143,11 +144,10 @@ def table2_picture(found: Results, path: Path) -> None:
         theirs = published("fedem")[published_column(setting)]
         label = f"{setting.label}, beside FEMNIST" if setting.name == "mnist_by_writer" else setting.label
         panels[label] = [
-            (LABELS[name], [100 * one["summary"][ACCURACY] for one in records], theirs.get(THEIRS[name], (None,))[0])
+            (LABELS[name], accuracies(records), theirs.get(THEIRS[name], (None,))[0])
             for name, records in found.each(setting, TABLE2).items()
-            if records
         ]
-    bars({label: one for label, one in panels.items() if one}, "test accuracy in percent", path)
+    bars(panels, "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Table 3

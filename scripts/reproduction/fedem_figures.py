@@ -10,10 +10,11 @@ import numpy as np
 
 from lit_fed.pictures.style import DASHES, MARKERS, save
 from reproduction.fedem import TABLE2, TABLE3, at_rate, settings_or_one, unseen
+from reproduction.markdown import Part, grid, section
 from reproduction.pictures import Curve, curves, panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean, section
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 
 def synthetic_or_cifar10(scale: Scale) -> Setting:
@@ -75,8 +76,7 @@ def figure1_picture(found: Results, path: Path) -> None:
     rates = [line(LABELS[name], by_rate(found, name)) for name in SAMPLED]
     lines = {"Clients in each round": rates, "Components": [line("FedEM", by_number(found))]}
     labels = {"Clients in each round": "share of all clients", "Components": "number of components"}
-    shown = {name: [one for one in some if one[1]] for name, some in lines.items()}
-    curves({name: some for name, some in shown.items() if some}, labels, "test accuracy in percent", path)
+    curves(lines, labels, "test accuracy in percent", path)
 
 
 def line(label: str, records: Mapping[float, list[Record]]) -> Curve:
@@ -177,7 +177,7 @@ def figure2_picture(found: Results, path: Path) -> None:
     percent = [100 * share for share in shares]
     drawn: list[Curve] = [("FedEM", percent, accuracy.tolist())]
     for name in TABLE3[:2]:
-        levels = [100 * one["summary"][UNSEEN] for one in found.of(setting, name)]
+        levels = accuracies(found.of(setting, name), UNSEEN)
         drawn += [(LABELS[name], percent, [[level] * len(percent) for level in levels])] if levels else []
     curves({setting.label: drawn}, "training samples adapted on, in percent", "test accuracy in percent", path)
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from lit_fed.pictures.style import save
+from reproduction.markdown import Part, grid, order, ranked, section, wrap
 from reproduction.pictures import Curve, Share, Shares, bars, curves, shares
 from reproduction.runs import Record
 from reproduction.settings import LABELS, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, section, wrap
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 METHODS = ("fedavg", "fedavg_plus", "local", "clustered_fl", "fedem", "fedfomo", "federico")
 
@@ -80,18 +81,13 @@ def table1_picture(found: Results, path: Path) -> None:
     """Bars for each number of groups, the paper's figures as marks."""
     shown = {
         f"{setting.label}, {groups} groups": [
-            (
-                LABELS[one],
-                [100 * record["summary"][ACCURACY] for record in records],
-                published("federico")[f"{name}_{groups}"][one][0],
-            )
+            (LABELS[one], accuracies(records), published("federico")[f"{name}_{groups}"][one][0])
             for one, records in found.each(setting, METHODS).items()
-            if records
         ]
         for name, settings in table1_settings(found.scale).items()
         for groups, setting in settings.items()
     }
-    bars({title: rows for title, rows in shown.items() if rows}, "test accuracy in percent", path)
+    bars(shown, "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Table 2
@@ -238,7 +234,7 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
     effective = np.exp(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)).mean((0, 2))
     divided = np.mean([kinds(one) for one in records], axis=(0, 2))
     common = np.mean([in_common(one) for one in records], axis=0)
-    accuracy = f"{np.mean([100 * one['summary'][ACCURACY] for one in records]):.2f}"
+    accuracy = f"{mean(records):.2f}"
     return [
         [f"{rounds[at]:.0f}", *percent([*divided[at], *common[at]]), f"{effective[at]:.2f}", accuracy]
         for at in sorted({0, min(4, len(rounds) - 1), len(rounds) - 1})
@@ -301,11 +297,11 @@ def figure6_body(found: Results) -> dict[str, Part]:
     for option, sign in SIGNS.items():
         rows, speed, end = [], {}, {}
         for value, records in by_value(found, option).items():
-            accuracies = [accuracy_curve(one, option)[1] for one in records]
-            rows.append([f"{value:g}", *_cells(accuracies)])
+            reached = [accuracy_curve(one, option)[1] for one in records]
+            rows.append([f"{value:g}", *_cells(reached)])
             if records:
-                speed[f"{value:g}"] = float(np.mean(accuracies))
-                end[f"{value:g}"] = float(np.mean([one[-1] for one in accuracies]))
+                speed[f"{value:g}"] = float(np.mean(reached))
+                end[f"{value:g}"] = float(np.mean([one[-1] for one in reached]))
         both = f"In the end: {ranked(end)}. Mean over the rounds: {ranked(speed)}." if len(speed) > 1 else ""
         table = grid([sign, "in the end", "mean over the rounds"], rows)
         title = f"{sign} (`{option}`), {option_setting(found.scale, option).label}"
@@ -313,11 +309,11 @@ def figure6_body(found: Results) -> dict[str, Part]:
     return {"options": lines[1:]}
 
 
-def _cells(accuracies: Sequence[Sequence[float]]) -> list[str]:
+def _cells(curves: Sequence[Sequence[float]]) -> list[str]:
     """Last value and mean over the rounds, each with its spread over seeds."""
-    if not accuracies:
+    if not curves:
         return ["not run", "not run"]
-    both = np.array([[one[-1], np.mean(one)] for one in accuracies])
+    both = np.array([[one[-1], np.mean(one)] for one in curves])
     if len(both) == 1:
         return [f"{value:.2f}" for value in both[0]]
     return [f"{m:.2f} ± {s:.2f}" for m, s in zip(both.mean(0), both.std(0, ddof=1), strict=True)]
@@ -328,11 +324,10 @@ def figure6_picture(found: Results, path: Path) -> None:
     lines: dict[str, list[Curve]] = {}
     for option, sign in SIGNS.items():
         title = f"{sign}, {option_setting(found.scale, option).label}" + (", client 0" * (option == "loss_momentum"))
+        lines[title] = []
         for value, records in by_value(found, option).items():
-            if records:
-                pairs = [accuracy_curve(one, option) for one in records]
-                line = (f"{sign} = {value:g}", pairs[0][0], [one for _, one in pairs])
-                lines.setdefault(title, []).append(line)
+            pairs = [accuracy_curve(one, option) for one in records]
+            lines[title] += [(f"{sign} = {value:g}", pairs[0][0], [one for _, one in pairs])] if pairs else []
     curves(lines, "round", "test accuracy in percent", path)
 
 

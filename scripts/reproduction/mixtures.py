@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fed.pictures.style import look, save
+from reproduction.markdown import Part, grid
 from reproduction.measures import STEPS
 from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, some_settings
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, mean
 
 COMPARED = ("local", "fedavg", "fedavg_plus", "fedem")
 BOTH = (ACCURACY, "test/unseen/accuracy")

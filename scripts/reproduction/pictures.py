@@ -49,7 +49,8 @@ def panels(
 
 
 def bars(groups: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
-    """Horizontal bars with the seeds' values as dots, and published values as triangles."""
+    """Horizontal bars with the seeds' values as dots, and published values as triangles; none without values."""
+    groups = {name: some for name, rows in groups.items() if (some := [one for one in rows if len(one[1])])}
     figure, axes = panels(list(groups), height=max(2.0, 0.33 * max(map(len, groups.values())) + 1))
     for name, rows in groups.items():
         axis = axes[name]
@@ -75,6 +76,9 @@ def curves(
     path: Path, *, log_x: bool = False, log_y: bool = False, columns: int | None = None,
 ) -> None:  # fmt: skip
     """A line for each curve, mean over its seeds with a band of one standard deviation; labels may be each panel's."""
+    groups = {name: some for name, lines in groups.items() if (some := [one for one in lines if len(one[1])])}
+    if not groups:
+        return
     figure, axes = panels(list(groups), columns=columns)
     for name, lines in groups.items():
         axis = axes[name]

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lit_fed.pictures.style import COLOURS, save
+from reproduction.markdown import Part, grid, section, wrap
 from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import facts, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, section, wrap
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table
 
 
 # ---------------------------------------------------------------------- MNIST, as published
