@@ -141,13 +141,9 @@ class Cells:
 
 # ---------------------------------------------------------------------- stages
 HOW = (
-    "graphed",
-    "sequential",
-    "graphed channels last",
-    "vectorized 2048 MB",
-    "sequential channels last",
+    "graphed", "sequential", "graphed channels last", "vectorized 2048 MB", "sequential channels last",
     "vectorized 8 MB",
-)
+)  # fmt: skip
 ROWS = [
     ("FedEM", "FedEMCNN", "tf32"), ("FedEM", "LeNet5", "tf32"), ("FedAvg", "FedEMCNN", "tf32"),
     ("FedAvg", "LeNet5", "tf32"), ("FedEM", "FedEMCNN", "float32"), ("FedEM", "FedEMCNN", "bf16"),

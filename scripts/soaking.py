@@ -203,7 +203,7 @@ def killed(life: Life) -> None:
     life.end(process, "killed", (0, -signal.SIGKILL))
 
 
-def killed_in_checkpoint(life: Life) -> None:
+def killed_in_a_checkpoint(life: Life) -> None:
     """SIGKILL when half of a checkpoint is written."""
     round_idx = min(life.rounds_logged() + life.rng.randrange(3), life.rounds - 1)
     process = life.begin(
@@ -259,7 +259,7 @@ def full_disk(life: Life) -> None:
     life.end(process, f"no file beyond {size} bytes", (0, 1))
 
 
-def clock_jumps(life: Life) -> None:
+def clock(life: Life) -> None:
     """Up to three jumps of the clock, by seconds to years, forwards and backwards."""
     jumps = [
         (life.rng.uniform(0, life.rounds * life.seconds), life.rng.choice((-1, 1)) * 10 ** life.rng.uniform(0, 8))
@@ -371,19 +371,11 @@ def _is_held(lock: Path) -> bool:
 
 
 KINDS: dict[str, Callable[[Life], None]] = {
-    "killed": killed,
-    "killed in a checkpoint": killed_in_checkpoint,
-    "terminated": terminated,
-    "interrupted": interrupted,
-    "stopped": stopped,
-    "full disk": full_disk,
-    "clock": clock_jumps,
-    "deleted between": deleted_between,
-    "deleted meanwhile": deleted_meanwhile,
-    "two writers": two_writers,
-    "rank killed": rank_killed,
-    "rank stopped": rank_stopped,
-}
+    one.__name__.replace("_", " "): one for one in (
+        killed, killed_in_a_checkpoint, terminated, interrupted, stopped, full_disk, clock, deleted_between,
+        deleted_meanwhile, two_writers, rank_killed, rank_stopped,
+    )
+}  # fmt: skip
 
 
 def described(kind: str) -> str:
