@@ -65,7 +65,9 @@ class HttpsServer:
     """A `Transport` to nodes that run `lit-fed client`, in a thread of its own.
 
     Args:
-        listen, tls, nodes: see `Federation`; with port 0 the system chooses one, see `address`.
+        listen: see `Federation`, as are the two that follow; with port 0 the system chooses one, see `address`.
+        tls: folder of certificates.
+        nodes: names of nodes that may connect.
         limits: of nodes and strangers.
         say: takes a line for the operator.
 

@@ -104,7 +104,10 @@ class NodePool:
 
     Args:
         transport: carries bytes to nodes and back.
-        missing, seconds, patience, max_update_norm: see `RemoteClients`.
+        missing: see `RemoteClients`, as are the others.
+        seconds: of a phase.
+        patience: of the first questions, in seconds.
+        max_update_norm: of a client's update.
 
     Attributes:
         directory: the clients of all nodes; set by `meet`.

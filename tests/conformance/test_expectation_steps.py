@@ -18,7 +18,7 @@ STILL = LocalSolver(lr=0.0)
 def with_mixture_weights():
     """Algorithms whose clients keep a leaf `mixture`."""
     for cls in all_algorithms():
-        if cls.participation.divided_by == "samples":
+        if cls().participation.divided_by == "samples":
             federation = Federation(cls(), make_clients([2, 2]), num_rounds=3, groups=torch.arange(2))
             if mixtures(federation.states):
                 yield cls

@@ -23,7 +23,6 @@ from lit_fed.data import ClientFolder
 from lit_fed.data.facts import TrainingFacts
 from lit_fed.data.populations.build import infer_target
 from lit_fed.deployment.kept import KeptTraining
-from lit_fed.deployment.messages import facts_to_json
 from lit_fed.deployment.node_pool import LostNodesError
 from lit_fed.deployment.remote import RemoteTrainer, VersionStore
 from lit_fed.deployment.wire import Packet, from_bytes, to_bytes
@@ -94,7 +93,7 @@ def sides(folders, states, settings, **changed) -> Sides:
     for split in (remote_unseen.train, remote_unseen.val, remote_unseen.test):
         split.first_id = train.num_clients
     remote.store = VersionStore(train.num_clients)
-    session = {"model": None, "facts": facts_to_json(facts), "val_fraction": 0.0, "data_seed": 0}
+    session = {"model": None, "facts": facts.public.plain(), "val_fraction": 0.0, "data_seed": 0}
     remote.client_trainer = RemoteTrainer(federation.pool, remote, (remote_seen, remote_unseen), session)
     return Sides(simulated, remote, (seen, unseen), (remote_seen, remote_unseen), transport)
 

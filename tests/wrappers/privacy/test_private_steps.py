@@ -188,7 +188,7 @@ def test_a_solver_takes_one_step():
     private, models = PrivateSolver.of(LocalSolver(lr=1.0), noisy()), task.init(1, 0)
     private.step(PrivateTask.of(task), models, private.init(models), three(), LR)
     with pytest.raises(ConfigError, match="this takes two"):
-        private.move(PrivateTask.of(task), models, private.init(models), three(), LR)
+        private.step_without_loss(PrivateTask.of(task), models, private.init(models), three(), LR)
     with pytest.raises(ConfigError, match="takes gradients beside it"):
         private.update({}, {}, private.init(models), LR)
 
