@@ -7,8 +7,6 @@ Values are process CPU seconds on one thread unless a row says otherwise, median
 less noisy. The yardstick is a textbook loop (scripts/textbook.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json
@@ -24,26 +22,37 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import bench_networks
 import lightning
 import numpy as np
 import torch
-from bench_networks import FROZEN_ROWS, NETWORK_ROWS
-from bench_scale import SCALE_ROWS
-from bench_small_clients import SMALL_CLIENT_ROWS
-from bench_wrappers import CODEC_ROWS, WRAPPER_ROWS
 from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
 from textbook import Textbook, index_batches
-from torch import nn
+from torch import Tensor, nn
 
-from lit_fed import FederatedModule
-from lit_fed.algorithms import FedEM
+from lit_fed import FederatedModule, rounds
+from lit_fed.algorithms import Ditto, FedAvg, FedEM
 from lit_fed.core.graphs.fastest_mixing import certified
 from lit_fed.core.graphs.mixing import second_eigenvalue, weights_of
 from lit_fed.core.graphs.topology import ErdosRenyi, adjacency
 from lit_fed.core.local_solver import LocalSolver
-from lit_fed.core.types import Split
+from lit_fed.core.reduce import Accumulator
+from lit_fed.core.seeds import uniforms
+from lit_fed.core.targets import Multiclass
+from lit_fed.core.task import Task
+from lit_fed.core.types import Message, Split
 from lit_fed.data import Synthetic
 from lit_fed.data.module import FederatedDataModule
+from lit_fed.models import LeafCNN
+from lit_fed.rounds import FederatedRounds
+from lit_fed.wrappers.base import AlgorithmWrapper
+from lit_fed.wrappers.compression import codecs as kinds
+from lit_fed.wrappers.compression.wrapper import Compressed
+from lit_fed.wrappers.privacy.client_level import ClientPrivacy
+from lit_fed.wrappers.privacy.local import LocalPrivacy
+from lit_fed.wrappers.robust.rules import CenteredClipping
+from lit_fed.wrappers.robust.wrapper import RobustAverage
+from lit_fed.wrappers.secure.wrapper import SecureSum
 
 ROOT = Path(__file__).resolve().parents[1]
 BATCH = 128
@@ -106,18 +115,18 @@ def evaluation() -> dict[str, float]:
 
 def lightning_overhead() -> dict[str, float]:
     """What Lightning adds to a round with logging and checkpoints: a fit minus the same plain rounds, median rounds."""
-    rounds = 150
+    number = 150
     seconds: dict[str, list[float]] = {"fit": [], "plain": []}
     data = synthetic(test_size=1)
     for _ in range(3):
         plain = PlainLoop(data, FederatedModule(FedEM(), solver()))
-        for _ in range(rounds):
+        for _ in range(number):
             start = time.process_time()
             plain.round()
             seconds["plain"].append(time.process_time() - start)
         clock, module = RoundClock(), FederatedModule(FedEM(), solver())
         with tempfile.TemporaryDirectory() as folder:
-            fit(data, module, folder, max_epochs=rounds, limit_val_batches=0, callbacks=[clock])
+            fit(data, module, folder, max_epochs=number, limit_val_batches=0, callbacks=[clock])
         seconds["fit"] += clock.seconds
     whole, plain_loop = (float(np.median(seconds[how])) for how in ("fit", "plain"))
     return {"fit": whole, "plain": plain_loop, "milliseconds per round": 1000 * (whole - plain_loop)}
@@ -144,13 +153,9 @@ def _seconds_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@in_process
 def memory() -> dict[str, float]:
     """Peak gigabytes over the data: 10,000 synthetic clients, 100 sampled per round, in a process of its own."""
-    return in_process("bench", "memory_child()")
-
-
-def memory_child() -> None:
-    """Train three rounds with an evaluation and print the peak."""
     dataset = Synthetic(num_clients=10_000, test_size=50)
     data = FederatedDataModule(dataset, batch_size=BATCH, clients_per_round=100)
     with tempfile.TemporaryDirectory() as folder:
@@ -158,7 +163,7 @@ def memory_child() -> None:
     splits = (data.seen.train, data.seen.val, data.seen.test)
     held = sum(split.x.nbytes + split.y.nbytes for split in splits) / 1e9
     peak = peak_gigabytes()
-    print(json.dumps({"data GB": held, "peak GB": peak, "peak over data GB": peak - held}))
+    return {"data GB": held, "peak GB": peak, "peak over data GB": peak - held}
 
 
 def fmmc() -> dict[str, float]:
@@ -170,15 +175,173 @@ def fmmc() -> dict[str, float]:
     return row | {"SLEM": found.upper, "lower bound": found.lower, "SLEM of Metropolis weights": metropolis}
 
 
-ROWS = (
-    {function.__name__: function for function in (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc)}
-    | SCALE_ROWS
-    | NETWORK_ROWS
-    | SMALL_CLIENT_ROWS
-    | FROZEN_ROWS
-    | CODEC_ROWS
-    | WRAPPER_ROWS
-)
+# ---------------------------------------------------------------------- wrappers and codecs
+CLIENTS, CLASSES = 2, 10
+
+AROUND: dict[str, Any] = {  # little noise, since much would stop the training, and costs the same
+    "Around": AlgorithmWrapper,
+    "ClientPrivacy": ClientPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
+    "LocalPrivacy": LocalPrivacy(1e-4, delta=1e-3, clip_norm=1.0).around,
+    "SecureSum": SecureSum().around,
+    "FloatCast": lambda inner: Compressed(inner, kinds.FloatCast()),
+    "QSGD": lambda inner: Compressed(inner, kinds.QSGD()),
+    "TopK with EF14": lambda inner: Compressed(inner, kinds.TopK(), "ef14"),
+    "CenteredClipping": lambda inner: RobustAverage(inner, CenteredClipping()),
+}
+
+MESSAGES, NUMBERS = 20, 2**20
+
+
+def federation(algorithm: Any, images: int, batch_size: int) -> tuple[FederatedRounds, Split]:
+    """LEAF's network on random images of two clients, so many of each, which take an epoch."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * images, 1, 28, 28, generator=rng)
+    y = torch.randint(CLASSES, (CLIENTS * images,), generator=rng)
+    train = Split(x, y, torch.arange(CLIENTS + 1) * images)
+    task = Task.create(lambda: LeafCNN((1, 28, 28), CLASSES, dropout=0.0), Multiclass(CLASSES), 0)
+    found = rounds.start(
+        algorithm, task, train, solver=LocalSolver(lr=0.01), client_trainer="sequential", batch_size=batch_size,
+        num_rounds=100, weighting="uniform",
+    )  # fmt: skip
+    return found, train
+
+
+@torch.no_grad()
+def wrappers() -> dict[str, float]:
+    """A client's round of FedAvg with LEAF's network: CPU seconds, and how many times that inside wrappers.
+
+    With 128 images in batches of 16, and with 500 in batches of 10, the least local work of FedAvg's paper.
+    """
+    row = {}
+    for images, batch_size in ((128, 16), (500, 10)):
+        algorithms = {"plain": FedAvg()} | {name: around(FedAvg()) for name, around in AROUND.items()}
+        running = {name: federation(one, images, batch_size) for name, one in algorithms.items()}
+        for one, train in running.values():
+            one.round(train)
+        functions = {name: (lambda one=one, train=train: one.round(train), 1) for name, (one, train) in running.items()}
+        found = medians(7, **functions)
+        row[f"plain, {images} images"] = found["plain"] / CLIENTS
+        row |= {f"{name} / plain, {images} images": found[name] / found["plain"] for name in AROUND}
+    return row
+
+
+# ---------------------------------------------------------------------- codecs
+MEASURED: dict[str, kinds.Codec] = {
+    "FloatCast": kinds.FloatCast(),
+    "Uniform": kinds.Uniform(),
+    "QSGD": kinds.QSGD(),
+    "QSGD, sparse": kinds.QSGD(coding="sparse"),
+    "TernGrad": kinds.TernGrad(),
+    "ScaledSign": kinds.ScaledSign(),
+    "TopK, 1 %": kinds.TopK(),
+    "RandomK, 1 %": kinds.RandomK(),
+    "Drive": kinds.Drive(),
+    "LowRank, rank 2": kinds.LowRank(),
+}
+
+
+def codecs() -> dict[str, float]:
+    """A message of 2^20 numbers: CPU seconds to add it up at the server, and how many times that a codec takes.
+
+    Random numbers are given to codecs that need some; drawing them is a row of its own. The sum is that of 20 messages
+    in blocks of one, in float64, and the division at its end.
+    """
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(MESSAGES, NUMBERS, generator=generator)
+    chances = torch.rand(NUMBERS, generator=generator, dtype=torch.float64)
+    one, client = torch.ones(1, dtype=torch.float64), torch.tensor(3)
+
+    def server() -> None:
+        accumulator = Accumulator("sum")
+        for row in values.split(1):
+            accumulator.add(Message({"w": row}, one, one, one), one, {})
+        accumulator.reduce(torch.arange(MESSAGES), [MESSAGES])
+
+    def client_with(codec: kinds.Codec) -> None:
+        message: Tensor = values[0].view(1024, -1) if codec.keeps_shape else values[0]
+        codec.encode(message, lambda count: chances[:count])
+
+    functions = {name: (lambda codec=codec: client_with(codec), 5) for name, codec in MEASURED.items()}
+    functions["random numbers"] = (lambda: uniforms(0, 1, client, "bench", NUMBERS), 5)
+    row = medians(3, weighted_mean=(server, 1), **functions)
+    mean = row.pop("weighted_mean") / MESSAGES
+    return {"weighted mean": mean} | {f"{name} / weighted mean": seconds / mean for name, seconds in row.items()}
+
+
+# ---------------------------------------------------------------------- a million clients
+ROUNDS = 12
+
+
+def many_clients() -> dict[str, float]:
+    """FedEM, clients drawn when needed, 100 of 1,000 or of 1,000,000 per round: what a round costs.
+
+    A round has its evaluation of 100 clients, its log and its checkpoint.
+    """
+    return _few_and_many("FedEM", 1_000_000)
+
+
+def many_models() -> dict[str, float]:
+    """Ditto, each client with a model of its own in files, 100 of 1,000 or of 100,000 per round.
+
+    A round has its evaluation of 100 clients, its log and its checkpoint; a model is 1.2 kB. `files` are those that a
+    round writes, at most.
+    """
+    return _few_and_many("Ditto", 100_000)
+
+
+def _few_and_many(algorithm: str, most: int) -> dict[str, float]:
+    """Values for a thousand clients and for many more, in turns of separate processes."""
+    turns = [[costs_of_round(algorithm, number) for number in (1_000, most)] for _ in range(3)]
+    row: dict[str, float] = {}
+    for figure in turns[0][0]:
+        for position, number in enumerate((1_000, most)):
+            row[f"{figure}, {number:,} clients"] = float(np.median([turn[position][figure] for turn in turns]))
+    name = "CPU seconds of a round"
+    row[f"{name}, {most:,} / 1,000"] = row[f"{name}, {most:,} clients"] / row[f"{name}, 1,000 clients"]
+    return row
+
+
+@in_process
+def costs_of_round(algorithm: str, num_clients: int) -> dict[str, float]:
+    """The costs of some rounds."""
+    whole_models = algorithm == "Ditto"
+    sizes: dict[str, Any] = {"dimension": 300, "test_size": 5} if whole_models else {"test_size": 50}
+    dataset = Synthetic(num_clients=num_clients, variant="corrected", on_demand=True, **sizes)
+    data = FederatedDataModule(dataset, batch_size=128, clients_per_round=100, eval_clients=100)
+    chosen, memory_gb = (Ditto(), 0.0) if whole_models else (FedEM(), 2.0)
+    module = FederatedModule(chosen, LocalSolver(), client_memory_gb=memory_gb)
+    with tempfile.TemporaryDirectory() as folder:
+        watch = Watch(Path(folder))
+        fit(data, module, folder, max_epochs=ROUNDS, callbacks=[watch])
+        (last,) = Path(folder).rglob("last.ckpt")
+        row = {
+            "CPU seconds of a round": float(np.median(watch.seconds[1:])),
+            "peak GB": peak_gigabytes(),
+            "checkpoint MB": last.stat().st_size / 1e6,
+        }
+        if whole_models:
+            row["files"] = float(max(watch.written))
+    return row
+
+
+class Watch(RoundClock):
+    """CPU seconds of each round, and the number of client files it wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.written: list[int] = []
+        self._known: set[str] = set()
+
+    def between_rounds(self) -> None:
+        """Count files."""
+        found = {path.name for path in self._folder.rglob("clients/*.pt")}
+        self.written.append(len(found - self._known))
+        self._known = found
+
+
+OWN = (fedem_round, evaluation, lightning_overhead, start_up, memory, fmmc, many_clients, many_models)
+ROWS = {one.__name__: one for one in (*OWN, *bench_networks.ROWS, codecs, wrappers)}
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:

@@ -1,9 +1,8 @@
 """Rows of bench.py about networks on a CPU: memory format, precision, client trainers, ranks, memory, frozen bodies."""
 
-from __future__ import annotations
-
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -12,43 +11,37 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
-from textbook import Textbook
+from textbook import Textbook, index_batches
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.profiler import ProfilerActivity, profile
 
 from lit_fed import FederatedModule
 from lit_fed.algorithms import FedAvg, FedEM
 from lit_fed.core.local_solver import LocalSolver
+from lit_fed.core.networks.products import fast_products
 from lit_fed.core.types import Population, Split
 from lit_fed.data import CIFAR10, ClientDataSet
 from lit_fed.data.data_sets.base import empty_split, make_split
 from lit_fed.data.module import FederatedDataModule
 from lit_fed.data.partitions import Dirichlet
 from lit_fed.models import MLP, CharLSTM, FedEMCNN, LeafCNN, LeNet5, Linear, MobileNetV2, Network
-
-__all__ = ["FROZEN_ROWS", "NETWORK_ROWS"]
+from lit_fed.system.machine import keep_freed_memory
 
 
 @dataclass(frozen=True)
 class Noise(ClientDataSet):
-    """Clients with random images or texts; a round costs the same for any content.
+    """Clients with random images or texts; a round costs the same for any content."""
 
-    Args:
-        shape: shape of a sample; one number means texts of this length.
-        num_clients: number of clients T.
-        samples: training samples of each.
-        classes: number of classes.
-    """
-
-    shape: tuple[int, ...] = (1, 28, 28)
+    shape: tuple[int, ...] = (1, 28, 28)  # of a sample; one number: texts of this length
     num_clients: int = 10
-    samples: int = 480
+    samples: int = 480  # for training, of each
     classes: int = 62
-
     num_classes: ClassVar[int | None] = None
 
     def load(self) -> tuple[Population, None]:
@@ -86,12 +79,22 @@ class Case:
         )
         return PlainLoop(self.data, module, bf16=bf16).round
 
+    def compare(self, *formats: str) -> dict[str, float]:
+        """Medians of the textbook and of lit_fed in some formats, after a warm-up round, and ratios to the textbook."""
+        rounds = {"textbook": self.textbook()} | {name: self.ours(**FORMATS[name]) for name in formats}
+        for one in rounds.values():
+            one()
+        return with_ratios(medians(3, **{name: (one, 1) for name, one in rounds.items()}))
 
-def compare(repetitions: int, rounds: dict[str, Callable[[], None]]) -> dict[str, float]:
-    """Medians after a warm-up round, and ratios to the textbook."""
-    for one in rounds.values():
-        one()
-    return with_ratios(medians(repetitions, **{name: (one, 1) for name, one in rounds.items()}))
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {}, "bf16-mixed": {"bf16": True},
+    "float32 channels_last": {}, "bf16-mixed channels_last": {"bf16": True},
+    "float32 contiguous": {"memory_format": "contiguous"},
+    "bf16-mixed contiguous": {"memory_format": "contiguous", "bf16": True},
+}  # fmt: skip
+TUNED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
+"""Keep freed blocks instead of clearing their pages again."""
 
 
 def fedem_cnn() -> dict[str, float]:
@@ -100,61 +103,42 @@ def fedem_cnn() -> dict[str, float]:
     Once as the C library allocates by default, and once as the guide to large runs advises (`tuned malloc`), each in a
     process of its own with its own yardstick.
     """
-    row = in_process("bench_networks", "fedem_cnn_child()")
-    tuned = in_process("bench_networks", "fedem_cnn_child(contiguous=False)", environment=TUNED_MALLOC)
+    usual = ("float32 channels_last", "bf16-mixed channels_last")
+    row = fedem_cnn_in(*usual, "float32 contiguous", "bf16-mixed contiguous")
+    tuned = fedem_cnn_in(*usual, environment=TUNED_MALLOC)
     return row | {f"tuned malloc: {key}": value for key, value in tuned.items()}
 
 
-TUNED_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
-"""Keep freed blocks instead of clearing their pages again."""
-
-
-def fedem_cnn_child(contiguous: bool = True) -> None:
-    """Measure and print the row, optionally with the contiguous format."""
-    torch.set_num_threads(1)
-    case = Case(FedEMCNN, Noise(), 128)
-    rounds = {
-        "textbook": case.textbook(),
-        "float32 channels_last": case.ours(),
-        "bf16-mixed channels_last": case.ours(bf16=True),
-    }
-    if contiguous:
-        rounds["float32 contiguous"] = case.ours("contiguous")
-        rounds["bf16-mixed contiguous"] = case.ours("contiguous", bf16=True)
-    print(json.dumps(compare(3, rounds)))
+@in_process
+def fedem_cnn_in(*formats: str) -> dict[str, float]:
+    """The row in some formats."""
+    return Case(FedEMCNN, Noise(), 128).compare(*formats)
 
 
 def mobilenet() -> dict[str, float]:
     """FedEM with MobileNetV2, 4 clients × 448 images of 3×32×32, M = 3, batch 64: CPU seconds of one round."""
     case = Case(MobileNetV2, Noise((3, 32, 32), 4, 448, 10), 64)
-    return compare(
-        3,
-        {
-            "textbook": case.textbook(),
-            "float32 contiguous": case.ours("contiguous"),
-            "float32 channels_last": case.ours(),
-            "bf16-mixed channels_last": case.ours(bf16=True),
-        },
-    )
+    return case.compare("float32 contiguous", "float32 channels_last", "bf16-mixed channels_last")
 
 
 def char_lstm() -> dict[str, float]:
     """FedEM with CharLSTM, 4 clients × 128 texts of 80 characters, M = 3, batch 32: CPU seconds of one round."""
-    case = Case(CharLSTM, Noise((80,), 4, 128, 100), 32)
-    return compare(3, {"textbook": case.textbook(), "float32": case.ours(), "bf16-mixed": case.ours(bf16=True)})
+    return Case(CharLSTM, Noise((80,), 4, 128, 100), 32).compare("float32", "bf16-mixed")
 
 
 def client_trainers() -> dict[str, float]:
     """Sequential and vectorised: CPU seconds of a FedEM round, 20 clients × 100 samples, M = 3; `auto` goes by it."""
     row: dict[str, float] = {}
-    cases = {
-        "Linear, 32 inputs": Case(Linear, Noise((1, 4, 8), 20, 100, 10), 32),
-        "MLP 32-64-10": Case(MLP, Noise((1, 4, 8), 20, 100, 10), 32, {"hidden_sizes": (64,)}),
-        "MLP 784-20-10": Case(MLP, Noise((1, 28, 28), 20, 100, 10), 32, {"hidden_sizes": (20,)}),
-        "MLP 784-200-10": Case(MLP, Noise((1, 28, 28), 20, 100, 10), 32, {"hidden_sizes": (200,)}),
-        "LeNet5": Case(LeNet5, Noise((1, 28, 28), 20, 100, 10), 32),
+    small, large = (Noise(shape, 20, 100, 10) for shape in ((1, 4, 8), (1, 28, 28)))
+    cases: dict[str, tuple[type[Network], Noise, dict[str, Any]]] = {
+        "Linear, 32 inputs": (Linear, small, {}),
+        "MLP 32-64-10": (MLP, small, {"hidden_sizes": (64,)}),
+        "MLP 784-20-10": (MLP, large, {"hidden_sizes": (20,)}),
+        "MLP 784-200-10": (MLP, large, {"hidden_sizes": (200,)}),
+        "LeNet5": (LeNet5, large, {}),
     }
-    for name, case in cases.items():
+    for name, (network, noise, options) in cases.items():
+        case = Case(network, noise, 32, options)
         rounds = {how: case.ours(client_trainer=how) for how in ("sequential", "vectorized")}
         for one in rounds.values():
             one()
@@ -191,21 +175,134 @@ def fit_as_rank(count: int) -> None:
         print(json.dumps({"rounds": clock.seconds[1:]}))
 
 
+@in_process
 def memory_cnn() -> dict[str, float]:
     """Peak gigabytes of two rounds: 100 clients × 64 images, FedEMCNN, M = 3, bf16-mixed, in a process of its own."""
-    return in_process("bench_networks", "memory_cnn_child()")
-
-
-def memory_cnn_child() -> None:
-    """Train two rounds with an evaluation and print the peak."""
     data = FederatedDataModule(Noise(num_clients=100, samples=64), batch_size=128)
     module = FederatedModule(FedEM(), LocalSolver(lr=0.1), FedEMCNN)
     with tempfile.TemporaryDirectory() as folder:
         fit(data, module, max_epochs=2, precision="bf16-mixed", default_root_dir=folder, limit_val_batches=0)
-    print(json.dumps({"data GB": data.seen.train.x.nbytes / 1e9, "peak GB": peak_gigabytes()}))
+    return {"data GB": data.seen.train.x.nbytes / 1e9, "peak GB": peak_gigabytes()}
 
 
-NETWORK_ROWS = {one.__name__: one for one in (fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn)}
+# ---------------------------------------------------------------------- clients of about a hundred images
+NETWORKS = {"FedEMCNN": FedEMCNN, "LeNet5": LeNet5}
+PRECISIONS = ("float32", "bf16-mixed")
+SGD = {"momentum": 0.9, "weight_decay": 5e-4}
+TURNS = 3
+
+
+def small_clients() -> dict[str, float]:
+    """FedEM, 32 clients × 120 images of 3×32×32, M = 3, batch 128, momentum kept: CPU seconds of one round.
+
+    The textbook takes its batches from tensors in memory. Each program has processes of its own, in turn, with the C
+    library as it is by default: what lit_fed makes of the allocator is not given to the textbook. `passes alone` are a
+    forward and a backward pass of every model for every client, one after another, and nothing else: what a program
+    with these passes cannot be faster than.
+    """
+    row: dict[str, float] = {}
+    for network in NETWORKS:
+        names = ("textbook", *(name for one in PRECISIONS for name in (one, f"{one}, passes alone")))
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for _ in range(TURNS):
+            for name, measured in seconds.items():
+                measured.append(seconds_of_round(network, name)["s"])
+        found = {name: float(np.median(measured)) for name, measured in seconds.items()}
+        row |= {f"{network}, {name}": value for name, value in found.items()}
+        row |= {f"{network}, textbook / {name}": found["textbook"] / found[name] for name in names[1:]}
+    return row
+
+
+@in_process
+def seconds_of_round(network: str, name: str) -> dict[str, float]:
+    """CPU seconds of the third round: in the first clients have no momentum, and memory is taken anew."""
+    one_round = rounds_of(network, name, num_clients=32)
+    one_round()
+    one_round()
+    start = time.process_time()
+    one_round()
+    return {"s": time.process_time() - start}
+
+
+def rounds_of(network: str, name: str, num_clients: int) -> Callable[[], None]:
+    """A round of the textbook, or of lit_fed in a precision, or its `passes alone`."""
+    case = Case(NETWORKS[network], Noise((3, 32, 32), num_clients, 120, 10), 128)
+    precision, _, alone = name.partition(", ")
+    if alone:
+        return partial(passes, case, bf16=precision == "bf16-mixed")
+    if name == "textbook":
+        build = partial(case.network, case.data.input_shape, case.data.target.num_outputs)
+        book = Textbook(
+            build, case.data.seen.train, batch_size=128, batches=index_batches, sgd=SGD, keep_momentum=True
+        )  # fmt: skip
+        return book.round
+    solver = LocalSolver(lr=0.1, persist_optimizer=True, **SGD)
+    module = FederatedModule(FedEM(), solver, case.network)
+    return PlainLoop(case.data, module, bf16=name == "bf16-mixed").round
+
+
+def passes(case: Case, *, bf16: bool) -> None:
+    """Gradients of three models on the samples of every client, in the layout and with the products of lit_fed."""
+    keep_freed_memory(torch.device("cpu"))
+    data = case.data.seen.train
+    network = case.network(case.data.input_shape, case.data.target.num_outputs).to(memory_format=torch.channels_last)
+    parameters = list(network.parameters())
+    for client in map(data.client, range(data.num_clients)):
+        x, y = client.all_x.to(memory_format=torch.channels_last), client.all_y
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=False), fast_products():
+                outputs = network(x)
+            torch.autograd.grad(cross_entropy(outputs.float(), y), parameters)
+
+
+PARTS = {
+    "convolutions, forward": ("mkldnn_convolution",),
+    "convolutions, backward": ("convolution_backward",),
+    "dense layers": ("_linear_pointwise", "addmm", "mm"),
+    "pooling": ("max_pool2d_with_indices", "max_pool2d_with_indices_backward"),
+    "activations and losses": (
+        "threshold_backward", "clamp_min", "_log_softmax", "_log_softmax_backward_data", "nll_loss_forward",
+        "nll_loss_backward",
+    ),
+    "optimizer, sums of messages": ("add", "add_", "addcmul", "mul", "sum", "div"),
+    "copies and casts": ("copy_", "cat", "index", "index_select", "_index_put_impl_", "fill_", "zero_"),
+}  # fmt: skip
+"""Which of torch's operations are counted together."""
+
+
+def where_time_goes() -> dict[str, float]:
+    """The same with FedEMCNN and 16 clients: percent of a round's time by operation, and page faults.
+
+    Measured with torch's profiler, whose own time is in the rest; each precision has a process of its own.
+    """
+    row: dict[str, float] = {}
+    for name in ("textbook", *PRECISIONS):
+        found = parts_of_round(name)
+        row |= {f"{name}: {part}": value for part, value in found.items()}
+    return row
+
+
+@in_process
+def parts_of_round(name: str) -> dict[str, float]:
+    """The parts of a third round, and the page faults of a second."""
+    one_round = rounds_of("FedEMCNN", name, num_clients=16)
+    one_round()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    one_round()
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        one_round()
+    return shares(profiled.key_averages()) | {"page faults": float(faults)}
+
+
+def shares(events: Any) -> dict[str, float]:
+    """Percent of the time of each part, of events with a name and a time of their own."""
+    spent = {one.key.split("::")[-1]: 0.0 for one in events}
+    for one in events:
+        spent[one.key.split("::")[-1]] += one.self_cpu_time_total
+    total = sum(spent.values())
+    found = {part: 100 * sum(spent.get(name, 0.0) for name in names) / total for part, names in PARTS.items()}
+    return found | {"the rest": 100 - sum(found.values())}
 
 
 # ---------------------------------------------------------------------- heads over a frozen body
@@ -214,13 +311,7 @@ BODY_ROUNDS = 2
 
 
 class TrainedBody(LeafCNN):
-    """LEAF's network from the weights of a file.
-
-    Args:
-        input_shape: as of `LeafCNN`.
-        num_outputs: K.
-        weights: a state dict.
-    """
+    """LEAF's network from the state dict in a file."""
 
     def __init__(self, input_shape: tuple[int, ...], num_outputs: int, weights: str = "") -> None:
         super().__init__(input_shape, num_outputs, dropout=0.0)
@@ -235,12 +326,7 @@ class TrainedBody(LeafCNN):
 
 @dataclass(frozen=True)
 class Features(ClientDataSet):
-    """Features of clients' samples, computed once by a network's body.
-
-    Args:
-        clients: the clients.
-        body: gives the features [n, d] of samples [n, ...].
-    """
+    """Features [n, d] of clients' samples, computed once by a network's body."""
 
     clients: Population = field(repr=False)
     body: nn.Module = field(repr=False)
@@ -313,7 +399,9 @@ def _row(loops: dict[str, PlainLoop]) -> dict[str, float]:
     return row
 
 
-FROZEN_ROWS = {"frozen_features": frozen_features}
+ROWS = (
+    fedem_cnn, mobilenet, char_lstm, client_trainers, ranks, memory_cnn, small_clients, where_time_goes, frozen_features
+)  # fmt: skip
 
 if __name__ == "__main__":
     fit_as_rank(int(sys.argv[1]))

@@ -9,8 +9,6 @@ the turns in which all take part; beside it those of a round, from processes of 
 scripts/peers/ prints the loss of its model on all samples, which stands beside its seconds: what is fast has to learn.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

@@ -8,8 +8,6 @@ An algorithm is a file of `lit_fed/algorithms/`, or a folder there. Lines are th
 with its docstring.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import subprocess
@@ -20,22 +18,6 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
-
-__all__ = [
-    "CLOSURES",
-    "PACKAGE",
-    "ROOMS",
-    "arrows",
-    "arrows_back",
-    "closure",
-    "draw_rooms",
-    "lonely_files",
-    "long_classes",
-    "main",
-    "passed_by",
-    "room_of",
-    "used_by_one_algorithm",
-]
 
 PACKAGE = Path(__file__).resolve().parents[1] / "lit_fed"
 

@@ -5,8 +5,6 @@ the navigation, and leads links from the pages to files outside docs/ to the pag
 plain text. The extension shows symbols, deviations and fields of named tuples in the reference.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import posixpath

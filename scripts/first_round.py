@@ -1,14 +1,10 @@
 """A callback that ends its process after the first round, for measuring how long a command takes to start."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import Any
 
 from lit_fed.training.hooks import FederatedCallback
-
-__all__ = ["FirstRound"]
 
 
 class FirstRound(FederatedCallback):

@@ -1,7 +1,5 @@
 """Tools of bench.py's rows: medians in turns, rounds without Lightning, separate processes, clocks of rounds."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -9,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,9 @@ from lit_fed.data.module import FederatedDataModule
 from lit_fed.rounds import FederatedRounds, InMemoryServer
 from lit_fed.serving import measure
 
-__all__ = ["PlainLoop", "RoundClock", "fit", "in_process", "medians", "peak_gigabytes", "with_ratios"]
-
 
 def medians(repetitions: int, **functions: tuple[Callable[[], Any], int]) -> dict[str, float]:
-    """Median process CPU seconds of each function.
-
-    Args:
-        repetitions: number of turns; in turns all functions see the same load of the machine.
-        functions: name -> function and its calls per turn.
-    """
+    """Median process CPU seconds of each function, with its calls per turn; in turns all see the same load."""
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(repetitions):
         for name, (function, times) in functions.items():
@@ -49,13 +41,7 @@ def with_ratios(row: dict[str, float], yardstick: str = "textbook") -> dict[str,
 
 
 class PlainLoop:
-    """Rounds of a module without a trainer.
-
-    Args:
-        data: the data, set up.
-        module: the module; its state is built here.
-        bf16: run under bf16 autocast, as Lightning does with bf16-mixed.
-    """
+    """Rounds of a module without a trainer, on data that are set up; `bf16`: under autocast, as with bf16-mixed."""
 
     def __init__(self, data: FederatedDataModule, module: FederatedModule, *, bf16: bool = False) -> None:
         self.data, self.module, self.bf16 = data, module, bf16
@@ -83,22 +69,27 @@ class PlainLoop:
         table.reset()
 
 
-def in_process(module: str, call: str, environment: dict[str, str] | None = None) -> dict[str, float]:
-    """Run `module.call` in a new process, which prints its row as JSON in the last line; `environment` is added."""
-    program = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import {module}; {module}.{call}"
-    env = {**os.environ, **(environment or {})}
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
-    if out.returncode:
-        raise RuntimeError(out.stderr)
-    return json.loads(out.stdout.splitlines()[-1])
+def in_process(function: Callable[..., dict[str, float]]) -> Callable[..., dict[str, float]]:
+    """Run a function in a process of its own on one thread; `environment` is added to that of this process."""
+
+    @wraps(function)
+    def call(*given: Any, environment: dict[str, str] | None = None, **options: Any) -> dict[str, float]:
+        module, name = Path(function.__code__.co_filename).stem, function.__name__
+        program = (
+            f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import torch, {module}; "
+            f"torch.set_num_threads(1); print(json.dumps({module}.{name}.__wrapped__(*{given!r}, **{options!r})))"
+        )
+        env = {**os.environ, **(environment or {})}
+        out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=env)
+        if out.returncode:
+            raise RuntimeError(out.stderr)
+        return json.loads(out.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+    return call
 
 
 class RoundClock(Callback):
-    """Seconds from the start of each round to the start of the next.
-
-    Args:
-        clock: `time.process_time` or `time.perf_counter`.
-    """
+    """Seconds from the start of each round to the start of the next."""
 
     def __init__(self, clock: Callable[[], float] = time.process_time) -> None:
         self.clock, self.seconds = clock, []  # type: ignore[var-annotated]

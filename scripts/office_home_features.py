@@ -8,8 +8,6 @@ are what the penultimate layer of a ResNet-18 trained on ImageNet makes of them,
 Appendix D. The checksum tells whether two people started from the same files; it does not cover what they show.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import os
@@ -28,8 +26,6 @@ from torchvision.models import ResNet, ResNet18_Weights, resnet18
 from lit_fed.data.data_sets.office_home import DOMAINS, FEATURES, FOLDER, NUM_CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.pretrained import load_weights
-
-__all__ = ["Pictures", "checksum", "extract", "find", "main", "trained"]
 
 BATCH = 64
 
@@ -72,11 +68,7 @@ def checksum(folder: Path, paths: Sequence[Path]) -> str:
 
 
 def trained(weights: str) -> ResNet:
-    """The ResNet-18 of torchvision up to its penultimate layer, ready to infer.
-
-    Args:
-        weights: a member of `ResNet18_Weights`, or the path of a state dict (.pt, .pth).
-    """
+    """The ResNet-18 of torchvision up to its penultimate layer, by the name of its weights or a state dict's path."""
     network = resnet18()
     try:
         load_weights(network, weights, ResNet18_Weights, "fc.")

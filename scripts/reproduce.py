@@ -10,24 +10,25 @@ samples, its page goes to runs/smoke/; `reduced` fits a laptop and says what it 
 DIR holds what docs/data.md describes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys
 from collections.abc import Sequence
-from functools import partial
+from fnmatch import fnmatch
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one run, one core; before torch is imported
 
-from reproduction.registry import TABLES
+from reproduction import checks, every_algorithm, fedem, fedem_figures, fedem_images, federico, mixtures, robust, ucfl
+from reproduction.markdown import fill, grid
 from reproduction.runs import ROOT, Kept, Run, command_line, make_missing
-from reproduction.tables import PAGES, SCALES, Results, Scale, Table, fill, grid, page
+from reproduction.tables import PAGES, SCALES, Results, Scale, Table, page
 
 from lit_fed.system.files import write_atomically
 
-__all__ = ["folder_of_data", "index", "kept_of", "main", "write"]
+MODULES = (fedem, fedem_figures, fedem_images, ucfl, federico, every_algorithm, checks, robust, mixtures)
+TABLES = {table.name: table for module in MODULES for table in module.TABLES}
+"""All tables and figures, by name."""
 
 
 def kept_of(scale: Scale, output: Path) -> Kept:
@@ -48,13 +49,12 @@ def write(table: Table, scale: Scale, seeds: Sequence[int], output: Path) -> Pat
     return path
 
 
-def make(
-    table: Table, scale: Scale, seeds: Sequence[int], output: Path, root: Path, jobs: int, unfinished: Path | None
-) -> Path:
+def make(table: Table, seeds: Sequence[int], output: Path, chosen: argparse.Namespace) -> Path:
     """Run what is missing, then write the page."""
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    kept, runs = kept_of(scale, output), list(dict.fromkeys(table.runs(scale, seeds)))
+    kept, runs = kept_of(chosen.scale, output), list(dict.fromkeys(table.runs(chosen.scale, seeds)))
+    runs = [run for run in runs if fnmatch(run.name, chosen.only)]
     columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
         bar = progress.add_task(table.name, total=len(runs), completed=len(runs) - len(kept.missing(runs)))
@@ -63,8 +63,11 @@ def make(
             progress.advance(bar)
             print(f"{table.name}: {run.name} is done", flush=True)
 
-        make_missing(runs, kept, partial(folder_of_data, scale=scale, root=root), jobs, done, unfinished)
-    return write(table, scale, seeds, output)
+        def extra(run: Run) -> tuple[str, ...]:
+            return (*folder_of_data(run, chosen.scale, chosen.root), *chosen.arguments)
+
+        make_missing(runs, kept, extra, chosen.jobs, done, None if chosen.scale == "smoke" else chosen.unfinished)
+    return write(table, chosen.scale, seeds, output)
 
 
 def folder_of_data(run: Run, scale: Scale, root: Path) -> tuple[str, ...]:
@@ -128,6 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--commands", action="store_true", help="print the command of every run, and run nothing")
     parser.add_argument("--write", action="store_true", help="write the pages from what is there, and run nothing")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="runs to make, with stars")
+    parser.add_argument(
+        "--arguments", nargs=argparse.REMAINDER, default=[],
+        help="the last option: arguments of every run, such as --trainer.accelerator gpu",
+    )  # fmt: skip
     chosen = parser.parse_args(arguments)
     if chosen.list or not chosen.table:
         show(chosen.seeds)
@@ -139,11 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if chosen.commands:
             print(*map(command_line, dict.fromkeys(table.runs(chosen.scale, seeds))), sep="\n")
             continue
-        if chosen.write:
-            path = write(table, chosen.scale, seeds, output)
-        else:
-            unfinished = None if chosen.scale == "smoke" else chosen.unfinished
-            path = make(table, chosen.scale, seeds, output, chosen.root, chosen.jobs, unfinished)
+        path = write(table, chosen.scale, seeds, output) if chosen.write else make(table, seeds, output, chosen)
         print(f"{name}: {path}", flush=True)
 
 

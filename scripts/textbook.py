@@ -4,8 +4,6 @@ Every client has a `DataLoader(TensorDataset)`, takes an E-step pass, and trains
 with torch's SGD; the server averages state dicts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch
@@ -13,8 +11,6 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lit_fed.core.types import Split
-
-__all__ = ["Textbook", "index_batches", "loader_batches"]
 
 Batches = Callable[[tuple[Tensor, ...], int, bool], Iterator[tuple[Tensor, ...]]]
 
@@ -33,17 +29,7 @@ def index_batches(arrays: tuple[Tensor, ...], batch_size: int, shuffle: bool) ->
 
 
 class Textbook:
-    """FedEM.
-
-    Args:
-        build: makes a network.
-        data: training samples of all clients.
-        batch_size: samples in a local batch.
-        batches: how batches are made.
-        num_components: M.
-        sgd: arguments of torch's SGD.
-        keep_momentum: let each client's momentum of each component go on in the next round.
-    """
+    """FedEM."""
 
     def __init__(
         self,

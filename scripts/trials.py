@@ -5,18 +5,15 @@ As a program it is `python -m lit_fed` without compiled modules, which a kill or
 `FEDERATION_COUNTS` names a file for the bytes that a server sends and receives, by kind of question.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-
-__all__ = ["TRIAL", "facts", "go_on", "keep", "newest_folder", "rounds_logged"]
 
 TRIAL = Path(__file__)
 """The program of a child process."""
@@ -57,6 +54,14 @@ def keep(path: Path, page: Callable[[dict[str, Any]], str], **news: Any) -> None
     record = (json.loads(path.read_text()) if path.is_file() else {}) | news
     write_atomically(path, json.dumps(record, indent=1) + "\n")
     write_atomically(path.with_suffix(".md"), page(json.loads(path.read_text())))
+
+
+def written(script: str, parts: Mapping[str, Any]) -> str:
+    """The page whose words are in a Markdown file beside a script, without paragraphs of missing parts."""
+    from reproduction.markdown import fill
+
+    known: dict[str, Any] = defaultdict(lambda: None, parts)
+    return "\n".join([*fill(Path(script).with_suffix(".md").read_text(), known), ""])
 
 
 # ---------------------------------------------------------------------- in a child process

@@ -1,7 +1,5 @@
 """Checks of our own: the trainer, precision, privacy, codecs, and rates of convergence on a convex problem."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,13 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from lit_fed.pictures.style import COLOURS, draw_curve, look
-from reproduction.pictures import DASHES, MARKERS, panels, save
+from lit_fed.pictures.style import COLOURS, DASHES, MARKERS, draw_curve, look, save
+from reproduction.markdown import Part, grid, section
+from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
-
-__all__ = ["TABLES"]
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 DECILE = "test/seen/accuracy_decile"
 
@@ -123,9 +120,8 @@ def privacy_body(found: Results) -> dict[str, Part]:
             [f"FedEM − {LABELS[other]}", *(_gain(setting, found, other, at) for at in places)] for other in PRIVATE[:2]
         ]
         head = [f"ε = {written(at)}" for at in places]
-        lines += ["", f"## {setting.label}", ""]
-        lines += grid(["algorithm", *head], [*rows, ["noise multiplier z", *noise]])
-        lines += ["", *grid(["points", *head], gains)]
+        table = grid(["algorithm", *head], [*rows, ["noise multiplier z", *noise]])
+        lines += section(setting.label, table, grid(["points", *head], gains))
     return {"settings": lines[1:]}
 
 
@@ -191,8 +187,7 @@ def compression_body(found: Results) -> dict[str, Part]:
                 fewer = f"{_total_up(plain) / _total_up(records):.1f}"
                 cells = [found.cell(records), _short(_per_round(records)), fewer, _reached(records, plain)]
             rows.append([setting.choices["codec"][codec], *cells])
-        lines += ["", f"## {title}", ""]
-        lines += grid(["codec", "accuracy", "kB a round", "times fewer", "kB to get there"], rows)
+        lines += section(title, grid(["codec", "accuracy", "kB a round", "times fewer", "kB to get there"], rows))
     return {"settings": lines[1:]}
 
 

@@ -1,21 +1,19 @@
 """Tables of the FedEM paper: Marfoq, Neglia, Bellet, Kameni, Vidal, NeurIPS 2021, https://arxiv.org/abs/2108.10252."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 import yaml
 
+from reproduction.markdown import Part, grid, order, ranked, section, wrap
 from reproduction.pictures import bars
 from reproduction.runs import ROOT, Record, Run
 from reproduction.settings import LABELS, facts, published, runs_of, settings_of, some_settings
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
-
-__all__ = ["TABLE2", "TABLE3", "TABLES", "THEIRS", "at_rate", "published_column", "settings_or_one", "unseen"]
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 DECILE = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/unseen/accuracy"
@@ -123,21 +121,20 @@ def table2_body(found: Results) -> dict[str, Part]:
             ours |= {LABELS[name]: mean(records)} if records else {}
         means = {LABELS["prox_avg" if name == "pfedme" else name]: one[0] for name, one in theirs.items()}
         compared = order(ours, means)
-        lines += ["", f"## {setting.label}", "", *grid(["algorithm", "here", f"the paper, {column}"], rows)]
-        lines += ["", *wrap(f"Order: {compared}")] if compared else []
-        lines += _remark(setting, found)
+        table = grid(["algorithm", "here", f"the paper, {column}"], rows)
+        lines += section(setting.label, table, wrap(compared and f"Order: {compared}"), wrap(_remark(setting, found)))
     return {"settings": lines[1:]}
 
 
-def _remark(setting: Setting, found: Results) -> list[str]:
+def _remark(setting: Setting, found: Results) -> str:
     """The remark on a setting with the means of our runs, once all that it names are there."""
     text = found.words["remarks"].get(setting.name, "")
     if not text or (setting.name not in STANDS_FOR and len(found.seeds) == 1):
-        return []
+        return ""
     records = {name: found.of(setting, name) for _, name, _, _ in Formatter().parse(text) if name}
     if any(len(some) < len(found.seeds) for some in records.values()):
-        return []
-    return ["", *wrap(text.format_map({name: f"{mean(some):.1f}" for name, some in records.items()}))]
+        return ""
+    return text.format_map({name: f"{mean(some):.1f}" for name, some in records.items()})  # type: ignore[no-any-return]
 
 
 def table2_picture(found: Results, path: Path) -> None:
@@ -147,17 +144,16 @@ def table2_picture(found: Results, path: Path) -> None:
         theirs = published("fedem")[published_column(setting)]
         label = f"{setting.label}, beside FEMNIST" if setting.name == "mnist_by_writer" else setting.label
         panels[label] = [
-            (LABELS[name], [100 * one["summary"][ACCURACY] for one in records], theirs.get(THEIRS[name], (None,))[0])
+            (LABELS[name], accuracies(records), theirs.get(THEIRS[name], (None,))[0])
             for name, records in found.each(setting, TABLE2).items()
-            if records
         ]
-    bars({label: one for label, one in panels.items() if one}, "test accuracy in percent", path)
+    bars(panels, "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Table 3
-def table3_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedAvg, FedAvg+ and FedEM with a fifth of the clients unseen."""
-    return [run for one in settings_of("fedem", scale).values() for run in unseen(one).runs(seeds, TABLE3)]
+def table3_settings(scale: Scale) -> list[Setting]:
+    """All settings with a fifth of the clients unseen."""
+    return [unseen(one) for one in settings_of("fedem", scale).values()]
 
 
 def table3_body(found: Results) -> dict[str, Part]:
@@ -175,8 +171,7 @@ def table3_body(found: Results) -> dict[str, Part]:
             ours |= {LABELS[name]: mean(records, "test/unseen/accuracy")} if records else {}
         head = ["algorithm", "unseen", "unseen, training samples", "seen", f"the paper, {column}"]
         compared = order(ours, {LABELS[name]: one[0] for name, one in theirs.items()})
-        lines += ["", f"## {setting.label}", "", *grid(head, rows)]
-        lines += ["", *wrap(f"Order: {compared}")] if compared else []
+        lines += section(setting.label, grid(head, rows), wrap(compared and f"Order: {compared}"))
     return {"settings": lines[1:]}
 
 
@@ -195,11 +190,6 @@ def table4_body(found: Results) -> dict[str, Part]:
 
 # ---------------------------------------------------------------------- Table 6
 DECENTRALIZED = (*TABLE2, "dfedem")
-
-
-def decentralized_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """D-FedEM, and the runs of Table 2."""
-    return [run for setting in settings_or_one(scale) for run in setting.runs(seeds, DECENTRALIZED)]
 
 
 def decentralized_body(found: Results) -> dict[str, Part]:
@@ -273,35 +263,25 @@ def timed_body(found: Results) -> dict[str, Part]:
 SAMPLED = ("fedavg", "fedavg_plus", "apfl", "fedem")
 
 
-def sampled_settings(scale: Scale) -> list[Setting]:
-    """A fifth of the clients takes part in each round."""
-    return [at_rate(one, 0.2) for one in settings_or_one(scale, ("synthetic",))]
-
-
-def sampled_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All methods, also with all clients in each round."""
-    settings = [*sampled_settings(scale), *settings_or_one(scale, ("synthetic",))]
-    return [run for setting in settings for run in setting.runs(seeds, SAMPLED)]
+def sampled_settings(scale: Scale) -> tuple[list[Setting], list[Setting]]:
+    """Settings in which a fifth of the clients takes part in each round, and the same with all clients."""
+    whole = settings_or_one(scale, ("synthetic",))
+    return [at_rate(one, 0.2) for one in whole], whole
 
 
 def sampled_body(found: Results) -> dict[str, Part]:
     """Each data set with a fifth of the clients per round, and with all."""
     lines: list[str] = []
-    for some, whole in zip(sampled_settings(found.scale), settings_or_one(found.scale, ("synthetic",)), strict=True):
+    for some, whole in zip(*sampled_settings(found.scale), strict=True):
         rows = [[LABELS[name], *(found.cell(found.of(one, name)) for one in (some, whole))] for name in SAMPLED]
         ours = {LABELS[name]: mean(records) for name, records in found.each(some, SAMPLED).items() if records}
-        lines += ["", f"## {some.label}", "", *grid(["algorithm", "a fifth of the clients", "all clients"], rows)]
-        lines += ["", *wrap(f"Order: {ranked(ours)}.")] if ours else []
+        table = grid(["algorithm", "a fifth of the clients", "all clients"], rows)
+        lines += section(some.label, table, wrap(f"Order: {ranked(ours)}." if ours else ""))
     return {"settings": lines[1:]}
 
 
 # ---------------------------------------------------------------------- Appendix J.2
 LINEAR = (*TABLE2[:-1], "mocha", "fedem")
-
-
-def mocha_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """MOCHA, and the runs of Table 2."""
-    return settings_of("fedem", scale)["synthetic"].runs(seeds, LINEAR)
 
 
 def mocha_body(found: Results) -> dict[str, Part]:
@@ -328,10 +308,12 @@ def _rank(values: Mapping[str, float]) -> str:
 TABLES = [
     Table("fedem-table1", table1_runs, table1_body),
     Table("fedem-table2", runs_of("fedem", TABLE2), table2_body, table2_picture),
-    Table("fedem-table3", table3_runs, table3_body),
+    Table(
+        "fedem-table3", runs_of(lambda scale: map(unseen, settings_of("fedem", scale).values()), TABLE3), table3_body
+    ),
     Table("fedem-table4", runs_of("fedem", ["fedem"]), table4_body),
-    Table("fedem-decentralized", decentralized_runs, decentralized_body),
+    Table("fedem-decentralized", runs_of(settings_or_one, DECENTRALIZED), decentralized_body),
     Table("fedem-time-constrained", timed_runs, timed_body),
-    Table("fedem-client-sampling", sampled_runs, sampled_body),
-    Table("fedem-mocha", mocha_runs, mocha_body),
+    Table("fedem-client-sampling", runs_of(lambda scale: chain(*sampled_settings(scale)), SAMPLED), sampled_body),
+    Table("fedem-mocha", runs_of(lambda scale: [settings_of("fedem", scale)["synthetic"]], LINEAR), mocha_body),
 ]

@@ -1,7 +1,5 @@
 """Figures and appendices of the FedEM paper, https://arxiv.org/abs/2108.10252: components, mixtures, convergence."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from lit_fed.pictures.style import DASHES, MARKERS, save
 from reproduction.fedem import TABLE2, TABLE3, at_rate, settings_or_one, unseen
-from reproduction.pictures import DASHES, MARKERS, Curve, curves, panels, save
+from reproduction.markdown import Part, grid, section
+from reproduction.pictures import Curve, curves, panels
 from reproduction.runs import Record, Run
-from reproduction.settings import LABELS, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, accuracies, grid, mean
-
-__all__ = ["TABLES"]
+from reproduction.settings import LABELS, runs_of, settings_of
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 
 def synthetic_or_cifar10(scale: Scale) -> Setting:
@@ -78,8 +76,7 @@ def figure1_picture(found: Results, path: Path) -> None:
     rates = [line(LABELS[name], by_rate(found, name)) for name in SAMPLED]
     lines = {"Clients in each round": rates, "Components": [line("FedEM", by_number(found))]}
     labels = {"Clients in each round": "share of all clients", "Components": "number of components"}
-    shown = {name: [one for one in some if one[1]] for name, some in lines.items()}
-    curves({name: some for name, some in shown.items() if some}, labels, "test accuracy in percent", path)
+    curves(lines, labels, "test accuracy in percent", path)
 
 
 def line(label: str, records: Mapping[float, list[Record]]) -> Curve:
@@ -100,11 +97,6 @@ def larger_setting(scale: Scale) -> Setting:
     """FedAvg with the setting's network and with larger ones, and FedEM."""
     setting = settings_of("fedem", scale)["cifar10_dirichlet" if scale == "reduced" else "cifar10"]
     return setting.only("fedavg", *(f"fedavg_{name}" for name in LARGER[scale]), "fedem")
-
-
-def larger_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs with larger networks, those of FedAvg and those of FedEM."""
-    return larger_setting(scale).runs(seeds)
 
 
 def larger_body(found: Results) -> dict[str, Part]:
@@ -139,11 +131,6 @@ UNSEEN = "test/unseen/accuracy"
 def figure2_setting(scale: Scale) -> Setting:
     """The setting of Table 3, in which a fifth of the clients is not seen in training."""
     return unseen(synthetic_or_cifar10(scale))
-
-
-def figure2_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of Table 3; FedEM's carry the measure."""
-    return figure2_setting(scale).runs(seeds, TABLE3)
 
 
 def figure2_body(found: Results) -> dict[str, Part]:
@@ -190,7 +177,7 @@ def figure2_picture(found: Results, path: Path) -> None:
     percent = [100 * share for share in shares]
     drawn: list[Curve] = [("FedEM", percent, accuracy.tolist())]
     for name in TABLE3[:2]:
-        levels = [100 * one["summary"][UNSEEN] for one in found.of(setting, name)]
+        levels = accuracies(found.of(setting, name), UNSEEN)
         drawn += [(LABELS[name], percent, [[level] * len(percent) for level in levels])] if levels else []
     curves({setting.label: drawn}, "training samples adapted on, in percent", "test accuracy in percent", path)
 
@@ -200,11 +187,6 @@ def entropy_settings(scale: Scale) -> list[Setting]:
     if scale == "paper":
         return [unseen(one) for one in settings_of("fedem", scale).values()]
     return [figure2_setting(scale)]
-
-
-def entropy_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedEM's runs of Table 3 that measure it."""
-    return [run for setting in entropy_settings(scale) for run in setting.runs(seeds, ["fedem"])]
 
 
 def entropy_body(found: Results) -> dict[str, Part]:
@@ -229,11 +211,6 @@ def cluster_settings(scale: Scale) -> list[Setting]:
         setting = synthetic.varied(f"clusters_{number}", *drawn).only(with_components(number))
         settings.append(setting._replace(measures=("recovery",)))
     return settings
-
-
-def clusters_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """FedEM with as many components as there are clusters."""
-    return [run for setting in cluster_settings(scale) for run in setting.runs(seeds)]
 
 
 def clusters_body(found: Results) -> dict[str, Part]:
@@ -267,11 +244,6 @@ QUANTITIES = {
 """Keys of a run's curve; the second where it measured the rounds on validation samples."""
 
 
-def convergence_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of Table 2."""
-    return [run for setting in settings_or_one(scale) for run in setting.runs(seeds, TABLE2)]
-
-
 def convergence_body(found: Results) -> dict[str, Part]:
     """How far each method is at half of the rounds."""
     lines: list[str] = []
@@ -280,7 +252,7 @@ def convergence_body(found: Results) -> dict[str, Part]:
         for name in (one for one in TABLE2 if setting.method(one)):
             records = found.of(setting, name)
             rows.append([LABELS[name], *(_on_the_way(records) if records else ("not run", "", ""))])
-        lines += ["", f"## {setting.label}", "", *grid(["algorithm", "round", "accuracy there", "at the end"], rows)]
+        lines += section(setting.label, grid(["algorithm", "round", "accuracy there", "at the end"], rows))
     return {"settings": lines[1:]}
 
 
@@ -343,9 +315,9 @@ def _draw(axis: Any, rounds: Sequence[int], values: np.ndarray, position: int) -
 
 TABLES = [
     Table("fedem-figure1", figure1_runs, figure1_body, figure1_picture),
-    Table("fedem-resnet", larger_runs, larger_body),
-    Table("fedem-figure2", figure2_runs, figure2_body, figure2_picture),
-    Table("fedem-entropy", entropy_runs, entropy_body),
-    Table("fedem-clusters", clusters_runs, clusters_body),
-    Table("fedem-convergence", convergence_runs, convergence_body, convergence_picture),
+    Table("fedem-resnet", runs_of(lambda scale: [larger_setting(scale)]), larger_body),
+    Table("fedem-figure2", runs_of(lambda scale: [figure2_setting(scale)], TABLE3), figure2_body, figure2_picture),
+    Table("fedem-entropy", runs_of(entropy_settings, ["fedem"]), entropy_body),
+    Table("fedem-clusters", runs_of(cluster_settings), clusters_body),
+    Table("fedem-convergence", runs_of(settings_or_one, TABLE2), convergence_body, convergence_picture),
 ]

@@ -1,17 +1,14 @@
 """Real images by the protocol of the FedEM paper, https://arxiv.org/abs/2108.10252, with all its clients and rounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
 from reproduction.fedem import THEIRS
+from reproduction.markdown import Part, grid
 from reproduction.pictures import Curve, curves
 from reproduction.runs import Run
 from reproduction.settings import LABELS, published, settings_of
-from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid
-
-__all__ = ["TABLES"]
+from reproduction.tables import ACCURACY, Method, Results, Scale, Setting, Table
 
 SEEN = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/seen/accuracy"
@@ -105,14 +102,11 @@ def images_picture(found: Results, path: Path) -> None:
     groups: dict[str, list[Curve]] = {}
     for setting in settings_of("images", found.scale).values():
         for split, said in (("test", "test"), ("train", "training")):
-            lines: list[Curve] = []
+            lines = groups.setdefault(f"{setting.label}, {said} samples", [])
             for name, records in found.each(setting).items():
                 values = [[100 * value for value in one["curve"][f"{split}/seen/accuracy"]] for one in records]
                 lines += [(LABELS[name], records[0]["curve"]["rounds"], values)] if records else []
-            if lines:
-                groups[f"{setting.label}, {said} samples"] = lines
-    if groups:
-        curves(groups, "round", "accuracy in percent", path, columns=2)
+    curves(groups, "round", "accuracy in percent", path, columns=2)
 
 
 TABLES = [Table("fedem-images", images_runs, images_body, images_picture)]

@@ -1,20 +1,17 @@
 """Tables and figures of the FedeRiCo paper: Sui, Wen, Lau, Ross, Cresswell, 2022, https://arxiv.org/abs/2210.06597."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from reproduction.pictures import Curve, Share, Shares, bars, curves, save, shares
-from reproduction.runs import Record, Run
+from lit_fed.pictures.style import save
+from reproduction.markdown import Part, grid, order, ranked, section, wrap
+from reproduction.pictures import Curve, Share, Shares, bars, curves, shares
+from reproduction.runs import Record
 from reproduction.settings import LABELS, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean, order, ranked, wrap
-
-__all__ = ["TABLES"]
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
 
 METHODS = ("fedavg", "fedavg_plus", "local", "clustered_fl", "fedem", "fedfomo", "federico")
 
@@ -33,29 +30,25 @@ def table1_settings(scale: Scale) -> dict[str, dict[str, Setting]]:
     return found
 
 
-def table1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """All methods that a setting has; the columns with most groups first."""
-    return [
-        run
-        for one in table1_settings(scale).values()
-        for groups in sorted(one)[::-1]
-        for run in one[groups].runs(seeds)
-    ]
+def table1_columns(scale: Scale) -> list[Setting]:
+    """The settings of Table 1, the columns with most groups first."""
+    return [one[groups] for one in table1_settings(scale).values() for groups in sorted(one)[::-1]]
 
 
 def table1_body(found: Results) -> dict[str, Part]:
     """A table for each data set, and both orders; at the reduced scale differences of methods."""
     lines: list[str] = []
     for name, settings in table1_settings(found.scale).items():
-        label = next(iter(settings.values())).label
-        lines += ["", f"## {label}", "", *_columns(name, settings, found)]
-    parts: dict[str, Part] = {"data": lines[1:], "fedavg": None, "to_local": None, "to_fedem": None}
-    parts["fedavg_to_local"] = None
+        lines += section(next(iter(settings.values())).label, _columns(name, settings, found))
+    pairs = {
+        "to_local": ("federico", "local"),
+        "to_fedem": ("federico", "fedem"),
+        "fedavg_to_local": ("fedavg", "local"),
+    }
+    parts: dict[str, Part] = {"data": lines[1:], **dict.fromkeys(("fedavg", *pairs))}
     if found.scale != "reduced":
         return parts
     each = [found.each(one, METHODS) for one in table1_settings("reduced")["cifar10"].values()]
-    pairs = {"to_local": ("federico", "local"), "to_fedem": ("federico", "fedem")}
-    pairs["fedavg_to_local"] = ("fedavg", "local")
     if all(one[name] for one in each for pair in pairs.values() for name in pair):
         parts |= {
             key: ", ".join(f"{mean(one[first]) - mean(one[second]):+.1f}" for one in each)
@@ -88,18 +81,13 @@ def table1_picture(found: Results, path: Path) -> None:
     """Bars for each number of groups, the paper's figures as marks."""
     shown = {
         f"{setting.label}, {groups} groups": [
-            (
-                LABELS[one],
-                [100 * record["summary"][ACCURACY] for record in records],
-                published("federico")[f"{name}_{groups}"][one][0],
-            )
+            (LABELS[one], accuracies(records), published("federico")[f"{name}_{groups}"][one][0])
             for one, records in found.each(setting, METHODS).items()
-            if records
         ]
         for name, settings in table1_settings(found.scale).items()
         for groups, setting in settings.items()
     }
-    bars({title: rows for title, rows in shown.items() if rows}, "test accuracy in percent", path)
+    bars(shown, "test accuracy in percent", path)
 
 
 # ---------------------------------------------------------------------- Table 2
@@ -165,11 +153,6 @@ def four_groups(scale: Scale) -> Setting:
     """Table 1's column of four groups."""
     name = "cifar10_label_groups_4" if scale == "reduced" else "cifar100_label_groups_paper_4"
     return settings_of("federico", scale)[name]
-
-
-def figure_runs(scale: Scale, seeds: Sequence[int], *, method: str) -> list[Run]:
-    """The method's runs with four groups."""
-    return four_groups(scale).runs(seeds, [method])
 
 
 def clients_body(found: Results) -> dict[str, Part]:
@@ -251,7 +234,7 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
     effective = np.exp(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)).mean((0, 2))
     divided = np.mean([kinds(one) for one in records], axis=(0, 2))
     common = np.mean([in_common(one) for one in records], axis=0)
-    accuracy = f"{np.mean([100 * one['summary'][ACCURACY] for one in records]):.2f}"
+    accuracy = f"{mean(records):.2f}"
     return [
         [f"{rounds[at]:.0f}", *percent([*divided[at], *common[at]]), f"{effective[at]:.2f}", accuracy]
         for at in sorted({0, min(4, len(rounds) - 1), len(rounds) - 1})
@@ -277,31 +260,26 @@ USUAL = {"explore_probability": 0.3, "num_neighbours": 3, "loss_momentum": 0.6}
 SIGNS = {"explore_probability": "ε", "num_neighbours": "M", "loss_momentum": "β"}
 
 
-def option_setting(scale: Scale, option: str) -> Setting:
-    """Where a hyper-parameter is varied."""
+def option_setting(scale: Scale, option: str, name: str = "") -> Setting:
+    """Where a hyper-parameter is varied, with the methods of its values; all three share the run with the usual ones.
+
+    A name is that of the methods in the place of the hyper-parameter's.
+    """
     settings = list(settings_of("hyper_parameters", scale).values())
-    return settings[-1 if option == "num_neighbours" else 0]
+    return settings[-1 if option == "num_neighbours" else 0].only(*option_methods(scale, option, name).values())
 
 
-def option_methods(scale: Scale, option: str) -> dict[float, str]:
-    """The methods with the values that are tried; all three hyper-parameters share the run with the usual values."""
+def option_methods(scale: Scale, option: str, name: str = "") -> dict[float, str]:
+    """The methods with the values that are tried."""
     values = VALUES[option] if scale != "smoke" else (VALUES[option][0], USUAL[option])
-    return {value: "usual" if value == USUAL[option] else f"{option}_{value:g}" for value in values}
+    usual = None if name else USUAL[option]
+    return {value: "usual" if value == usual else f"{name or option}_{value:g}" for value in values}
 
 
-def by_value(found: Results, option: str) -> dict[float, list[Record]]:
+def by_value(found: Results, option: str, name: str = "") -> dict[float, list[Record]]:
     """The records of each value."""
-    setting = option_setting(found.scale, option)
-    return {value: found.of(setting, name) for value, name in option_methods(found.scale, option).items()}
-
-
-def figure6_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs with all values of the three hyper-parameters."""
-    return [
-        run
-        for option in VALUES
-        for run in option_setting(scale, option).runs(seeds, list(option_methods(scale, option).values()))
-    ]
+    setting = option_setting(found.scale, option, name)
+    return {value: found.of(setting, one) for value, one in option_methods(found.scale, option, name).items()}
 
 
 def accuracy_curve(record: Record, option: str) -> tuple[list[int], list[float]]:
@@ -319,23 +297,23 @@ def figure6_body(found: Results) -> dict[str, Part]:
     for option, sign in SIGNS.items():
         rows, speed, end = [], {}, {}
         for value, records in by_value(found, option).items():
-            accuracies = [accuracy_curve(one, option)[1] for one in records]
-            rows.append([f"{value:g}", *_cells(accuracies)])
+            reached = [accuracy_curve(one, option)[1] for one in records]
+            rows.append([f"{value:g}", *_cells(reached)])
             if records:
-                speed[f"{value:g}"] = float(np.mean(accuracies))
-                end[f"{value:g}"] = float(np.mean([one[-1] for one in accuracies]))
-        lines += ["", f"## {sign} (`{option}`), {option_setting(found.scale, option).label}", ""]
-        lines += [*wrap(found.words["words"][option]), "", *grid([sign, "in the end", "mean over the rounds"], rows)]
-        if len(speed) > 1:
-            lines += ["", *wrap(f"In the end: {ranked(end)}. Mean over the rounds: {ranked(speed)}.")]
+                speed[f"{value:g}"] = float(np.mean(reached))
+                end[f"{value:g}"] = float(np.mean([one[-1] for one in reached]))
+        both = f"In the end: {ranked(end)}. Mean over the rounds: {ranked(speed)}." if len(speed) > 1 else ""
+        table = grid([sign, "in the end", "mean over the rounds"], rows)
+        title = f"{sign} (`{option}`), {option_setting(found.scale, option).label}"
+        lines += section(title, wrap(found.words["words"][option]), table, wrap(both))
     return {"options": lines[1:]}
 
 
-def _cells(accuracies: Sequence[Sequence[float]]) -> list[str]:
+def _cells(curves: Sequence[Sequence[float]]) -> list[str]:
     """Last value and mean over the rounds, each with its spread over seeds."""
-    if not accuracies:
+    if not curves:
         return ["not run", "not run"]
-    both = np.array([[one[-1], np.mean(one)] for one in accuracies])
+    both = np.array([[one[-1], np.mean(one)] for one in curves])
     if len(both) == 1:
         return [f"{value:.2f}" for value in both[0]]
     return [f"{m:.2f} ± {s:.2f}" for m, s in zip(both.mean(0), both.std(0, ddof=1), strict=True)]
@@ -346,35 +324,24 @@ def figure6_picture(found: Results, path: Path) -> None:
     lines: dict[str, list[Curve]] = {}
     for option, sign in SIGNS.items():
         title = f"{sign}, {option_setting(found.scale, option).label}" + (", client 0" * (option == "loss_momentum"))
+        lines[title] = []
         for value, records in by_value(found, option).items():
-            if records:
-                pairs = [accuracy_curve(one, option) for one in records]
-                line = (f"{sign} = {value:g}", pairs[0][0], [one for _, one in pairs])
-                lines.setdefault(title, []).append(line)
+            pairs = [accuracy_curve(one, option) for one in records]
+            lines[title] += [(f"{sign} = {value:g}", pairs[0][0], [one for _, one in pairs])] if pairs else []
     curves(lines, "round", "test accuracy in percent", path)
-
-
-def by_momentum(scale: Scale) -> dict[float, str]:
-    """The methods of Figure 7 by their β."""
-    return {value: f"mean_{value:g}" for value in option_methods(scale, "loss_momentum")}
-
-
-def figure7_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs with all values of β."""
-    return option_setting(scale, "loss_momentum").runs(seeds, list(by_momentum(scale).values()))
 
 
 def figure7_body(found: Results) -> dict[str, Part]:
     """How much the weights of client 0 move, and where they end."""
-    setting, rows = option_setting(found.scale, "loss_momentum"), []
-    for value, name in by_momentum(found.scale).items():
-        records = found.of(setting, name)
+    rows = []
+    for value, records in by_value(found, "loss_momentum", "mean").items():
         if records:
             moved = np.mean([_movement(one) for one in records], axis=0)
             last = np.mean([kinds(one)[-1, 0] for one in records], axis=0)
             rows.append([f"{value:g}", f"{moved[0]:.2f}", f"{moved[1]:.2f}", *percent(last)])
     head = ["β", "movement", "in the first half", *(f"{kind} in the end, percent" for kind in KINDS)]
-    return {"data": setting.label, "table": grid(head, rows) if rows else ["not run"]}
+    label = option_setting(found.scale, "loss_momentum").label
+    return {"data": label, "table": grid(head, rows) if rows else ["not run"]}
 
 
 def _movement(record: Record) -> tuple[float, float]:
@@ -386,8 +353,7 @@ def _movement(record: Record) -> tuple[float, float]:
 
 def figure7_picture(found: Results, path: Path) -> None:
     """A panel for each β, of the first seed that was run."""
-    setting = option_setting(found.scale, "loss_momentum")
-    each = {value: found.of(setting, name) for value, name in by_momentum(found.scale).items()}
+    each = by_value(found, "loss_momentum", "mean")
     shares({f"β = {value:g}": weight_lines(some[0], 0) for value, some in each.items() if some}, "weight", path)
 
 
@@ -449,16 +415,24 @@ def _draw_lines(axis: Any, records: dict[str, Record]) -> None:
     axis.legend(fontsize=8, frameon=False)
 
 
-weights_runs = partial(figure_runs, method="federico")
+weights_runs = runs_of(lambda scale: [four_groups(scale)], ["federico"])
 TABLES = [
-    Table("federico-table1", table1_runs, table1_body, table1_picture),
+    Table("federico-table1", runs_of(table1_columns), table1_body, table1_picture),
     Table("federico-table2", runs_of("mixed_labels"), table2_body),
     Table("federico-figure1", runs_of("sine"), sine_body, sine_picture),
     Table("federico-figure3", weights_runs, clients_body, clients_picture),
-    Table("federico-figure4", partial(figure_runs, method="fedem"), components_body, components_picture),
+    Table(
+        "federico-figure4", runs_of(lambda scale: [four_groups(scale)], ["fedem"]), components_body, components_picture
+    ),
     Table("federico-figure5", runs_of("tracking"), tracking_body, tracking_picture),
-    Table("federico-figure6", figure6_runs, figure6_body, figure6_picture),
-    Table("federico-figure7", figure7_runs, figure7_body, figure7_picture),
+    Table(
+        "federico-figure6",
+        runs_of(lambda scale: [option_setting(scale, one) for one in VALUES]), figure6_body, figure6_picture,
+    ),
+    Table(
+        "federico-figure7",
+        runs_of(lambda scale: [option_setting(scale, "loss_momentum", "mean")]), figure7_body, figure7_picture,
+    ),
     Table("federico-figure8", weights_runs, clients_body, clients_picture),
     Table("federico-figure9", weights_runs, clients_body, clients_picture),
-]
+]  # fmt: skip

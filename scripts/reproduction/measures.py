@@ -3,15 +3,13 @@
 A measure is called with the objects of the command line and the folder of the run.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +27,7 @@ from lit_fed.metrics import summarise
 from lit_fed.metrics.gathered import ClientTable
 from lit_fed.training.hooks import data_of, federated
 
-__all__ = ["MEASURES", "STEPS", "ClientAccuracies", "MixtureCurve", "RoundClock"]
+Kind = TypeVar("Kind", bound=Callback)
 
 
 def client_weights(cli: Any, folder: Path) -> dict[str, Any]:
@@ -77,10 +75,15 @@ class RoundClock(Callback):
             self.seconds.append(time.process_time() - self.started)
 
 
+def callback(cli: Any, kind: type[Kind]) -> Kind:
+    """The callback of a run that took a measure under way."""
+    (found,) = (one for one in cli.trainer.callbacks if isinstance(one, kind))
+    return found
+
+
 def cpu_seconds_per_round(cli: Any, folder: Path) -> float:
     """The mean of what `RoundClock` measured."""
-    (clock,) = (one for one in cli.trainer.callbacks if isinstance(one, RoundClock))
-    return statistics.mean(clock.seconds)
+    return statistics.mean(callback(cli, RoundClock).seconds)
 
 
 def objective(cli: Any, folder: Path) -> dict[str, Any]:
@@ -89,13 +92,13 @@ def objective(cli: Any, folder: Path) -> dict[str, Any]:
 
     from reproduction.objective import ObjectiveGap
 
-    (callback,) = (one for one in cli.trainer.callbacks if isinstance(one, ObjectiveGap))
+    found = callback(cli, ObjectiveGap)
     table = pd.read_csv(folder / "metrics.csv")
     bits = 8 * (table["comm/bytes_up"].fillna(0) + table["comm/bytes_down"].fillna(0)).cumsum()
     rows = table["objective/gap"].notna()
     columns = {"gap": table["objective/gap"], "disagreement": table["objective/disagreement"], "megabits": bits / 1e6}
     curve = {name: [float(f"{value:.4g}") for value in values[rows]] for name, values in columns.items()}
-    return curve | {"minimum": callback.minimum, "curvature": callback.curvature, "slope": callback.slope}
+    return curve | {"minimum": found.minimum, "curvature": found.curvature, "slope": found.slope}
 
 
 # ---------------------------------------------------------------------- mixtures
@@ -118,13 +121,7 @@ def accuracy_by_share(cli: Any, folder: Path) -> dict[str, list[float]]:
 
 
 def first_samples(split: Split, share: float, seed: int) -> Split:
-    """The first part of each client's shuffled samples, rounded up.
-
-    Args:
-        split: clients with all of their samples.
-        share: part that each keeps, in [0, 1].
-        seed: of the order.
-    """
+    """The first part of each client's shuffled samples, rounded up."""
     rows = []
     for position, (start, end) in enumerate(pairwise(split.offsets.tolist())):
         order = generator(seed, 0, split.first_id + position, "share of the training samples").permutation(end - start)
@@ -250,15 +247,10 @@ class MixtureCurve(Callback):
             for block in data.serving("seen", "test"):
                 measure_components(module, trainer.strategy.batch_to_device(block), tables)
         sums = torch.stack([table.compute().sum(0) for table in tables])  # [M, 3]
-        self.rows.append(
-            {
-                "round": module.num_rounds_done,
-                "entropy_of_clients": _digits(_entropy(mixture).mean()),
-                "entropy_of_samples": _digits(torch.cat(entropies).mean()),
-                "largest_weight": _digits(mixture.amax(1).mean()),
-                "components": [_digits(value) for value in sums[:, 2] / sums[:, 0]],
-            }
-        )
+        means = {"clients": _entropy(mixture), "samples": torch.cat(entropies)}
+        row = {f"entropy_of_{name}": _digits(values.mean()) for name, values in means.items()}
+        row |= {"round": module.num_rounds_done, "largest_weight": _digits(mixture.amax(1).mean())}
+        self.rows.append(row | {"components": [_digits(value) for value in sums[:, 2] / sums[:, 0]]})
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -272,8 +264,7 @@ def _digits(value: Tensor) -> float:
 
 def mixture_curve(cli: Any, folder: Path) -> list[dict[str, Any]]:
     """What `MixtureCurve` measured."""
-    (callback,) = (one for one in cli.trainer.callbacks if isinstance(one, MixtureCurve))
-    return callback.rows
+    return callback(cli, MixtureCurve).rows
 
 
 # ---------------------------------------------------------------------- single clients
@@ -295,7 +286,7 @@ class ClientAccuracies(Callback):
 
 def client_accuracies(cli: Any, folder: Path) -> dict[str, Any]:
     """What the callback kept, rounded to four digits."""
-    kept = next(one for one in cli.trainer.callbacks if isinstance(one, ClientAccuracies))
+    kept = callback(cli, ClientAccuracies)
     return {"rounds": kept.rounds, "accuracies": [[round(value, 4) for value in row] for row in kept.accuracies]}
 
 
@@ -330,17 +321,8 @@ def _predict(module: Any, x: np.ndarray) -> np.ndarray:
 
 
 MEASURES: dict[str, Callable[[Any, Path], Any]] = {
-    "accuracy_by_share": accuracy_by_share,
-    "client_accuracies": client_accuracies,
-    "client_weights": client_weights,
-    "cpu_seconds_per_round": cpu_seconds_per_round,
-    "data_statistics": data_statistics,
-    "mixture_curve": mixture_curve,
-    "mixture_entropy": mixture_entropy,
-    "objective": objective,
-    "participation": participation,
-    "poisoned_components": poisoned_components,
-    "recovery": recovery,
-    "sine_lines": sine_lines,
-    "unseen_by_e_steps": unseen_by_e_steps,
-}
+    one.__name__: one for one in (
+        accuracy_by_share, client_accuracies, client_weights, cpu_seconds_per_round, data_statistics, mixture_curve,
+        mixture_entropy, objective, participation, poisoned_components, recovery, sine_lines, unseen_by_e_steps,
+    )
+}  # fmt: skip

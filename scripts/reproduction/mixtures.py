@@ -1,19 +1,16 @@
 """When a mixture of models helps: what the records of several tables say together, and runs with one change each."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_fed.pictures.style import look
+from lit_fed.pictures.style import look, save
+from reproduction.markdown import Part, grid
 from reproduction.measures import STEPS
-from reproduction.pictures import panels, save
+from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, some_settings
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, mean
-
-__all__ = ["TABLES"]
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, mean
 
 COMPARED = ("local", "fedavg", "fedavg_plus", "fedem")
 BOTH = (ACCURACY, "test/unseen/accuracy")

@@ -1,7 +1,5 @@
 """How far a run is from the minimum of the objective that all its clients share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -15,8 +13,6 @@ from lit_fed.core.task import Task
 from lit_fed.core.types import Batch, ModelState, RoundRecord
 from lit_fed.training.hooks import FederatedCallback, data_of, federated, log_round
 from lit_fed.training.module import FederatedModule
-
-__all__ = ["ObjectiveGap"]
 
 
 class ObjectiveGap(FederatedCallback):

@@ -1,17 +1,12 @@
 """Pictures of tables: bars beside published figures, and curves with their spread; readable in grey."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_fed.pictures import style
-from lit_fed.pictures.style import DASHES, MARKERS, draw_curve, look
-
-__all__ = ["DASHES", "MARKERS", "Share", "Shares", "bars", "curves", "panels", "save", "shares"]
+from lit_fed.pictures.style import draw_curve, look, save
 
 Bar = tuple[str, Sequence[float], float | None]
 """Label, a value for each seed, and the published value where there is one."""
@@ -54,7 +49,8 @@ def panels(
 
 
 def bars(groups: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
-    """Horizontal bars with the seeds' values as dots, and published values as triangles."""
+    """Horizontal bars with the seeds' values as dots, and published values as triangles; none without values."""
+    groups = {name: some for name, rows in groups.items() if (some := [one for one in rows if len(one[1])])}
     figure, axes = panels(list(groups), height=max(2.0, 0.33 * max(map(len, groups.values())) + 1))
     for name, rows in groups.items():
         axis = axes[name]
@@ -80,6 +76,9 @@ def curves(
     path: Path, *, log_x: bool = False, log_y: bool = False, columns: int | None = None,
 ) -> None:  # fmt: skip
     """A line for each curve, mean over its seeds with a band of one standard deviation; labels may be each panel's."""
+    groups = {name: some for name, lines in groups.items() if (some := [one for one in lines if len(one[1])])}
+    if not groups:
+        return
     figure, axes = panels(list(groups), columns=columns)
     for name, lines in groups.items():
         axis = axes[name]
@@ -111,8 +110,3 @@ def shares(groups: Mapping[str, Shares], label: str, path: Path, columns: int = 
         handles += figure.axes[0].plot([], [], label=text, color=colour, **look(number), markersize=4)
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=8, frameon=False)
     save(figure, path)
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure of a page; it is there whole or not at all."""
-    style.save(figure, path)

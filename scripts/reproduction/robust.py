@@ -1,18 +1,15 @@
 """Attackers on MNIST under rules that were published with figures, and what they do to mixtures and clusters."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lit_fed.pictures.style import COLOURS
-from reproduction.pictures import panels, save
+from lit_fed.pictures.style import COLOURS, save
+from reproduction.markdown import Part, grid, section, wrap
+from reproduction.pictures import panels
 from reproduction.runs import Record, Run
 from reproduction.settings import facts, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Part, Results, Scale, Setting, Table, grid, wrap
-
-__all__ = ["TABLES"]
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table
 
 
 # ---------------------------------------------------------------------- MNIST, as published
@@ -58,8 +55,7 @@ def mnist_body(found: Results) -> dict[str, Part]:
     """A table for each momentum, with the published figures beside ours."""
     lines: list[str] = []
     for beta, setting in mnist(found.scale).items():
-        lines += ["", f"## Momentum {beta}", "", *_mnist_table(setting, beta, found)]
-        lines += _as_run_table(setting, beta, found)
+        lines += section(f"Momentum {beta}", _mnist_table(setting, beta, found)) + _as_run_table(setting, beta, found)
     return {"settings": lines[1:]}
 
 
@@ -128,7 +124,7 @@ def mixed_body(found: Results) -> dict[str, Part]:
         for attack, said in setting.choices["attack"].items():
             each = [found.of(setting, f"{name}_{rule}_{attack}") for rule in rules]
             rows += [[said, *(found.cell(one, *keys) for one in each)]] if any(each) else []
-        lines += ["", f"## {label}", "", *grid(["attack", *rules.values()], rows)] if rows else []
+        lines += section(label, grid(["attack", *rules.values()], rows)) if rows else []
         for attack, said in worst(setting).items():
             measured = [one["poisoned_components"] for one in found.of(setting, f"{name}_mean_{attack}")]
             cells = [_three(measured, key) for key in ("attackers", "honest", "alone")]

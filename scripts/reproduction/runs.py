@@ -1,7 +1,5 @@
 """Runs of the command line, made once, and what is kept of them."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -14,8 +12,6 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-__all__ = ["ROOT", "Kept", "Record", "Run", "command_line", "make_missing", "read_records", "write_record"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CURVE = ("accuracy", "accuracy_decile", "loss", "loss@served")
@@ -43,9 +39,6 @@ class Kept:
     """Records of runs: a JSON Lines file for each experiment, sorted by the names of its runs.
 
     A record counts only for a run with the same arguments.
-
-    Args:
-        folder: holds `EXPERIMENT.jsonl` for the runs of `configs/experiment/EXPERIMENT.yaml`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -128,14 +121,6 @@ def make_missing(
 
     A run that is refused, say since its data are not there, leaves the others alone: it has no record. Of one that
     diverges the round is kept, and it is not made again.
-
-    Args:
-        runs: the runs of a table.
-        kept: where records go, each as soon as its run is done.
-        extra: arguments that are the machine's affair, such as where the data lie.
-        jobs: processes at a time; 1 runs here.
-        done: told of every run that came to its end.
-        unfinished: where runs lie that have no record yet, see `make`.
     """
     from lit_fed.command_line.runner import Job, Outcome, run_many
     from lit_fed.errors import ClientError, ConfigError
@@ -166,13 +151,8 @@ def make(run: Run, extra: Sequence[str], unfinished: Path | None = None) -> Reco
     """Fit, test and measure; in the end the run's folder is thrown away.
 
     What a client returns may hold NaN or infinity, which ends the run: then the record holds the round under
-    `diverged` and the message under `reason`, and no figures.
-
-    Args:
-        run: what is run.
-        extra: arguments that are the machine's affair.
-        unfinished: where the folder lies meanwhile, so that a run that was cut short goes on after its last
-            checkpoint when it is made again; None: nowhere, it begins anew.
+    `diverged` and the message under `reason`, and no figures. `unfinished` holds the folder meanwhile: a run that was
+    cut short goes on after its last checkpoint.
     """
     import torch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -13,8 +13,6 @@ import yaml
 
 from reproduction.runs import Run
 from reproduction.tables import Method, Scale, Setting
-
-__all__ = ["LABELS", "facts", "published", "runs_of", "settings_of", "some_settings", "words"]
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
 LABELS: dict[str, str] = FILE["labels"]
@@ -29,11 +27,16 @@ def settings_of(group: str, scale: Scale) -> dict[str, Setting]:
     return {name: every[name] for name in names.get(scale, names["reduced"])}
 
 
-def runs_of(group: str, methods: Sequence[str] | None = None) -> Callable[[Scale, Sequence[int]], list[Run]]:
-    """The runs of some methods, by default of all, in all settings of a group."""
-    return lambda scale, seeds: [
-        run for setting in settings_of(group, scale).values() for run in setting.runs(seeds, methods)
-    ]
+def runs_of(
+    settings: str | Callable[[Scale], Iterable[Setting]], methods: Sequence[str] | None = None
+) -> Callable[[Scale, Sequence[int]], list[Run]]:
+    """The runs of some methods, by default of all, in all settings of a group or of a scale."""
+
+    def runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
+        found = settings_of(settings, scale).values() if isinstance(settings, str) else settings(scale)
+        return [run for setting in found for run in setting.runs(seeds, methods)]
+
+    return runs
 
 
 @cache

@@ -8,8 +8,6 @@ import numpy as np
 from lit_fed.core.seeds import generator
 from lit_fed.data import PooledDataSet, Samples
 
-__all__ = ["StandIn"]
-
 
 @dataclass(frozen=True)
 class StandIn(PooledDataSet):

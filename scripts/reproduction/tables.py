@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations
 from pathlib import Path
-from string import Formatter
 from typing import Any, Literal, NamedTuple
 
 import yaml
-from long_commands import in_lines
 
+from reproduction.markdown import Part, fill, in_lines, wrap
 from reproduction.runs import Kept, Record, Run, command_line
-
-__all__ = [
-    "ACCURACY", "PAGES", "SCALES", "Method", "Part", "Results", "Scale", "Setting", "Table",
-    "accuracies", "fill", "grid", "mean", "order", "page", "ranked", "wrap",
-]  # fmt: skip
 
 ACCURACY = "test/seen/accuracy"
 PAGES = Path(__file__).parent / "pages"
 Scale = Literal["smoke", "reduced", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "reduced", "paper")
-
-Part = str | Sequence[str] | None
-"""A text, or lines that stand as they are; None drops the paragraph that names it."""
 
 
 class Results(NamedTuple):
@@ -58,19 +47,12 @@ Picture = Callable[[Results, Path], None]
 
 @dataclass(frozen=True)
 class Table:
-    """A table or figure of a paper; its words are in `pages/NAME.md`: a head in YAML, what was found, and the text.
-
-    Args:
-        name: on the command line and of the page.
-        runs: the runs of a scale with these training seeds.
-        body: the parts of the page that its text names in braces.
-        picture: draws `NAME.png`; None: there is none.
-    """
+    """A table or figure of a paper; its words are in `pages/NAME.md`: a head in YAML, what was found, and the text."""
 
     name: str
-    runs: Callable[[Scale, Sequence[int]], list[Run]]
-    body: Body
-    picture: Picture | None = None
+    runs: Callable[[Scale, Sequence[int]], list[Run]]  # of a scale with these training seeds
+    body: Body  # the parts of the page that its text names in braces
+    picture: Picture | None = None  # draws NAME.png
 
     @cached_property
     def head(self) -> dict[str, Any]:
@@ -193,66 +175,6 @@ def cell(records: Sequence[Record], keys: Sequence[str], wanted: int) -> str:
         return "not run"
     short = "" if len(records) == wanted else f" ({len(records)} of {wanted} seeds)"
     return " / ".join(spread(records, key) for key in keys) + short
-
-
-def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
-    return [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows)]
-
-
-def order(ours: Mapping[str, float], published: Mapping[str, float]) -> str:
-    """Both orders, best first, over what both have, and the pairs that stand the other way round."""
-    common = [name for name in ours if name in published]
-    if len(common) < 2:
-        return ""
-    pairs = list(combinations(common, 2))
-    turned = [(a, b) for a, b in pairs if (ours[a] - ours[b]) * (published[a] - published[b]) < 0]
-    words = "; ".join(
-        f"{a} and {b} ({ours[a] - ours[b]:+.1f} here, {published[a] - published[b]:+.1f})" for a, b in turned
-    )
-    agree = f"{len(pairs) - len(turned)} of {len(pairs)} pairs agree"
-    both = (ranked({name: values[name] for name in common}) for values in (published, ours))
-    return "in the paper {}; here {}. ".format(*both) + agree + (f"; not {words}." if turned else ".")
-
-
-def ranked(values: Mapping[str, float]) -> str:
-    """Names by falling values."""
-    return " > ".join(sorted(values, key=lambda name: -values[name]))
-
-
-def wrap(text: str, bullet: bool = False) -> list[str]:
-    """Text in lines of at most 120 characters."""
-    first, rest = ("- ", "  ") if bullet else ("", "")
-    return textwrap.wrap(
-        text, 120, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def fill(text: str, parts: Mapping[str, Part]) -> list[str]:
-    """The lines of a text in Markdown with `{part}` in the place of what a page computes.
-
-    A paragraph that is a list of lines stands as it is, one that names a part that is None is dropped, and the others
-    are wrapped anew. `{only_reduced}` is empty at the reduced scale and None at others.
-    """
-    lines: list[str] = []
-    for paragraph in text.strip().split("\n\n"):
-        block: list[str] = []
-        for one in paragraph.replace("\n  ", " ").split("\n- "):
-            block += _filled(" ".join(one.split()), parts, bullet=paragraph.startswith("- "))
-        lines += ["", *block] if block else []
-    return lines[1:]
-
-
-def _filled(text: str, parts: Mapping[str, Part], bullet: bool) -> Sequence[str]:
-    text = text.removeprefix("- ")
-    names = [name for _, name, _, _ in Formatter().parse(text) if name]
-    whole = parts[names[0]] if names and text == f"{{{names[0]}}}" else None
-    if whole is not None and not isinstance(whole, str):
-        return [line for one in whole for line in wrap(one, bullet)] if bullet else whole
-    if any(parts[name] is None for name in names):
-        return []
-    text = text.format_map(parts).strip()
-    return [text] if text.startswith("#") else wrap(text, bullet)
 
 
 def page(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int]) -> str:

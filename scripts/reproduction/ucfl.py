@@ -1,19 +1,17 @@
 """Tables of the user-centric paper: Mestoukirdi, Zecchin, Gesbert, Li, Gresset, https://arxiv.org/abs/2110.09869."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from reproduction.markdown import Part, grid, order, section, wrap
 from reproduction.pictures import Curve, bars, curves
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Method, Part, Results, Scale, Setting, Table, grid, mean, order, wrap
-
-__all__ = ["TABLES"]
+from reproduction.tables import ACCURACY, Method, Results, Scale, Setting, Table, accuracies, mean
 
 WORST = "test/seen/accuracy_worst"
+Y_LABEL = "average accuracy in percent"
 BASELINES = ("local", "fedavg", "oracle", "clustered_fl", "fedfomo")
 SYSTEMS = {"slow_uplink": (4, 1, 1), "fast_uplink": (2, 1, 0), "wired": (1, 1, 0)}
 """The systems of Figure 3: ρ, T_min and 1/μ, the last two in units of T_dl."""
@@ -70,8 +68,8 @@ def table1_body(found: Results) -> dict[str, Part]:
             ours |= {one.label(name): mean(records, WORST)} if records else {}
         compared = order(ours, {one.label(name): value for name, value in one.table1.items()})
         head = ["algorithm", "worst user", "average", "worst user, the paper"]
-        lines += ["", f"## {one.setting.label}", "", *grid(head, rows)]
-        lines += ["", *wrap(f"Order of the worst users: {compared}")] if compared else []
+        said = wrap(compared and f"Order of the worst users: {compared}")
+        lines += section(one.setting.label, grid(head, rows), said)
     means = _gains(scenarios(found.scale)[-1].setting, found)
     named = {name: f"{means[name]:.1f}" if name in means else None for name in ("ucfl_4", "oracle", "local", "fedavg")}
     return {"scenarios": lines[1:], **named}
@@ -81,13 +79,12 @@ def table1_picture(found: Results, path: Path) -> None:
     """Bars of the worst users, the paper's as marks."""
     panels = {
         one.setting.label: [
-            (one.label(name), [100 * record["summary"][WORST] for record in records], one.table1[name])
+            (one.label(name), accuracies(records, WORST), one.table1[name])
             for name, records in found.each(one.setting, list(one.table1)).items()
-            if records
         ]
         for one in scenarios(found.scale)
     }
-    bars({label: rows for label, rows in panels.items() if rows}, "accuracy of the worst user in percent", path)
+    bars(panels, "accuracy of the worst user in percent", path)
 
 
 # ---------------------------------------------------------------------- Figure 2
@@ -100,8 +97,8 @@ def figure2_body(found: Results) -> dict[str, Part]:
             gap = f"{means[first] - means[second]:+.1f}" if {first, second} <= means.keys() else "not run"
             rows.append([claim, f"{one.label(first)} − {one.label(second)}", gap])
         ends = [f"{one.label(name)} {value:.1f}" for name, value in means.items()]
-        lines += ["", f"## {one.setting.label}", "", *grid(["the paper", "difference", "here"], rows)]
-        lines += ["", *wrap(f"At the end: {', '.join(ends)}.")] if ends else []
+        said = wrap(f"At the end: {', '.join(ends)}." if ends else "")
+        lines += section(one.setting.label, grid(["the paper", "difference", "here"], rows), said)
     return {"scenarios": lines[1:]}
 
 
@@ -109,21 +106,14 @@ def figure2_picture(found: Results, path: Path) -> None:
     """A panel for each scenario."""
     settings = [one.setting for one in scenarios(found.scale)]
     panels = {one.label: [_curve(method, one, found, "rounds") for method in one.methods] for one in settings}
-    _draw(panels, "round", path)
+    curves(panels, "round", Y_LABEL, path)
 
 
-def _draw(panels: Mapping[str, Sequence[Curve | None]], x_label: str, path: Path) -> None:
-    """The panels that have curves, if there are any: records of runs made before curves were kept have none."""
-    some = {label: [one for one in lines if one is not None] for label, lines in panels.items()}
-    if any(some.values()):
-        curves({label: lines for label, lines in some.items() if lines}, x_label, "average accuracy in percent", path)
-
-
-def _curve(method: Method, setting: Setting, found: Results, x: str) -> Curve | None:
-    """Accuracy at the evaluated rounds; None where no record has them."""
+def _curve(method: Method, setting: Setting, found: Results, x: str) -> Curve:
+    """Accuracy at the evaluated rounds; of runs made before curves were kept there is nothing."""
     records = _with_curves(found.of(setting, method.name), x)
     values = [[100 * value for value in record["curve"][ACCURACY]] for record in records]
-    return (method.label, records[0]["curve"][x], values) if records else None
+    return method.label, records[0]["curve"][x] if records else [], values
 
 
 def _with_curves(records: Sequence[Record], key: str) -> list[Record]:
@@ -137,11 +127,6 @@ TIMED = ("fedavg", "clustered_fl", "fedfomo", "ucfl_1", "ucfl_4", "ucfl_20")
 def timed(scale: Scale) -> Scenario:
     """Label and covariate shift, whose rounds are timed in all three systems."""
     return scenarios(scale)[1]
-
-
-def figure3_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
-    """The runs of Figure 2 with timed rounds."""
-    return timed(scale).setting.runs(seeds, TIMED)
 
 
 def figure3_body(found: Results) -> dict[str, Part]:
@@ -195,11 +180,11 @@ def figure3_picture(found: Results, path: Path) -> None:
     panels = {
         _system(one): [_curve(method, setting, found, f"time/simulated/{one}") for method in chosen] for one in SYSTEMS
     }
-    _draw(panels, "simulated time in units of T_dl", path)
+    curves(panels, "simulated time in units of T_dl", Y_LABEL, path)
 
 
 TABLES = [
     Table("ucfl-table1", table1_runs, table1_body, table1_picture),
     Table("ucfl-figure2", runs_of("ucfl"), figure2_body, figure2_picture),
-    Table("ucfl-figure3", figure3_runs, figure3_body, figure3_picture),
+    Table("ucfl-figure3", runs_of(lambda scale: [timed(scale).setting], TIMED), figure3_body, figure3_picture),
 ]

@@ -16,8 +16,6 @@ from lit_fed.core.types import ClientData, ClientResult, Message, ModelState
 from lit_fed.data import Partition
 from lit_fed.models.base import Network
 
-__all__ = ["AttackedCNN", "SortedPieces", "WorkerMomentum"]
-
 
 class MomentumRun(NamedTuple):
     """A client's step."""

@@ -4,8 +4,7 @@ import json
 
 import pytest
 import torch
-from federating.site import differences
-from federation_check import page
+from federation_check import RESULTS, differences, page
 
 RECORD = {
     "equality": [{"run": "FedEM", "differences": []}, {"run": "UCFL", "differences": ["metrics.csv: loss"]}],
@@ -32,6 +31,10 @@ def test_the_page_says_what_was_found():
     assert "| FedAvg | 0.050 | 0.140 | 1, +4.0 % | 1, +1.0 % | 4 |" in text
     assert "5 answers were missing, those of the killed nodes, and in the first round those of 2 nodes" in text
     assert json.loads(json.dumps(RECORD)) == RECORD
+
+
+def test_the_page_is_what_the_record_gives():
+    assert RESULTS.with_suffix(".md").read_text() == page(json.loads(RESULTS.read_text()))
 
 
 @pytest.fixture

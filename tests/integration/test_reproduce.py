@@ -5,11 +5,12 @@ import json
 import pytest
 import reproduce
 from lightning.pytorch import Callback
+from reproduce import TABLES
 from reproduction import runs
-from reproduction.registry import TABLES
+from reproduction.markdown import fill, order
 from reproduction.runs import Kept, Run, make, make_missing, read_records
 from reproduction.settings import LABELS, settings_of, words
-from reproduction.tables import Table, fill, mean, order, page
+from reproduction.tables import Table, mean, page
 from running import forking
 
 from lit_fed.cli import FederatedCLI

@@ -9,9 +9,9 @@ from pathlib import Path
 import bench
 import pytest
 import reproduce
+from reproduce import TABLES
 from reproduction import every_algorithm
 from reproduction.every_algorithm import ENTRIES
-from reproduction.registry import TABLES
 from reproduction.tables import Results
 
 from lit_fed.algorithms import Algorithm

@@ -8,8 +8,7 @@ import pytest
 import soak
 from running import folder
 from soak import Sample, grown
-from soaking.lives import RUNS, Life
-from soaking.troubles import KINDS, described
+from soaking import KINDS, RUNS, Life, described
 
 
 def soaked(out, *arguments):
@@ -48,6 +47,10 @@ def test_what_is_lost_is_reported_with_the_command_that_does_it_again(tmp_path, 
     assert failure["lost"][0].startswith("metrics.csv: ['0', ")
     assert "NOT EXACT: metrics.csv: ['0', " in capsys.readouterr().out
     assert "python scripts/soak.py --seed 1 --only 0" in " ".join((tmp_path / "soak.md").read_text().split())
+
+
+def test_the_page_is_what_the_record_gives():
+    assert soak.RESULTS.with_suffix(".md").read_text() == soak.page(json.loads(soak.RESULTS.read_text()))
 
 
 def test_a_case_is_drawn_from_its_seed_and_number():

@@ -1,1 +1,0 @@
-"""Federations of local processes for federation_check.py."""

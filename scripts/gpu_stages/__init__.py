@@ -1,1 +1,0 @@
-"""Stages of gpu_day.py."""

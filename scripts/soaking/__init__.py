@@ -1,1 +1,0 @@
-"""Runs and disturbances of soak.py."""
