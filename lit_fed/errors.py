@@ -14,8 +14,8 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 __all__ = [
-__all__ = [
-    "Check", "ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "logged", "notice", "stamped",
+    "Check", "ClientError", "ConfigError", "NotFiniteError", "WriteError", "check_settings", "logged", "notice",
+    "stamped",
 ]  # fmt: skip
 
 

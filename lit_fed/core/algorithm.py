@@ -13,7 +13,8 @@ from lit_fed.core.reduce import server_average
 from lit_fed.core.types import Batch, ClientData, ClientResult, LocalWork, Message, ModelState, Phase, Reduced, Tree
 
 __all__ = [
-    "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal", "local_run",
+    "NOT_SENT", "Algorithm", "GlobalModels", "LocalRun", "MessageSpec", "OwnModel", "Participation", "Personal",
+    "local_run",
 ]  # fmt: skip
 
 NOT_SENT: Any = None
