@@ -29,16 +29,9 @@ from lit_fed.metrics.chosen import ChosenMetrics, ClientMeter
 from lit_fed.rounds import FederatedRounds
 
 __all__ = [
-    "BlockPredictions",
-    "MeasuresElsewhere",
-    "add_scores",
-    "client_scores",
-    "evaluate",
-    "measure",
-    "predict_block",
-    "predict_job",
-    "serve",
-]
+    "BlockPredictions", "MeasuresElsewhere", "add_scores", "client_scores", "evaluate", "measure", "predict_block",
+    "predict_job", "serve",
+]  # fmt: skip
 
 SERVED_BYTES = 2**28
 """Memory that the models of clients may take that are adapted before they are served."""

@@ -16,17 +16,9 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "Network",
-    "build_network",
-    "call_with_sizes",
-    "check_dropout",
-    "check_outputs",
-    "check_sizes",
-    "image_shape",
-    "maker_of",
-    "size_names",
-    "zero_outputs",
-]
+    "Network", "build_network", "call_with_sizes", "check_dropout", "check_outputs", "check_sizes", "image_shape",
+    "maker_of", "size_names", "zero_outputs",
+]  # fmt: skip
 
 OTHER = "choose another --model.network, or correct the data"
 

@@ -21,17 +21,9 @@ from lit_fed.core.context import Context
 from lit_fed.core.types import Batch, ClientData, ClientResult, Message, Reduced, Tree
 
 __all__ = [
-    "AlgorithmWrapper",
-    "WrappedShared",
-    "WrappedState",
-    "WrappedWork",
-    "WrapperSettings",
-    "buffer_names",
-    "innermost",
-    "own_work",
-    "part_of",
-    "wrapper_of",
-]
+    "AlgorithmWrapper", "WrappedShared", "WrappedState", "WrappedWork", "WrapperSettings", "buffer_names", "innermost",
+    "own_work", "part_of", "wrapper_of",
+]  # fmt: skip
 
 
 class WrappedState(NamedTuple):

@@ -10,15 +10,9 @@ from lit_fed.data.data_sets.base import picture_array, require, stacked_samples,
 from lit_fed.errors import ConfigError
 
 __all__ = [
-    "ColumnPart",
-    "InputKind",
-    "class_labels",
-    "label_vectors",
-    "number_columns",
-    "picture_column",
-    "text_column",
+    "ColumnPart", "InputKind", "class_labels", "label_vectors", "number_columns", "picture_column", "text_column",
     "whose_rows",
-]
+]  # fmt: skip
 
 
 InputKind = Literal["image", "text", "numbers"]

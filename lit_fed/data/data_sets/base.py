@@ -24,29 +24,10 @@ from lit_fed.core.blocks import whole_part
 from lit_fed.core.seeds import generator
 
 __all__ = [
-    "ANY_SEED",
-    "MOST_CLASSES",
-    "PLACE",
-    "SECONDS_BETWEEN_WORDS",
-    "ClientDataSet",
-    "DataSet",
-    "Encode",
-    "Labels",
-    "Names",
-    "Normalisation",
-    "PooledDataSet",
-    "Samples",
-    "draw_subsample",
-    "empty_split",
-    "input_array",
-    "label_array",
-    "make_split",
-    "names_of",
-    "picture_array",
-    "require",
-    "stacked_samples",
-    "with_words",
-]
+    "ANY_SEED", "MOST_CLASSES", "PLACE", "SECONDS_BETWEEN_WORDS", "ClientDataSet", "DataSet", "Encode", "Labels",
+    "Names", "Normalisation", "PooledDataSet", "Samples", "draw_subsample", "empty_split", "input_array", "label_array",
+    "make_split", "names_of", "picture_array", "require", "stacked_samples", "with_words",
+]  # fmt: skip
 
 
 Encode = Callable[[Population, Population | None], tuple[Population, Population | None]]

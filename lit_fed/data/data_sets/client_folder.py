@@ -23,16 +23,9 @@ from lit_fed.errors import ConfigError, check_settings
 from lit_fed.system.files import given_path
 
 __all__ = [
-    "ClientArrays",
-    "ClientFolder",
-    "check_alike",
-    "check_stored",
-    "check_types",
-    "checked",
-    "read_clients",
-    "read_files",
-    "to_population",
-]
+    "ClientArrays", "ClientFolder", "check_alike", "check_stored", "check_types", "checked", "read_clients",
+    "read_files", "to_population",
+]  # fmt: skip
 
 SPLITS = ("train", "val", "test")
 REQUIRED_ARRAYS = ("x_train", "y_train", "x_test", "y_test")

@@ -21,24 +21,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "Feature",
-    "TableColumns",
-    "TableEncoder",
-    "TableRows",
-    "as_text",
-    "encode",
-    "is_numeric",
-    "is_table_file",
-    "missing_values",
-    "numbers",
-    "read_rows",
-    "require_values",
-    "rows_of_frame",
-    "split_names",
-    "standardisation",
-    "table_name",
-    "texts",
-]
+    "Feature", "TableColumns", "TableEncoder", "TableRows", "as_text", "encode", "is_numeric", "is_table_file",
+    "missing_values", "numbers", "read_rows", "require_values", "rows_of_frame", "split_names", "standardisation",
+    "table_name", "texts",
+]  # fmt: skip
 
 MOST_CATEGORIES = 100
 """Maximum number of categories inferred for a text column."""

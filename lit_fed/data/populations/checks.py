@@ -19,20 +19,10 @@ from lit_fed.metrics.client_table import outlier
 from lit_fed.system.spreadsheets import unquoted
 
 __all__ = [
-    "all_splits",
-    "check_finite_samples",
-    "check_labels",
-    "check_missing_classes",
-    "check_training",
-    "find_client",
-    "find_client_name",
-    "fingerprint",
-    "learned_constants",
-    "looked_at",
-    "num_classes_of",
-    "outlying_inputs",
+    "all_splits", "check_finite_samples", "check_labels", "check_missing_classes", "check_training", "find_client",
+    "find_client_name", "fingerprint", "learned_constants", "looked_at", "num_classes_of", "outlying_inputs",
     "taken_labels",
-]
+]  # fmt: skip
 
 OPTION_OF_TABLES = "task"
 """Field of tables that names the kind of labels; other data sets have `labels`."""

@@ -21,16 +21,9 @@ from lit_fed.data.data_sets.base import Normalisation, input_array, label_array,
 from lit_fed.data.populations.drawn_clients import DrawnSplit
 
 __all__ = [
-    "SplitRows",
-    "cut_validation",
-    "divided_rows",
-    "numbers_of",
-    "split_counts",
-    "split_of",
-    "split_rows",
-    "stored_split",
-    "with_validation",
-]
+    "SplitRows", "cut_validation", "divided_rows", "numbers_of", "split_counts", "split_of", "split_rows",
+    "stored_split", "with_validation",
+]  # fmt: skip
 
 
 class SplitRows(NamedTuple):

@@ -33,17 +33,9 @@ from lit_fed.wrappers.base import AlgorithmWrapper, wrapper_of
 from lit_fed.wrappers.deltas import reference_of
 
 __all__ = [
-    "Faults",
-    "MarkovChain",
-    "Unreliable",
-    "digest_of_numbers",
-    "drops_out",
-    "faults_of",
-    "markov_chain",
-    "per_client",
-    "read_numbers",
-    "work_times",
-]
+    "Faults", "MarkovChain", "Unreliable", "digest_of_numbers", "drops_out", "faults_of", "markov_chain", "per_client",
+    "read_numbers", "work_times",
+]  # fmt: skip
 
 
 def drops_out(seed: int, round_idx: int, client_ids: np.ndarray, probabilities: np.ndarray) -> np.ndarray:

@@ -28,15 +28,9 @@ else:
     optimize = imported_later("scipy.optimize")
 
 __all__ = [
-    "Accountant",
-    "accountant_name",
-    "epsilon_of_local_messages",
-    "epsilon_of_mixed_releases",
-    "epsilon_of_releases",
-    "epsilon_of_truncated_batches",
-    "noise_for_local_messages",
-    "noise_for_releases",
-]
+    "Accountant", "accountant_name", "epsilon_of_local_messages", "epsilon_of_mixed_releases", "epsilon_of_releases",
+    "epsilon_of_truncated_batches", "noise_for_local_messages", "noise_for_releases",
+]  # fmt: skip
 
 Accountant = Literal["pld", "rdp"]
 

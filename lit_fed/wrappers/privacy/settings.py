@@ -15,16 +15,9 @@ from lit_fed.wrappers.fedbn import averages_statistics
 from lit_fed.wrappers.privacy.accountant import accountant_name
 
 __all__ = [
-    "NOT_COVERED",
-    "Privacy",
-    "Private",
-    "check_statistics",
-    "planned",
-    "privacy_of",
-    "spent_by",
-    "whole_guarantee",
+    "NOT_COVERED", "Privacy", "Private", "check_statistics", "planned", "privacy_of", "spent_by", "whole_guarantee",
     "with_private_part",
-]
+]  # fmt: skip
 
 NOT_COVERED = "metrics, training losses, mixture weights of clients, and states of clients in checkpoints"
 """What a run writes and ε says nothing of: it is made from the clients' own data without noise."""

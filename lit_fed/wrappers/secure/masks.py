@@ -32,19 +32,9 @@ from lit_fed.core.seeds import generator, uniforms
 from lit_fed.wrappers.secure.fixed_point import LIMB_BITS, modulo
 
 __all__ = [
-    "KEY_BITS",
-    "PRIME",
-    "MaskingCohort",
-    "agreed_word",
-    "agreement_bits",
-    "make_shares",
-    "public_word",
-    "reconstruct",
-    "recovered_words",
-    "signed_mask",
-    "survives",
-    "take_masks_off",
-]
+    "KEY_BITS", "PRIME", "MaskingCohort", "agreed_word", "agreement_bits", "make_shares", "public_word", "reconstruct",
+    "recovered_words", "signed_mask", "survives", "take_masks_off",
+]  # fmt: skip
 
 PRIME = 2**31 - 1
 """Numbers of the field; products of two of them fit into int64."""

@@ -10,15 +10,5 @@ from lit_fed.wrappers.compression.codecs.sparse import RandomK, TopK
 from lit_fed.wrappers.compression.codecs.uniform import Uniform
 
 __all__ = [
-    "QSGD",
-    "Codec",
-    "Drive",
-    "Encoded",
-    "FloatCast",
-    "LowRank",
-    "RandomK",
-    "ScaledSign",
-    "TernGrad",
-    "TopK",
-    "Uniform",
-]
+    "QSGD", "Codec", "Drive", "Encoded", "FloatCast", "LowRank", "RandomK", "ScaledSign", "TernGrad", "TopK", "Uniform",
+]  # fmt: skip

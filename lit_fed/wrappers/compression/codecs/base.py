@@ -13,17 +13,9 @@ from torch import Tensor
 from lit_fed.core.seeds import uniforms
 
 __all__ = [
-    "NUMBER_BITS",
-    "SMALLEST",
-    "Chances",
-    "Codec",
-    "Encoded",
-    "Scope",
-    "encode_each",
-    "if_any",
-    "leaves_of",
+    "NUMBER_BITS", "SMALLEST", "Chances", "Codec", "Encoded", "Scope", "encode_each", "if_any", "leaves_of",
     "vectors_of",
-]
+]  # fmt: skip
 
 # Annotations are not postponed, so that the command line can read those of subclasses in other modules.
 
