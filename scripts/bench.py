@@ -374,8 +374,7 @@ def findings(rows: dict[str, dict[str, Any]]) -> list[str]:
     return [*(f"- **{one}**" for one in found), ""] if found else []
 
 
-FACTS = ("what", "load", "torch", "lightning", "python", "date")
-"""Facts kept with the values of a row."""
+FACTS = ("what", "load", "torch", "lightning", "python", "date")  # facts kept with the values of a row
 
 
 def main() -> None:

@@ -47,8 +47,7 @@ ROOMS = {
 CLOSURES = {"algorithms/fedavg.py": 15, "rounds.py": 35, "cli.py": 190}
 """How many files one reads at most to follow an algorithm, a round and the command line: imports, and theirs."""
 
-SHORTEST_FILE = 150
-"""Lines from which a file may stand for itself; a shorter one needs two files that import it."""
+SHORTEST_FILE = 150  # lines from which a file may stand for itself; a shorter one needs two files that import it
 
 OWN_FILES = (
     "algorithms/", "callbacks/", "command_line/", "data/data_sets/", "data/partitions/", "data/poison/", "models/",

@@ -25,7 +25,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ALGORITHMS = "reference/algorithms"
 CONFIGURATIONS = "reference/configurations"
-
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<target>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")
 ALL_MODULES = re.compile(r"^::: (?P<package>[\w.]+)\.\*$", flags=re.MULTILINE)
 

@@ -228,8 +228,7 @@ RUNS = {
 LARGE = ["--model.algorithm", "FedAvg", "--model.network", "MLP", "--model.network.hidden_sizes", "[512]"]
 """A model of 154 kB."""
 
-WAIT = 4.0
-"""Seconds that the server waits for nodes in each round if some are gone."""
+WAIT = 4.0  # seconds that the server waits for nodes in each round if some are gone
 
 
 def rounds(number: int) -> list[str]:

@@ -27,8 +27,7 @@ from reproduction.tables import PAGES, SCALES, Results, Scale, Table, page
 from lit_fed.system.files import write_atomically
 
 MODULES = (fedem, fedem_figures, fedem_images, ucfl, federico, every_algorithm, checks, robust, mixtures)
-TABLES = {table.name: table for module in MODULES for table in module.TABLES}
-"""All tables and figures, by name."""
+TABLES = {table.name: table for module in MODULES for table in module.TABLES}  # all tables and figures, by name
 
 
 def kept_of(scale: Scale, output: Path) -> Kept:

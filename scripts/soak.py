@@ -154,13 +154,8 @@ SHORT = [
 """A round is two clients with one batch each, with checkpoint and metrics.csv as usual."""
 
 SAMPLES = 20
-
-SETTLED = 0.1
-"""Share of the rounds after which memory is stationary."""
-
-MOST_MB = 6.0
-"""Allowed growth from then on: 2,400 rounds took 2 MB; a leak of one model per round takes far more."""
-
+SETTLED = 0.1  # share of the rounds after which memory is stationary
+MOST_MB = 6.0  # allowed growth from then on: 2,400 rounds took 2 MB; a leak of one model per round takes far more
 MOST_FILES = 2
 
 

@@ -37,9 +37,7 @@ RUNS = {
     ],
 }  # fmt: skip
 
-SECONDS_TO_END = 900
-"""A run that takes longer counts as hanging."""
-
+SECONDS_TO_END = 900  # a run that takes longer counts as hanging
 Outcome = dict[str, Any]
 
 

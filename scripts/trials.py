@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-TRIAL = Path(__file__)
-"""The program of a child process."""
+TRIAL = Path(__file__)  # the program of a child process
 
 
 def newest_folder(runs: Path) -> Path:

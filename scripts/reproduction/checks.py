@@ -17,7 +17,6 @@ from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accura
 DECILE = "test/seen/accuracy_decile"
 
 
-# ---------------------------------------------------------------------- the trainer
 class Row(NamedTuple):
     """A run of the table, with the seed of its configuration."""
 
@@ -77,7 +76,6 @@ def trainer_body(found: Results) -> dict[str, Part]:
     return parts | {"table": grid(["run", "measured", "expected", "paper", "seconds"], rows)}
 
 
-# ---------------------------------------------------------------------- precision
 def precision_body(found: Results) -> dict[str, Part]:
     """A row for each seed."""
     rows, (setting,) = [], settings_of("precision", found.scale).values()
@@ -91,7 +89,6 @@ def precision_body(found: Results) -> dict[str, Part]:
     return {"table": grid(head, rows)}
 
 
-# ---------------------------------------------------------------------- privacy
 PRIVATE = ("fedavg", "fedavg_plus", "fedem")
 
 
@@ -157,9 +154,7 @@ def privacy_picture(found: Results, path: Path) -> None:
     save(figure, path)
 
 
-# ---------------------------------------------------------------------- codecs
-CLOSE = 1.0
-"""Points below the final accuracy without a codec that count as having got there."""
+CLOSE = 1.0  # points below the final accuracy without a codec that count as having got there
 
 
 def sections(scale: Scale) -> list[tuple[str, Setting, dict[str, str]]]:
@@ -248,11 +243,8 @@ def compression_picture(found: Results, path: Path) -> None:
     save(figure, path)
 
 
-# ---------------------------------------------------------------------- a convex problem
 TARGETS = (1e-2, 1e-4, 1e-6)
-STALLED = 1e-7
-"""A gap above this, and hardly smaller than some rounds before, is a bias: rounding alone ends far below."""
-
+STALLED = 1e-7  # a gap above this, and hardly smaller than some rounds before, is a bias: rounding alone ends far below
 BIASED = ("fedavg", "fedavg_small", "fedavgm", "fedadam", "fedprox")
 """Those whose local steps pull each client to its own minimiser, so that they stop beside the common one."""
 

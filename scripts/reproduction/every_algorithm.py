@@ -18,14 +18,10 @@ from reproduction.settings import words
 from reproduction.tables import ACCURACY, Results, Scale, Table
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("synthetic.yaml").read_text())
-NOT_RUN: dict[str, str] = FILE["not_run"]
-"""Algorithms without a row, and why."""
-
+NOT_RUN: dict[str, str] = FILE["not_run"]  # algorithms without a row, and why
 LEARNING_RATES = tuple(round(10 ** (-half / 2), 6) for half in range(1, 7))
 NUM_CLIENTS, ROUNDS, BYTES_PER_MODEL = 300, 200, 4 * 151
-INIT_SEEDS = [*range(1234, 1242)]
-"""One for each model; the first three are the official FedEM code's."""
-
+INIT_SEEDS = [*range(1234, 1242)]  # one for each model; the first three are the official FedEM code's
 IN_THE_PAPER = {"fedavg", "fedavg_plus", "local", "fedprox", "prox_avg", "clustered_fl"}
 COMPARED = {
     "fedem": "FedEM,\na mixture for each", "fedavg": "FedAvg,\none model for all", "local": "Local,\neach its own"
@@ -117,7 +113,6 @@ def found(results: Results) -> dict[str, Found]:
     return each
 
 
-# ---------------------------------------------------------------------- the page
 def body(results: Results) -> dict[str, Part]:
     """The table, how far FedEM is ahead, remarks, and the choice of the learning rates."""
     kept = found(results)

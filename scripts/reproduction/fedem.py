@@ -58,7 +58,6 @@ def at_rate(setting: Setting, rate: float) -> Setting:
     return setting if rate == 1 else setting.varied(f"rate_{rate:g}", "--data.client_fraction", f"{rate:g}")
 
 
-# ---------------------------------------------------------------------- Table 1
 def table1_settings(scale: Scale) -> list[Setting]:
     """The paper's data at every scale, since nothing is trained; those of the reduced tables too."""
     paper = settings_of("fedem", "smoke" if scale == "smoke" else "paper")
@@ -108,7 +107,6 @@ def _counts(record: Record | None) -> list[str]:
     return [f"{len(sizes)} / {sum(sizes):,}", spread, str(counted["classes"]), f"{counted['parameters']:,}"]
 
 
-# ---------------------------------------------------------------------- Table 2
 def table2_body(found: Results) -> dict[str, Part]:
     """A table for each data set beside the published figures, both orders, and a remark."""
     lines: list[str] = []
@@ -150,7 +148,6 @@ def table2_picture(found: Results, path: Path) -> None:
     bars(panels, "test accuracy in percent", path)
 
 
-# ---------------------------------------------------------------------- Table 3
 def table3_settings(scale: Scale) -> list[Setting]:
     """All settings with a fifth of the clients unseen."""
     return [unseen(one) for one in settings_of("fedem", scale).values()]
@@ -175,7 +172,6 @@ def table3_body(found: Results) -> dict[str, Part]:
     return {"settings": lines[1:]}
 
 
-# ---------------------------------------------------------------------- Table 4
 def table4_body(found: Results) -> dict[str, Part]:
     """Seconds of a FedEM run."""
     rows = []
@@ -188,7 +184,6 @@ def table4_body(found: Results) -> dict[str, Part]:
     return {"times": grid(["data", "here, one thread", "the paper, 200 rounds (Shakespeare 80)"], rows)}
 
 
-# ---------------------------------------------------------------------- Table 6
 DECENTRALIZED = (*TABLE2, "dfedem")
 
 
@@ -216,7 +211,6 @@ def _standing(setting: Setting, found: Mapping[str, list[Record]]) -> str:
     return f"{setting.label}: D-FedEM is {', '.join(said)}." if said else ""
 
 
-# ---------------------------------------------------------------------- Table 7
 TIMED = ("synthetic", "mnist_by_writer", "cifar10_dirichlet")
 
 
@@ -259,7 +253,6 @@ def timed_body(found: Results) -> dict[str, Part]:
     return {"table": grid(head, rows), "still_best": [*said, *total]}
 
 
-# ---------------------------------------------------------------------- Table 8
 SAMPLED = ("fedavg", "fedavg_plus", "apfl", "fedem")
 
 
@@ -280,7 +273,6 @@ def sampled_body(found: Results) -> dict[str, Part]:
     return {"settings": lines[1:]}
 
 
-# ---------------------------------------------------------------------- Appendix J.2
 LINEAR = (*TABLE2[:-1], "mocha", "fedem")
 
 

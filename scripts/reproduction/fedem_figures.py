@@ -22,7 +22,6 @@ def synthetic_or_cifar10(scale: Scale) -> Setting:
     return settings_of("fedem", scale)["cifar10" if scale == "paper" else "synthetic"]
 
 
-# ---------------------------------------------------------------------- Figure 1
 RATES: dict[Scale, Sequence[float]] = dict.fromkeys(("reduced", "paper"), (0.1, 0.2, 0.5, 1.0)) | {"smoke": (0.2, 1.0)}
 NUMBERS: dict[Scale, Sequence[int]] = {"smoke": (1, 3), "reduced": (1, 2, 3, 4, 6, 8), "paper": (1, 2, 3, 4, 6)}
 SAMPLED = ("fedavg_plus", "fedem")
@@ -87,7 +86,6 @@ def line(label: str, records: Mapping[float, list[Record]]) -> Curve:
     return label, settings, [[values[one][row] for one in settings] for row in range(common)]
 
 
-# ---------------------------------------------------------------------- Appendix J.5
 LARGER: dict[Scale, Sequence[str]] = {
     "smoke": ["leafcnn-32"], "reduced": ["leafcnn-32", "leafcnn-128"], "paper": ["resnet-18", "resnet-34"]
 }  # fmt: skip
@@ -124,7 +122,6 @@ def _size(records: Sequence[Record], plain: Sequence[Record]) -> str:
     return f"{sent / usual:.2f}×"
 
 
-# ---------------------------------------------------------------------- Figure 2 and Appendix J.3
 UNSEEN = "test/unseen/accuracy"
 
 
@@ -202,7 +199,6 @@ def entropy_body(found: Results) -> dict[str, Part]:
     return {"table": grid(["data", "old clients", "new clients"], rows), "lower": " ".join(said)}
 
 
-# ---------------------------------------------------------------------- Appendix J.4
 def cluster_settings(scale: Scale) -> list[Setting]:
     """Synthetic data whose clients have one component each, of two or of three."""
     settings, synthetic = [], settings_of("fedem", scale)["synthetic"]
@@ -234,7 +230,6 @@ def _recovered(record: Record) -> list[str]:
     return [cosines, f"{found['mixture_l1']:.4f}", f"{100 * found['clusters']:.1f}", f"{accuracy:.2f}"]
 
 
-# ---------------------------------------------------------------------- Figures 3 to 8
 QUANTITIES = {
     "training loss": ("train/seen/loss@served",) * 2,
     "training accuracy": ("train/seen/accuracy",) * 2,

@@ -12,8 +12,7 @@ from reproduction.tables import ACCURACY, Method, Results, Scale, Setting, Table
 
 SEEN = (ACCURACY, "test/seen/accuracy_decile")
 TRAINED = "train/seen/accuracy"
-SHOWN = (20, 40, 60, 100, 200)
-"""Rounds whose mixtures are shown."""
+SHOWN = (20, 40, 60, 100, 200)  # rounds whose mixtures are shown
 
 
 def images_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:

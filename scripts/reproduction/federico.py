@@ -21,7 +21,6 @@ def only(group: str, scale: Scale) -> Setting:
     return next(iter(settings_of(group, scale).values()))
 
 
-# ---------------------------------------------------------------------- Table 1
 def table1_settings(scale: Scale) -> dict[str, dict[str, Setting]]:
     """For each data set the settings of Table 1, by the number of groups."""
     found: dict[str, dict[str, Setting]] = {}
@@ -90,7 +89,6 @@ def table1_picture(found: Results, path: Path) -> None:
     bars(shown, "test accuracy in percent", path)
 
 
-# ---------------------------------------------------------------------- Table 2
 def table2_body(found: Results) -> dict[str, Part]:
     """Mean and spread over clients."""
     setting, theirs, rows, ours = only("mixed_labels", found.scale), published("federico")["mixed_labels"], [], {}
@@ -104,7 +102,6 @@ def table2_body(found: Results) -> dict[str, Part]:
     return {"table": grid(head, rows), "order": compared or None}
 
 
-# ---------------------------------------------------------------------- weights of clients
 KINDS = ("its own model", "the others of its group", "other groups")
 COMMON = ("in common, one group, percent", "different groups, percent")
 
@@ -148,7 +145,6 @@ def percent(values: Sequence[float]) -> list[str]:
     return [f"{100 * value:.1f}" for value in values]
 
 
-# ---------------------------------------------------------------------- Figures 3, 4, 8 and 9
 def four_groups(scale: Scale) -> Setting:
     """Table 1's column of four groups."""
     name = "cifar10_label_groups_4" if scale == "reduced" else "cifar100_label_groups_paper_4"
@@ -216,7 +212,6 @@ def components_picture(found: Results, path: Path) -> None:
     shares(shown, "weight", path)
 
 
-# ---------------------------------------------------------------------- Figure 5
 def tracking_body(found: Results) -> dict[str, Part]:
     """How the weights are spread, early and late."""
     setting, rows = only("tracking", found.scale), []
@@ -250,7 +245,6 @@ def tracking_picture(found: Results, path: Path) -> None:
     shares(shown, "weight", path)
 
 
-# ---------------------------------------------------------------------- Figures 6 and 7
 VALUES: dict[str, tuple[float, ...]] = {
     "explore_probability": (0, 0.1, 0.3, 0.6, 1),
     "num_neighbours": (0, 1, 3, 5, 7),
@@ -357,7 +351,6 @@ def figure7_picture(found: Results, path: Path) -> None:
     shares({f"β = {value:g}": weight_lines(some[0], 0) for value, some in each.items() if some}, "weight", path)
 
 
-# ---------------------------------------------------------------------- Figure 1
 LINES = {"fedavg": (":", "#8a8a8a"), "local": ("--", "#d1701f"), "federico": ("-", "#1b4f8a")}
 
 

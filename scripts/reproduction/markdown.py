@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from string import Formatter
 
-Part = str | Sequence[str] | None
-"""A text, or lines that stand as they are; None drops the paragraph that names it."""
+Part = str | Sequence[str] | None  # a text, or lines that stand as they are; None drops the paragraph that names it
 
 
 def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -78,8 +77,7 @@ def _filled(text: str, parts: Mapping[str, Part], bullet: bool) -> Sequence[str]
     return [text] if text.startswith("#") else wrap(text, bullet)
 
 
-WIDTH = 96
-"""Letters for which a code block has room on a laptop's screen."""
+WIDTH = 96  # letters for which a code block has room on a laptop's screen
 
 
 def in_lines(command: str) -> str:

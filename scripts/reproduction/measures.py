@@ -290,8 +290,7 @@ def client_accuracies(cli: Any, folder: Path) -> dict[str, Any]:
     return {"rounds": kept.rounds, "accuracies": [[round(value, 4) for value in row] for row in kept.accuracies]}
 
 
-POINTS = 20
-"""Points of each client's line."""
+POINTS = 20  # points of each client's line
 
 
 def sine_lines(cli: Any, folder: Path) -> dict[str, Any]:

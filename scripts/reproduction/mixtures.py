@@ -82,7 +82,6 @@ def _situations(found: Results) -> list[str]:
     return grid([*head, *(LABELS[name] for name in COMPARED), "FedEM − FedAvg"], rows)
 
 
-# ---------------------------------------------------------------------- samples of a client, and differences
 def best(found: Results, setting: Setting, name: str) -> list[Record]:
     """The records of a method at the better of its rates; none where it was not run."""
     rates = [one.name for one in setting.methods if one.name.rpartition("_")[0] == name]
@@ -153,7 +152,6 @@ def picture(found: Results, path: Path) -> None:
     save(figure, path)
 
 
-# ---------------------------------------------------------------------- components, E-steps and starts
 def _numbers(found: Results) -> list[str] | None:
     """A table of accuracies by number of components."""
     numbers, differences = _by_difference("number", found.scale)

@@ -25,8 +25,7 @@ class Share(NamedTuple):
     thick: bool = False
 
 
-Shares = tuple[Sequence[float], Sequence[Share]]
-"""Rounds, and the weights there."""
+Shares = tuple[Sequence[float], Sequence[Share]]  # rounds, and the weights there
 
 
 def panels(

@@ -12,7 +12,6 @@ from reproduction.settings import facts, published, runs_of, settings_of
 from reproduction.tables import ACCURACY, Results, Scale, Setting, Table
 
 
-# ---------------------------------------------------------------------- MNIST, as published
 def mnist(scale: Scale) -> dict[str, Setting]:
     """The setting at each momentum; at the paper's scale all in float32, without the cells by the authors' seeds."""
     found = {name.rpartition("_")[2]: one for name, one in settings_of("attacked", scale).items()}
@@ -102,7 +101,6 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{one:.1f}" for one in values)
 
 
-# ---------------------------------------------------------------------- mixtures and clusters
 def mixed(scale: Scale) -> Setting:
     """The setting, whose methods are named by algorithm, rule, attack and share of attackers."""
     return settings_of("attacked_mixtures", scale)["robust_mixtures"]

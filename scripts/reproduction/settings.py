@@ -15,8 +15,7 @@ from reproduction.runs import Run
 from reproduction.tables import Method, Scale, Setting
 
 FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-LABELS: dict[str, str] = FILE["labels"]
-"""Of algorithms, by the names of methods."""
+LABELS: dict[str, str] = FILE["labels"]  # of algorithms, by the names of methods
 
 
 @cache

@@ -51,7 +51,6 @@ def _gains(setting: Setting, found: Results) -> dict[str, float]:
     return {name: mean(some) for name, some in found.each(setting).items() if some}
 
 
-# ---------------------------------------------------------------------- Table I
 def table1_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """Table I's methods in all scenarios."""
     return [run for one in scenarios(scale) for run in one.setting.runs(seeds, list(one.table1))]
@@ -87,7 +86,6 @@ def table1_picture(found: Results, path: Path) -> None:
     bars(panels, "accuracy of the worst user in percent", path)
 
 
-# ---------------------------------------------------------------------- Figure 2
 def figure2_body(found: Results) -> dict[str, Part]:
     """The paper's words beside differences of final accuracies."""
     lines: list[str] = []
@@ -120,7 +118,6 @@ def _with_curves(records: Sequence[Record], key: str) -> list[Record]:
     return [one for one in records if key in one["curve"]]
 
 
-# ---------------------------------------------------------------------- Figure 3
 TIMED = ("fedavg", "clustered_fl", "fedfomo", "ucfl_1", "ucfl_4", "ucfl_20")
 
 
