@@ -65,14 +65,9 @@ def trainer_body(found: Results) -> dict[str, Part]:
     parts: dict[str, Part] = dict.fromkeys(("others", "mean", "deviation", "accuracies", "decile", "deciles"))
     if len(others) > 1:
         means, deciles = accuracies(others), accuracies(others, DECILE)
-        parts |= {
-            "others": str(len(others)),
-            "mean": f"{statistics.mean(means):.2f}",
-            "deviation": f"{statistics.stdev(means):.2f}",
-            "accuracies": f"{min(means):.2f} to {max(means):.2f}",
-            "decile": f"{statistics.mean(deciles):.2f}",
-            "deciles": f"{min(deciles):.2f} to {max(deciles):.2f}",
-        }
+        parts |= {"others": str(len(others)), "deviation": f"{statistics.stdev(means):.2f}"}
+        for one, each, values in (("mean", "accuracies", means), ("decile", "deciles", deciles)):
+            parts |= {one: f"{statistics.mean(values):.2f}", each: f"{min(values):.2f} to {max(values):.2f}"}
     return parts | {"table": grid(["run", "measured", "expected", "paper", "seconds"], rows)}
 
 
@@ -107,15 +102,11 @@ def privacy_body(found: Results) -> dict[str, Part]:
     lines: list[str] = []
     for setting in settings_of("privacy", found.scale).values():
         places = degrees(setting)
-        rows = [
-            [LABELS[name], *(found.cell(found.of(setting, f"{name}_epsilon_{at}")) for at in places)]
-            for name in PRIVATE
-        ]
-        mixtures = {at: found.of(setting, f"fedem_epsilon_{at}") if at != "inf" else [] for at in places}
-        noise = [f"{some[0]['summary']['privacy/noise_multiplier']:.3f}" if some else "" for some in mixtures.values()]
-        gains = [
-            [f"FedEM − {LABELS[other]}", *(_gain(setting, found, other, at) for at in places)] for other in PRIVATE[:2]
-        ]
+        each = {name: [found.of(setting, f"{name}_epsilon_{at}") for at in places] for name in PRIVATE}
+        rows = [[LABELS[name], *map(found.cell, records)] for name, records in each.items()]
+        mixtures = [some if at != "inf" else [] for at, some in zip(places, each["fedem"], strict=True)]
+        noise = [f"{some[0]['summary']['privacy/noise_multiplier']:.3f}" if some else "" for some in mixtures]
+        gains = [[f"FedEM − {LABELS[one]}", *(_gain(setting, found, one, at) for at in places)] for one in PRIVATE[:2]]
         head = [f"ε = {written(at)}" for at in places]
         table = grid(["algorithm", *head], [*rows, ["noise multiplier z", *noise]])
         lines += section(setting.label, table, grid(["points", *head], gains))
@@ -159,15 +150,12 @@ CLOSE = 1.0  # points below the final accuracy without a codec that count as hav
 
 def sections(scale: Scale) -> list[tuple[str, Setting, dict[str, str]]]:
     """For each data set and algorithm a title, the setting, and its methods by their codecs."""
-    return [
-        (
-            f"{setting.label}, {LABELS[algorithm]}",
-            setting,
-            {one.name.partition("_")[2]: one.name for one in setting.methods if one.name.startswith(algorithm)},
-        )
-        for setting in settings_of("compression", scale).values()
-        for algorithm in setting.choices["algorithm"]
-    ]
+    found = []
+    for setting in settings_of("compression", scale).values():
+        for algorithm in setting.choices["algorithm"]:
+            codecs = {one.name.partition("_")[2]: one.name for one in setting.methods if one.name.startswith(algorithm)}
+            found.append((f"{setting.label}, {LABELS[algorithm]}", setting, codecs))
+    return found
 
 
 def compression_body(found: Results) -> dict[str, Part]:

@@ -104,11 +104,10 @@ def found(results: Results) -> dict[str, Found]:
         held_out, *both = entry.runs(results.scale)
         records = kept.all(both)
         if len(records) == 2 and not kept.missing([*held_out.values()]):
-            curves = {value: kept.find(run) for value, run in held_out.items()}
-            reached = {
-                value: None if one is None else one["validation_curve"]["val/seen/accuracy"][-1]
-                for value, one in curves.items()
-            }
+            reached: dict[float, float | None] = dict.fromkeys(held_out)
+            for value, run in held_out.items():
+                if (one := kept.find(run)) is not None:
+                    reached[value] = one["validation_curve"]["val/seen/accuracy"][-1]
             each[entry.name] = Found(reached, *records)
     return each
 

@@ -300,9 +300,7 @@ def _rank(values: Mapping[str, float]) -> str:
 TABLES = [
     Table("fedem-table1", table1_runs, table1_body),
     Table("fedem-table2", runs_of("fedem", TABLE2), table2_body, table2_picture),
-    Table(
-        "fedem-table3", runs_of(lambda scale: map(unseen, settings_of("fedem", scale).values()), TABLE3), table3_body
-    ),
+    Table("fedem-table3", runs_of(table3_settings, TABLE3), table3_body),
     Table("fedem-table4", runs_of("fedem", ["fedem"]), table4_body),
     Table("fedem-decentralized", runs_of(settings_or_one, DECENTRALIZED), decentralized_body),
     Table("fedem-time-constrained", timed_runs, timed_body),

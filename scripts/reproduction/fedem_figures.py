@@ -4,11 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from lit_fed.pictures.style import DASHES, MARKERS, save
+from lit_fed.pictures.style import draw_curve, look, save
 from reproduction.fedem import TABLE2, TABLE3, at_rate, settings_or_one, unseen
 from reproduction.markdown import Part, grid, section
 from reproduction.pictures import Curve, curves, panels
@@ -86,9 +85,7 @@ def line(label: str, records: Mapping[float, list[Record]]) -> Curve:
     return label, settings, [[values[one][row] for one in settings] for row in range(common)]
 
 
-LARGER: dict[Scale, Sequence[str]] = {
-    "smoke": ["leafcnn-32"], "reduced": ["leafcnn-32", "leafcnn-128"], "paper": ["resnet-18", "resnet-34"]
-}  # fmt: skip
+LARGER = {"smoke": ["leafcnn-32"], "reduced": ["leafcnn-32", "leafcnn-128"], "paper": ["resnet-18", "resnet-34"]}
 
 
 def larger_setting(scale: Scale) -> Setting:
@@ -279,6 +276,7 @@ def _series(record: Record, quantity: str) -> dict[int, float]:
 def convergence_picture(found: Results, path: Path) -> None:
     """A row of four panels for each data set; a method looks the same in all of them."""
     settings = settings_or_one(found.scale)
+    looks = [{"color": f"C{position}", "markersize": 4, **look(position)} for position in range(len(TABLE2))]
     figure, axes = panels([f"{one.label}: {quantity}" for one in settings for quantity in QUANTITIES], columns=4)
     for setting in settings:
         for quantity in QUANTITIES:
@@ -287,25 +285,17 @@ def convergence_picture(found: Results, path: Path) -> None:
             for position, name in enumerate(TABLE2):
                 rounds, values = evaluated(found.of(setting, name), quantity)
                 if rounds:
-                    _draw(axis, rounds, np.array(values) * (1 if "loss" in quantity else 100), position)
+                    each = np.array(values) * (1 if "loss" in quantity else 100)
+                    deviation = each.std(axis=0) if len(each) > 1 else None
+                    draw_curve(axis, rounds, each.mean(axis=0), deviation, **looks[position])
             if not axis.lines:
                 axis.set_axis_off()
                 axis.text(0.5, 0.5, "not measured", ha="center", transform=axis.transAxes)
-    handles = [figure.axes[0].plot([], [], label=LABELS[name], **_look(one))[0] for one, name in enumerate(TABLE2)]
+    handles = [
+        figure.axes[0].plot([], [], label=LABELS[name], **one)[0] for one, name in zip(looks, TABLE2, strict=True)
+    ]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(TABLE2))
     save(figure, path)
-
-
-def _look(position: int) -> dict[str, Any]:
-    return {"color": f"C{position}", "linestyle": DASHES[position], "marker": MARKERS[position], "markersize": 4}
-
-
-def _draw(axis: Any, rounds: Sequence[int], values: np.ndarray, position: int) -> None:
-    """The mean over seeds, and a band of one standard deviation."""
-    middle, deviation = values.mean(axis=0), values.std(axis=0)
-    axis.plot(rounds, middle, markevery=max(1, len(rounds) // 8), **_look(position))
-    if len(values) > 1:
-        axis.fill_between(rounds, middle - deviation, middle + deviation, color=f"C{position}", alpha=0.15)
 
 
 TABLES = [

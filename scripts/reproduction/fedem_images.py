@@ -24,14 +24,9 @@ def images_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
 def images_body(found: Results) -> dict[str, Part]:
     """The tables of accuracies, the mixture over the rounds, and the short runs."""
     wide, *narrow, mnist, writers = settings_of("images", found.scale).values()
-    return {
-        "cnn": _with_unseen([wide], "cifar10", found),
-        "lenet5": _with_unseen(narrow, "cifar10", found),
-        "mnist": _mnist(mnist, found),
-        "writers": _with_unseen([writers], "femnist", found),
-        "mixture": _mixture(found),
-        "rates": _rates(found),
-    }
+    columns = {"cnn": ([wide], "cifar10"), "lenet5": (narrow, "cifar10"), "writers": ([writers], "femnist")}
+    tables = {name: _with_unseen(*column, found) for name, column in columns.items()}
+    return {**tables, "mnist": _mnist(mnist, found), "mixture": _mixture(found), "rates": _rates(found)}
 
 
 def rate_of(method: Method) -> str:

@@ -39,20 +39,14 @@ def table1_body(found: Results) -> dict[str, Part]:
     lines: list[str] = []
     for name, settings in table1_settings(found.scale).items():
         lines += section(next(iter(settings.values())).label, _columns(name, settings, found))
-    pairs = {
-        "to_local": ("federico", "local"),
-        "to_fedem": ("federico", "fedem"),
-        "fedavg_to_local": ("fedavg", "local"),
-    }
+    pairs = {"to_local": ("federico", "local"), "to_fedem": ("federico", "fedem"), "fedavg_to_local": METHODS[:3:2]}
     parts: dict[str, Part] = {"data": lines[1:], **dict.fromkeys(("fedavg", *pairs))}
     if found.scale != "reduced":
         return parts
     each = [found.each(one, METHODS) for one in table1_settings("reduced")["cifar10"].values()]
     if all(one[name] for one in each for pair in pairs.values() for name in pair):
-        parts |= {
-            key: ", ".join(f"{mean(one[first]) - mean(one[second]):+.1f}" for one in each)
-            for key, (first, second) in pairs.items()
-        }
+        for key, (first, second) in pairs.items():
+            parts[key] = ", ".join(f"{mean(one[first]) - mean(one[second]):+.1f}" for one in each)
     return parts | ({"fedavg": f"{mean(each[-1]['fedavg']):.1f}"} if each[-1]["fedavg"] else {})
 
 
@@ -60,14 +54,10 @@ def _columns(name: str, settings: dict[str, Setting], found: Results) -> list[st
     """All methods on a data set beside the published figures, and both orders."""
     each = {groups: found.each(setting, METHODS) for groups, setting in settings.items()}
     theirs = {groups: published("federico")[f"{name}_{groups}"] for groups in settings}
-    rows = [
-        [
-            LABELS[one],
-            *(found.cell(records[one]) for records in each.values()),
-            *("{:.2f} ± {:.2f}".format(*theirs[groups][one]) for groups in each),
-        ]
-        for one in METHODS
-    ]
+    rows = []
+    for one in METHODS:
+        beside = ("{:.2f} ± {:.2f}".format(*theirs[groups][one]) for groups in each)
+        rows.append([LABELS[one], *(found.cell(records[one]) for records in each.values()), *beside])
     lines = grid(["algorithm", *(f"{groups} groups" for groups in each), *(f"{one}, the paper" for one in each)], rows)
     for groups, records in each.items():
         means = {LABELS[one]: mean(some) for one, some in records.items() if some}
@@ -78,14 +68,14 @@ def _columns(name: str, settings: dict[str, Setting], found: Results) -> list[st
 
 def table1_picture(found: Results, path: Path) -> None:
     """Bars for each number of groups, the paper's figures as marks."""
-    shown = {
-        f"{setting.label}, {groups} groups": [
-            (LABELS[one], accuracies(records), published("federico")[f"{name}_{groups}"][one][0])
-            for one, records in found.each(setting, METHODS).items()
+    shown = {}
+    for name, setting in settings_of("federico", found.scale).items():
+        groups = name.rpartition("_")[2]
+        theirs = published("federico")[f"{name.partition('_label_groups')[0]}_{groups}"]
+        each = found.each(setting, METHODS).items()
+        shown[f"{setting.label}, {groups} groups"] = [
+            (LABELS[one], accuracies(records), theirs[one][0]) for one, records in each
         ]
-        for name, settings in table1_settings(found.scale).items()
-        for groups, setting in settings.items()
-    }
     bars(shown, "test accuracy in percent", path)
 
 
@@ -203,11 +193,10 @@ def _use(weights: np.ndarray, groups: np.ndarray) -> str:
 
 def components_picture(found: Results, path: Path) -> None:
     """A panel for each client of the first seed that was run."""
-    record = found.of(four_groups(found.scale), "fedem")[0]["client_weights"]
-    weights, shown = np.array(record["mixture"]), {}
+    record, shown = found.of(four_groups(found.scale), "fedem")[0]["client_weights"], {}
     for client, group in enumerate(map(int, record["groups"])):
-        values = weights[:, client].T
-        lines = [Share(f"component {m}", one.tolist(), m, group) for m, one in enumerate(values)]
+        values = enumerate(np.array(record["mixture"])[:, client].T)
+        lines = [Share(f"component {m}", one.tolist(), m, group) for m, one in values]
         shown[f"client {client}, group {group}"] = (record["rounds"], lines)
     shares(shown, "weight", path)
 
@@ -362,10 +351,8 @@ def sine_found(found: Results) -> dict[str, Record]:
 def sine_body(found: Results) -> dict[str, Part]:
     """How far the lines are from the curve, and whom FedeRiCo's clients work with."""
     records = sine_found(found)
-    rows = [
-        [LABELS[name], f"{records[name]['sine_lines']['error']:.3f}" if name in records else "not run"]
-        for name in LINES
-    ]
+    errors = {name: f"{record['sine_lines']['error']:.3f}" for name, record in records.items()}
+    rows = [[LABELS[name], errors.get(name, "not run")] for name in LINES]
     parts: dict[str, Part] = {"table": grid(["algorithm", "squared distance"], rows), "near": None, "far": None}
     if "federico" not in records:
         return parts
@@ -408,15 +395,13 @@ def _draw_lines(axis: Any, records: dict[str, Record]) -> None:
     axis.legend(fontsize=8, frameon=False)
 
 
-weights_runs = runs_of(lambda scale: [four_groups(scale)], ["federico"])
+CLIENTS, COMPONENTS = (runs_of(lambda scale: [four_groups(scale)], [one]) for one in ("federico", "fedem"))
 TABLES = [
     Table("federico-table1", runs_of(table1_columns), table1_body, table1_picture),
     Table("federico-table2", runs_of("mixed_labels"), table2_body),
     Table("federico-figure1", runs_of("sine"), sine_body, sine_picture),
-    Table("federico-figure3", weights_runs, clients_body, clients_picture),
-    Table(
-        "federico-figure4", runs_of(lambda scale: [four_groups(scale)], ["fedem"]), components_body, components_picture
-    ),
+    Table("federico-figure3", CLIENTS, clients_body, clients_picture),
+    Table("federico-figure4", COMPONENTS, components_body, components_picture),
     Table("federico-figure5", runs_of("tracking"), tracking_body, tracking_picture),
     Table(
         "federico-figure6",
@@ -426,6 +411,6 @@ TABLES = [
         "federico-figure7",
         runs_of(lambda scale: [option_setting(scale, "loss_momentum", "mean")]), figure7_body, figure7_picture,
     ),
-    Table("federico-figure8", weights_runs, clients_body, clients_picture),
-    Table("federico-figure9", weights_runs, clients_body, clients_picture),
+    Table("federico-figure8", CLIENTS, clients_body, clients_picture),
+    Table("federico-figure9", CLIENTS, clients_body, clients_picture),
 ]  # fmt: skip

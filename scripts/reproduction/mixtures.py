@@ -55,15 +55,9 @@ def runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
 def body(found: Results) -> dict[str, Part]:
     """A row for each situation, and the tables of one change at a time."""
     table, ahead = _grid(found)
-    return {
-        "situations": _situations(found),
-        "grid": table,
-        "ahead": ahead,
-        "if_ahead": "" if ahead else None,
-        "numbers": _numbers(found),
-        "steps": _steps(found),
-        "starts": _starts(found),
-    }
+    studies = {"numbers": _numbers(found), "steps": _steps(found), "starts": _starts(found)}
+    grids = {"grid": table, "ahead": ahead, "if_ahead": "" if ahead else None}
+    return {"situations": _situations(found), **grids, **studies}
 
 
 def _situations(found: Results) -> list[str]:

@@ -17,11 +17,10 @@ def mnist(scale: Scale) -> dict[str, Setting]:
     found = {name.rpartition("_")[2]: one for name, one in settings_of("attacked", scale).items()}
     if scale != "paper":
         return found
-    exact = {beta: one.without("--trainer.precision") for beta, one in found.items()}
-    return {
-        beta: one.only(*(method.name for method in one.methods if "_as_run_" not in method.name))
-        for beta, one in exact.items()
-    }
+    for beta, one in found.items():
+        ours = [method.name for method in one.methods if "_as_run_" not in method.name]
+        found[beta] = one.without("--trainer.precision").only(*ours)
+    return found
 
 
 MORE_SEEDS = {("0", one): (2, 3) for one in ("cclip_flip", "median_labels", "median_ipm")} | {
@@ -37,12 +36,11 @@ def _seeds(beta: str, name: str, scale: Scale, seeds: Sequence[int]) -> tuple[in
 
 def mnist_runs(scale: Scale, seeds: Sequence[int]) -> list[Run]:
     """All runs, momentum by momentum."""
-    return [
-        run
-        for beta, setting in mnist(scale).items()
-        for method in setting.methods
-        for run in setting.runs(_seeds(beta, method.name, scale, seeds), [method.name])
-    ]
+    found: list[Run] = []
+    for beta, setting in mnist(scale).items():
+        for name in (method.name for method in setting.methods):
+            found += setting.runs(_seeds(beta, name, scale, seeds), [name])
+    return found
 
 
 def last_five(record: Record) -> float:

@@ -76,13 +76,12 @@ def table1_body(found: Results) -> dict[str, Part]:
 
 def table1_picture(found: Results, path: Path) -> None:
     """Bars of the worst users, the paper's as marks."""
-    panels = {
-        one.setting.label: [
-            (one.label(name), accuracies(records, WORST), one.table1[name])
-            for name, records in found.each(one.setting, list(one.table1)).items()
+    panels = {}
+    for one in scenarios(found.scale):
+        each = found.each(one.setting, list(one.table1)).items()
+        panels[one.setting.label] = [
+            (one.label(name), accuracies(some, WORST), one.table1[name]) for name, some in each
         ]
-        for one in scenarios(found.scale)
-    }
     bars(panels, "accuracy of the worst user in percent", path)
 
 
@@ -174,9 +173,8 @@ def figure3_picture(found: Results, path: Path) -> None:
     """A panel for each system."""
     setting = timed(found.scale).setting
     chosen = [method for method in setting.methods if method.name in TIMED]
-    panels = {
-        _system(one): [_curve(method, setting, found, f"time/simulated/{one}") for method in chosen] for one in SYSTEMS
-    }
+    times = {_system(one): f"time/simulated/{one}" for one in SYSTEMS}
+    panels = {name: [_curve(method, setting, found, time) for method in chosen] for name, time in times.items()}
     curves(panels, "simulated time in units of T_dl", Y_LABEL, path)
 
 
