@@ -4,7 +4,7 @@
     python scripts/bench.py fedem_round         # some rows
 
 Values are process CPU seconds on one thread unless a row says otherwise, medians over turns; ratios within one run are
-less noisy. The yardstick is a textbook loop (scripts/textbook.py).
+less noisy. The yardstick is a textbook loop (`Textbook` in scripts/measuring.py).
 """
 
 import argparse
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,19 @@ import bench_networks
 import lightning
 import numpy as np
 import torch
-from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
-from textbook import Textbook, index_batches
+from measuring import (
+    PlainLoop,
+    RoundClock,
+    Textbook,
+    fit,
+    in_process,
+    index_batches,
+    medians,
+    peak_gigabytes,
+    with_ratios,
+)  # fmt: skip
 from torch import Tensor, nn
+from trials import written
 
 from lit_fed import FederatedModule, rounds
 from lit_fed.algorithms import Ditto, FedAvg, FedEM
@@ -72,11 +83,9 @@ def solver() -> LocalSolver:
 
 def textbooks(data: Split) -> tuple[Textbook, Textbook]:
     """Rounds of the textbook on linear models with binary labels, with PyTorch's loader and with indexed tensors."""
-    sgd = {"momentum": 0.9, "weight_decay": 5e-4}
-    return (
-        Textbook(lambda: nn.Linear(data.x.shape[1], 1), data, batch_size=BATCH, sgd=sgd),
-        Textbook(lambda: nn.Linear(data.x.shape[1], 1), data, batch_size=BATCH, batches=index_batches, sgd=sgd),
-    )
+    build, sgd = partial(nn.Linear, data.x.shape[1], 1), {"momentum": 0.9, "weight_decay": 5e-4}
+    textbook = partial(Textbook, build, data, batch_size=BATCH, sgd=sgd)
+    return textbook(), textbook(batches=index_batches)
 
 
 # ---------------------------------------------------------------------- rows
@@ -88,29 +97,17 @@ def fedem_round() -> dict[str, float]:
     textbook, by_index = textbooks(data.seen.train)
     for warm_up in (ours.round, own_shuffles.round, by_index.round):
         warm_up()
-    row = medians(
-        3,
-        textbook=(textbook.round, 1),
-        by_index=(by_index.round, 1),
-        lit_fed=(ours.round, 10),
-        lit_fed_shuffle_per_component=(own_shuffles.round, 5),
-    )
-    return with_ratios(row)
+    timed = {"textbook": (textbook.round, 1), "by_index": (by_index.round, 1), "lit_fed": (ours.round, 10)}
+    return with_ratios(medians(3, **timed, lit_fed_shuffle_per_component=(own_shuffles.round, 5)))
 
 
 def evaluation() -> dict[str, float]:
     """Evaluation of all 1.5 million test points by mixtures of three models: CPU seconds."""
     data = synthetic(test_size=5000)
     ours = PlainLoop(data, FederatedModule(FedEM(), solver()))
-    textbook, by_index = textbooks(data.seen.test)
+    textbook, by_index = (partial(one.evaluate, 300) for one in textbooks(data.seen.test))
     ours.evaluate()
-    row = medians(
-        3,
-        textbook=(lambda: textbook.evaluate(300), 1),
-        by_index=(lambda: by_index.evaluate(300), 1),
-        lit_fed=(ours.evaluate, 5),
-    )
-    return with_ratios(row)
+    return with_ratios(medians(3, textbook=(textbook, 1), by_index=(by_index, 1), lit_fed=(ours.evaluate, 5)))
 
 
 def lightning_overhead() -> dict[str, float]:
@@ -227,17 +224,11 @@ def wrappers() -> dict[str, float]:
 
 # ---------------------------------------------------------------------- codecs
 MEASURED: dict[str, kinds.Codec] = {
-    "FloatCast": kinds.FloatCast(),
-    "Uniform": kinds.Uniform(),
-    "QSGD": kinds.QSGD(),
-    "QSGD, sparse": kinds.QSGD(coding="sparse"),
-    "TernGrad": kinds.TernGrad(),
-    "ScaledSign": kinds.ScaledSign(),
-    "TopK, 1 %": kinds.TopK(),
-    "RandomK, 1 %": kinds.RandomK(),
-    "Drive": kinds.Drive(),
+    "FloatCast": kinds.FloatCast(), "Uniform": kinds.Uniform(), "QSGD": kinds.QSGD(),
+    "QSGD, sparse": kinds.QSGD(coding="sparse"), "TernGrad": kinds.TernGrad(), "ScaledSign": kinds.ScaledSign(),
+    "TopK, 1 %": kinds.TopK(), "RandomK, 1 %": kinds.RandomK(), "Drive": kinds.Drive(),
     "LowRank, rank 2": kinds.LowRank(),
-}
+}  # fmt: skip
 
 
 def codecs() -> dict[str, float]:
@@ -314,14 +305,9 @@ def costs_of_round(algorithm: str, num_clients: int) -> dict[str, float]:
         watch = Watch(Path(folder))
         fit(data, module, folder, max_epochs=ROUNDS, callbacks=[watch])
         (last,) = Path(folder).rglob("last.ckpt")
-        row = {
-            "CPU seconds of a round": float(np.median(watch.seconds[1:])),
-            "peak GB": peak_gigabytes(),
-            "checkpoint MB": last.stat().st_size / 1e6,
-        }
-        if whole_models:
-            row["files"] = float(max(watch.written))
-    return row
+        row = {"CPU seconds of a round": float(np.median(watch.seconds[1:])), "peak GB": peak_gigabytes()}
+        row["checkpoint MB"] = last.stat().st_size / 1e6
+    return row | ({"files": float(max(watch.written))} if whole_models else {})
 
 
 class Watch(RoundClock):
@@ -345,21 +331,15 @@ ROWS = {one.__name__: one for one in (*OWN, *bench_networks.ROWS, codecs, wrappe
 
 
 def page(rows: dict[str, dict[str, Any]]) -> str:
-    """docs/results/speed.md."""
-    lines = [
-        "# What lit_fed costs",
-        "",
-        *findings(rows),
-        "Process CPU seconds on one thread unless a row says otherwise, medians, with the yardstick in the same run.",
-    ]
+    """docs/results/speed.md, whose words are in bench.md."""
+    lines: list[str] = []
     for name in [one for one in ROWS if one in rows]:
         row = dict(rows[name])
         facts = {key: row.pop(key) for key in FACTS}
         lines += ["", f"## {name}", "", inspect.cleandoc(facts.pop("what")), "", "| figure | value |", "|---|---|"]
         lines += [f"| {key} | {value:g} |" for key, value in row.items()]
         lines += ["", ", ".join(f"{key} {value}" for key, value in facts.items()) + "."]
-    made = "Generated by `python scripts/bench.py` from `docs/results/speed.json`; do not edit."
-    return "\n".join([*lines, "", "## How this page was made", "", made, ""])
+    return written(__file__, {"findings": findings(rows), "rows": lines[1:]})
 
 
 def findings(rows: dict[str, dict[str, Any]]) -> list[str]:
@@ -371,7 +351,7 @@ def findings(rows: dict[str, dict[str, Any]]) -> list[str]:
         "start_up": "A run starts within {CPU seconds:.0f} CPU seconds, the first round of the quickstart included.",
     }
     found = [text.format(**rows[name]) for name, text in told.items() if name in rows]
-    return [*(f"- **{one}**" for one in found), ""] if found else []
+    return [f"**{one}**" for one in found]
 
 
 FACTS = ("what", "load", "torch", "lightning", "python", "date")  # facts kept with the values of a row

@@ -15,8 +15,17 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from measuring import PlainLoop, RoundClock, fit, in_process, medians, peak_gigabytes, with_ratios
-from textbook import Textbook, index_batches
+from measuring import (
+    PlainLoop,
+    RoundClock,
+    Textbook,
+    fit,
+    in_process,
+    index_batches,
+    medians,
+    peak_gigabytes,
+    with_ratios,
+)  # fmt: skip
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile

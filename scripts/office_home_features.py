@@ -10,11 +10,10 @@ Appendix D. The checksum tells whether two people started from the same files; i
 
 import argparse
 import hashlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from torchvision.models import ResNet, ResNet18_Weights, resnet18
 from lit_fed.data.data_sets.office_home import DOMAINS, FEATURES, FOLDER, NUM_CLASSES
 from lit_fed.errors import ConfigError
 from lit_fed.models.pretrained import load_weights
+from lit_fed.system.files import whole_file
 
 BATCH = 64
 
@@ -99,14 +99,6 @@ def _read(path: Path) -> Image.Image:
         raise ConfigError(f"{path}: cannot be read as a picture ({error}); unpack it anew") from error
 
 
-def _write(path: Path, **arrays: Any) -> None:
-    """Write arrays beside their place and move them there."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        np.savez(file, **arrays)
-    os.replace(partial, path)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Find the pictures, extract their features and write the file."""
     parser = argparse.ArgumentParser(description="Makes ROOT/OfficeHome/features.npz.")
@@ -120,10 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         x = extract(found.paths, trained(options.weights))
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    _write(
-        options.root.expanduser() / FEATURES,
-        x=x, y=found.y, domain=found.domain, class_names=found.class_names, domain_names=DOMAINS, checksum=digest,
-    )  # fmt: skip
+    names = {"class_names": found.class_names, "domain_names": DOMAINS}
+    with whole_file(options.root.expanduser() / FEATURES) as file:
+        np.savez(file, x=x, y=found.y, domain=found.domain, **names, checksum=digest)
     print(f"{len(x)} pictures of {len(found.class_names)} classes; SHA-256 of names and sizes: {digest}")
 
 

@@ -111,30 +111,20 @@ def show(seeds: Sequence[int] | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """List, or make tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "table", nargs="*", metavar="TABLE", choices=[*TABLES, "all", []], help="names, or all; see --list"
-    )
+    parser.add_argument("table", nargs="*", metavar="TABLE", choices=[*TABLES, "all", []], help="names, or all")
     parser.add_argument("--list", action="store_true", help="what there is, and what of it was run")
     parser.add_argument("--data.root", dest="root", type=Path, default=Path("data"), help="where the data sets lie")
     parser.add_argument("--seeds", type=int, nargs="+", help="training seeds; by default those of the table")
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, each in a process of its own")
-    parser.add_argument(
-        "--output", type=Path, help="folder of pages and records; by default docs/results, or runs/smoke"
-    )
-    parser.add_argument(
-        "--unfinished",
-        type=Path,
-        default=ROOT / "runs/unfinished",
-        help="where runs lie until they have a record; what was cut short goes on there",
-    )
+    parser.add_argument("--output", type=Path, help="of pages and records; by default docs/results, or runs/smoke")
+    unfinished = "where runs lie until they have a record; what was cut short goes on there"
+    parser.add_argument("--unfinished", type=Path, default=ROOT / "runs/unfinished", help=unfinished)
     parser.add_argument("--commands", action="store_true", help="print the command of every run, and run nothing")
     parser.add_argument("--write", action="store_true", help="write the pages from what is there, and run nothing")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs to make, with stars")
-    parser.add_argument(
-        "--arguments", nargs=argparse.REMAINDER, default=[],
-        help="the last option: arguments of every run, such as --trainer.accelerator gpu",
-    )  # fmt: skip
+    every = "the last option: arguments of every run, such as --trainer.accelerator gpu"
+    parser.add_argument("--arguments", nargs=argparse.REMAINDER, default=[], help=every)
     chosen = parser.parse_args(arguments)
     if chosen.list or not chosen.table:
         show(chosen.seeds)

@@ -12,26 +12,397 @@ the disturbances, but not the program line at which they happen. The exit status
 """
 
 import argparse
+import contextlib
+import fcntl
+import inspect
+import json
 import os
 import random
+import resource
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "integration"))
 
+import torch
 from reproduction.markdown import grid
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from soaking import KINDS, RUNS, Life, Whole, described, whole_run
-from trials import facts, keep, written
+from running import history, numbers, of_ranks, start
+from trials import TRIAL, facts, go_on, keep, newest_folder, rounds_logged, written
 
 RESULTS = Path(__file__).resolve().parents[1] / "docs/results/soak.json"
+
+# ---------------------------------------------------------------------- a run that is disturbed
+COMMON = [
+    "--model.client_trainer", "sequential", "--model.solver.momentum", "0.9", "--model.solver.persist_optimizer",
+    "true", "--data.dataset", "Digits", "--data.num_clients", "20", "--data.unseen_fraction", "0.2",
+    "--data.client_fraction", "0.7", "--data.clients_per_block", "4", "--trainer.accelerator", "cpu",
+    "--trainer.enable_progress_bar", "false", "--name", "run",
+]  # fmt: skip
+
+RUNS = {
+    "FedEM": ["--model.algorithm", "FedEM", *COMMON],
+    "Local, states in files": [
+        "--model.algorithm", "Local", "--model.network", "MLP", "--model.network.hidden_sizes", "[64]",
+        "--model.client_memory_gb", "0", *COMMON,
+    ],
+}  # fmt: skip
+
+SECONDS_TO_END = 900  # a run that takes longer counts as hanging
+Outcome = dict[str, Any]
+
+
+class Whole(NamedTuple):
+    """An undisturbed run."""
+
+    outcome: Outcome
+    seconds: float
+    """Seconds of a round, with logging and checkpoint."""
+
+
+def outcome(path: Path) -> Outcome:
+    """The files of a run, without times."""
+    clients = (path / "clients.csv").read_text().splitlines()
+    return {"summary.json": numbers(path), "metrics.csv": history(path), "clients.csv": clients}
+
+
+class Life:
+    """One run in its own folder.
+
+    Attributes:
+        events: what happened.
+        wrong: unexpected events.
+        rows_lost: whether rows of metrics.csv were deleted.
+        robbed: whether files were deleted during a run, so that it may refuse to continue.
+    """
+
+    def __init__(self, arguments: list[str], out: Path, rounds: int, seconds: float, rng: random.Random) -> None:
+        self.arguments = [
+            "fit", *arguments, "--trainer.max_epochs", str(rounds), "--trainer.default_root_dir", str(out)
+        ]  # fmt: skip
+        self.runs, self.rounds, self.seconds, self.rng = out / "run", rounds, seconds, rng
+        self.events: list[str] = []
+        self.wrong: list[str] = []
+        self.rows_lost = self.robbed = False
+
+    # ------------------------------------------------------------------ files
+    @property
+    def path(self) -> Path:
+        """The newest folder of the run."""
+        return newest_folder(self.runs)
+
+    @property
+    def last(self) -> Path | None:
+        """The checkpoint of `--ckpt_path last`, or None."""
+        found = sorted(self.runs.glob("version_*/checkpoints/last.ckpt"), key=lambda one: int(one.parts[-3][8:]))
+        return found[-1] if found else None
+
+    def rounds_logged(self) -> int:
+        """Rounds logged in the newest folder."""
+        return rounds_logged(self.runs)
+
+    # ------------------------------------------------------------------ processes
+    def start(self, *extra: str, **environment: str) -> Any:
+        """Start from the beginning."""
+        return start([*self.arguments, *extra], script=TRIAL, **environment)
+
+    def begin(self, *extra: str, **environment: str) -> Any:
+        """Continue if there is a checkpoint, else start."""
+        return self.start(*go_on(self.runs), *extra, **environment)
+
+    def begin_ranks(self, *extra: str) -> list[Any]:
+        """`begin` with two ranks."""
+        on = go_on(self.runs)
+        return [self.start(*on, *extra, **environment) for environment in of_ranks(2)]
+
+    def wait(self, process: Any) -> None:
+        """Wait for a random instant in a future round or in the final test."""
+        share, delay = self.rng.random(), self.rng.uniform(0, 1.5 * self.seconds)
+        done = self.rounds_logged()
+        target = min(done + 1 + int(share * (self.rounds - done)), self.rounds)
+        until = time.monotonic() + SECONDS_TO_END
+        while process.poll() is None and self.rounds_logged() < target and time.monotonic() < until:
+            time.sleep(0.002)
+        time.sleep(delay)
+
+    def end(self, process: Any, what: str, statuses: tuple[int, ...], *, speaks: bool = True) -> tuple[int | None, str]:
+        """Wait for the end of a process and return its status and stderr; records anything unexpected.
+
+        Of several ranks only one `speaks`: prints a message with status 1 or 2.
+        """
+        try:
+            err = process.communicate(SECONDS_TO_END)[1]
+        except subprocess.TimeoutExpired:
+            self.wrong.append(f"{what}: did not end within {SECONDS_TO_END} s")
+            return None, ""
+        status = process.returncode
+        self.events.append(f"{what}: status {status}, {self.rounds_logged()} rounds logged")
+        if status not in (*statuses, *([2] if self.robbed else [])) or "Traceback" in err:
+            self.wrong.append(f"{what}: status {status}, {err.strip()[-1500:]}")
+        elif status in (1, 2) and speaks and not err.strip().rpartition("\n")[2].startswith("lit_fed: "):
+            self.wrong.append(f"{what}: status {status} without a message, {err.strip()[-500:]}")
+        return status, err
+
+    # ------------------------------------------------------------------ the end
+    def finish(self, whole: Outcome) -> list[str]:
+        """Continue until the run has ended, and list differences from the undisturbed run."""
+        status, _ = self.end(self.begin(), "continued", (0, 2))
+        if status == 2:  # its checkpoint was deleted
+            status, _ = self.end(self.start(), "restarted", (0,))
+        if status:
+            return ["everything"]
+        try:
+            found = outcome(self.path)
+        except OSError as error:
+            return [f"{error.filename} is missing"]
+        # folders of runs killed before their first checkpoint are not cleaned up
+        left = [str(one.relative_to(self.runs)) for one in self.path.rglob("*.partial")]
+        return [*self.differences(found, whole), *(f"{one} is left" for one in left)]
+
+    def differences(self, found: Outcome, whole: Outcome) -> list[str]:
+        """Files that differ, with the first difference."""
+        if self.rows_lost:
+            found, whole = found | {"metrics.csv": _cells(found)}, whole | {"metrics.csv": _cells(whole)}
+            first = min((int(row["step"]) for row in found["metrics.csv"]), default=self.rounds)
+            whole["metrics.csv"] = whole["metrics.csv"][first:]
+        lost = []
+        for file, content in whole.items():
+            if found[file] != content:
+                each, other = (one.items() if isinstance(one, dict) else one for one in (found[file], content))
+                pairs = (f"{a} in place of {b}" for a, b in zip(each, other, strict=False) if a != b)
+                lost.append(f"{file}: {next(pairs, 'another length')}")
+        return lost
+
+    def index(self) -> set[str]:
+        """Client files that the checkpoint needs."""
+        if self.last is None:
+            return set()
+        content = torch.load(self.last, weights_only=True)["state_dict"].get("store.versions")
+        versions = [] if content is None else content.tolist()
+        return {f"{client}.{version}.pt" for client, version in enumerate(versions) if version >= 0}
+
+
+def _cells(found: Outcome) -> list[dict[str, str]]:
+    """Non-empty cells of metrics.csv; a file that starts later may have fewer columns."""
+    header, *rows = found["metrics.csv"]
+    return [{name: cell for name, cell in zip(header, row, strict=True) if cell} for row in rows]
+
+
+def whole_run(arguments: list[str], out: Path, rounds: int) -> Whole:
+    """Run without disturbance: its files, and the seconds of a round."""
+    life = Life(arguments, out, rounds, 0.0, random.Random(0))
+    process = life.start()
+    begins: list[float] = []
+    for count in (1, rounds):
+        while process.poll() is None and life.rounds_logged() < count:
+            time.sleep(0.002)
+        begins.append(time.monotonic())
+    life.end(process, "the whole run", (0,))
+    if life.wrong:
+        raise SystemExit(life.wrong[0])
+    return Whole(outcome(life.path), (begins[1] - begins[0]) / max(rounds - 1, 1))
+
+
+# ---------------------------------------------------------------------- signals
+def killed(life: Life) -> None:
+    """SIGKILL at a random instant, in a round, between rounds or in the final test."""
+    process = life.begin()
+    life.wait(process)
+    process.kill()
+    life.end(process, "killed", (0, -signal.SIGKILL))
+
+
+def killed_in_a_checkpoint(life: Life) -> None:
+    """SIGKILL when half of a checkpoint is written."""
+    round_idx = min(life.rounds_logged() + life.rng.randrange(3), life.rounds - 1)
+    process = life.begin(
+        "--trainer.callbacks+=interruptions.Kill", f"--trainer.callbacks.round_idx={round_idx}",
+        "--trainer.callbacks.moment=checkpoint",
+    )  # fmt: skip
+    life.end(process, f"killed in the checkpoint of round {round_idx + 1}", (0, -signal.SIGKILL))
+
+
+def terminated(life: Life) -> None:
+    """SIGTERM at a random instant."""
+    _signalled(life, signal.SIGTERM, 143)
+
+
+def interrupted(life: Life) -> None:
+    """SIGINT (Ctrl-C) at a random instant."""
+    _signalled(life, signal.SIGINT, 130)
+
+
+def _signalled(life: Life, signum: signal.Signals, status: int) -> None:
+    process = life.begin()
+    life.wait(process)
+    at_work = _is_held(life.path / ".lock")
+    _send(process, signum)
+    # while it is still loading, the signal ends the process directly
+    life.end(process, signum.name, (0, status) if at_work else (0, status, -signum))
+
+
+def stopped(life: Life) -> None:
+    """SIGSTOP at a random instant, SIGCONT up to a second later."""
+    process = life.begin()
+    life.wait(process)
+    _send(process, signal.SIGSTOP)
+    time.sleep(life.rng.random())
+    _send(process, signal.SIGCONT)
+    life.end(process, "stopped for a while", (0,))
+
+
+def _send(process: Any, signum: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        process.send_signal(signum)
+
+
+# ---------------------------------------------------------------------- the machine
+def full_disk(life: Life) -> None:
+    """From a random instant on no file may grow beyond 100 bytes to 50 kB (RLIMIT_FSIZE)."""
+    size = int(10 ** life.rng.uniform(2, 4.7))
+    process = life.begin()
+    life.wait(process)
+    with contextlib.suppress(ProcessLookupError):
+        _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, hard))
+    life.end(process, f"no file beyond {size} bytes", (0, 1))
+
+
+def clock(life: Life) -> None:
+    """Up to three jumps of the clock, by seconds to years, forwards and backwards."""
+    jumps = [
+        (life.rng.uniform(0, life.rounds * life.seconds), life.rng.choice((-1, 1)) * 10 ** life.rng.uniform(0, 8))
+        for _ in range(life.rng.randint(1, 3))
+    ]
+    process = life.begin(SOAK_CLOCK=json.dumps(jumps))
+    life.end(process, f"the clock jumped by {', '.join(f'{by:.0f} s' for _, by in jumps)}", (0,))
+
+
+# ---------------------------------------------------------------------- files
+VICTIMS = (
+    "last.ckpt", "checkpoints", "metrics.csv", "config.yaml", ".lock", "clients", "a client's file", "everything",
+)  # fmt: skip
+WITHOUT_CHECKPOINT = ("no checkpoint under", "is not there; --ckpt_path previous takes the one before it")
+
+
+def _victim(life: Life) -> Path:
+    """A random file or folder of the run."""
+    name, place = life.rng.choice(VICTIMS), life.rng.random()
+    if name == "a client's file":
+        files = sorted((life.path / "clients").glob("*.pt"))
+        wanted = [one for one in files if one.name in life.index()] or files
+        return wanted[int(place * len(wanted))] if wanted else life.path / "metrics.csv"
+    inside = {"last.ckpt": "checkpoints/last.ckpt", "everything": ""}.get(name, name)
+    return life.path / inside
+
+
+def deleted_between(life: Life) -> None:
+    """Killed, and a file or folder of the run, or all of it, is gone when it goes on; client states are put back."""
+    killed(life)
+    victim, away = _victim(life), life.runs.parent / f"away-{len(life.events)}"
+    if not victim.exists():
+        return
+    had_last, in_clients = life.last is not None, victim.name == "clients" or victim.parent.name == "clients"
+    shutil.move(victim, away)
+    name = victim.relative_to(life.runs)
+    life.rows_lost |= victim.name == "metrics.csv"
+    if had_last:
+        status, said = life.end(life.start("--ckpt_path", "last"), f"{name} is gone", (0, 2))
+        if status == 2 and not (in_clients or any(one in said for one in WITHOUT_CHECKPOINT)):
+            life.wrong.append(f"{name} is gone: {said}")
+    if in_clients:
+        victim.parent.mkdir(exist_ok=True)
+        shutil.rmtree(victim, ignore_errors=True)
+        shutil.move(away, victim)
+
+
+def deleted_meanwhile(life: Life) -> None:
+    """A file or folder of the run, or all of it, is deleted while it runs."""
+    process = life.begin()
+    life.wait(process)
+    victim, life.robbed = _victim(life), True
+    life.rows_lost |= victim in (life.path, life.path / "metrics.csv")
+    shutil.rmtree(victim, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        victim.unlink()
+    life.end(process, f"{victim.relative_to(life.runs)} was deleted", (0, 1, 2))
+
+
+# ---------------------------------------------------------------------- other processes
+def two_writers(life: Life) -> None:
+    """A second process goes on with the run while the first is at work; the first is stopped until that was refused."""
+    first = life.begin()
+    life.wait(first)
+    _send(first, signal.SIGSTOP)
+    time.sleep(0.01)
+    at_work = first.poll() is None and _is_held(life.path / ".lock")
+    if at_work and life.last is not None and life.last.is_relative_to(life.path):
+        _, said = life.end(life.start("--ckpt_path", "last"), "a second writer", (2,))
+        if "is at work in it since" not in said:
+            life.wrong.append(f"a second writer: {said}")
+    _send(first, signal.SIGCONT)
+    life.end(first, "the first writer", (0,))
+
+
+RANKS = ["--trainer.devices", "2", "--trainer.strategy", "fed_ddp", "--trainer.timeout", "5"]
+
+
+def rank_killed(life: Life) -> None:
+    """Two ranks, one of which gets SIGKILL at a random instant; the other has to end by itself."""
+    _without_a_rank(life, signal.SIGKILL)
+
+
+def rank_stopped(life: Life) -> None:
+    """Two ranks, one of which gets SIGSTOP at a random instant; the other has to end by itself."""
+    _without_a_rank(life, signal.SIGSTOP)
+
+
+def _without_a_rank(life: Life, signum: signal.Signals) -> None:
+    lost = life.rng.randrange(2)
+    ranks = life.begin_ranks(*RANKS)
+    life.wait(ranks[0])
+    _send(ranks[lost], signum)
+    life.end(ranks[1 - lost], f"without rank {lost}", (0, 1))
+    ranks[lost].kill()
+    life.end(ranks[lost], f"rank {lost}", (0, 1, 2, -signal.SIGKILL), speaks=False)
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process holds a lock."""
+    try:
+        with lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+KINDS: dict[str, Callable[[Life], None]] = {
+    one.__name__.replace("_", " "): one for one in (
+        killed, killed_in_a_checkpoint, terminated, interrupted, stopped, full_disk, clock, deleted_between,
+        deleted_meanwhile, two_writers, rank_killed, rank_stopped,
+    )
+}  # fmt: skip
+
+
+def described(kind: str) -> str:
+    """First line of a kind's docstring."""
+    return (inspect.getdoc(KINDS[kind]) or "").partition("\n")[0]
+
+
+# ---------------------------------------------------------------------- cases
 MOST_TROUBLES = 3
 
 
@@ -86,7 +457,7 @@ class Soak:
         return Case(number, name, kinds, endings, life.events, lost, life.wrong)
 
 
-@contextmanager
+@contextlib.contextmanager
 def bar(total: float, unit: str) -> Iterator[Any]:
     """A progress bar; the yielded function takes the completed amount and a line to print."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f}/{task.total:.0f}"))

@@ -7,8 +7,7 @@ import signal
 import pytest
 import soak
 from running import folder
-from soak import Sample, grown
-from soaking import KINDS, RUNS, Life, described
+from soak import KINDS, RUNS, Life, Sample, described, grown
 
 
 def soaked(out, *arguments):
