@@ -74,10 +74,10 @@ class Case:
         self.data = FederatedDataModule(dataset, batch_size=batch_size)
         self.data.setup()
 
-    def textbook(self) -> Callable[[], None]:
+    def textbook(self, **options: Any) -> Callable[[], None]:
         """A round of the textbook."""
         build = partial(self.network, self.data.input_shape, self.data.target.num_outputs)
-        return Textbook(build, self.data.seen.train, batch_size=self.data.batch_size).round
+        return Textbook(build, self.data.seen.train, batch_size=self.data.batch_size, **options).round
 
     def ours(
         self, memory_format: Literal["auto", "contiguous"] = "auto", client_trainer: str = "auto", bf16: bool = False
@@ -240,11 +240,7 @@ def rounds_of(network: str, name: str, num_clients: int) -> Callable[[], None]:
     if alone:
         return partial(passes, case, bf16=precision == "bf16-mixed")
     if name == "textbook":
-        build = partial(case.network, case.data.input_shape, case.data.target.num_outputs)
-        book = Textbook(
-            build, case.data.seen.train, batch_size=128, batches=index_batches, sgd=SGD, keep_momentum=True
-        )  # fmt: skip
-        return book.round
+        return case.textbook(batches=index_batches, sgd=SGD, keep_momentum=True)
     solver = LocalSolver(lr=0.1, persist_optimizer=True, **SGD)
     module = FederatedModule(FedEM(), solver, case.network)
     return PlainLoop(case.data, module, bf16=name == "bf16-mixed").round

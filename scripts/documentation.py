@@ -47,7 +47,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Expand `::: package.*` and lead links out of docs/ to pages."""
     if page.parent is None:  # a page without neighbours needs no navigation column
         page.meta.setdefault("hide", ["navigation"] if "\n## " in markdown else ["navigation", "toc"])
-    markdown = ALL_MODULES.sub(lambda found: _directives(found["package"]), markdown)
+    markdown = ALL_MODULES.sub(lambda found: "\n\n".join(map("::: {}".format, modules_left(found[1]))), markdown)
     return LINK.sub(lambda found: _link(found, page.file.src_uri), markdown)
 
 
@@ -62,15 +62,7 @@ def _written_out(entry: Any, pages: list[str]) -> Any:
         return entry
     here = [page for page in pages if fnmatch(page, target.removesuffix("*") + "*")]
     beside = [page for page in here if posixpath.dirname(page) == posixpath.dirname(target)]
-    return {title: sorted(beside, key=lambda page: not _is_index(page))}
-
-
-def _is_index(page: str) -> bool:
-    return Path(page).stem in ("index", "README")
-
-
-def _directives(package: str) -> str:
-    return "\n\n".join(f"::: {module}" for module in modules_left(package))
+    return {title: sorted(beside, key=lambda page: Path(page).stem not in ("index", "README"))}
 
 
 def _link(found: re.Match[str], src_uri: str) -> str:
@@ -102,18 +94,12 @@ def made_files() -> dict[str, str | bytes]:
 
 def page_of(file: str) -> str | None:
     """Path below docs/, with an anchor, of the page made of a file of the repository; None without one."""
-    path = Path(file)
-    if file == "README.md":
-        return "index.md"
+    path, known = Path(file), {"README.md": "index.md", "lit_fed/algorithms": f"{ALGORITHMS}/index.md"}
     if path.suffix == ".ipynb":
         return f"notebooks/{path.stem}.md"
-    if file == "lit_fed/algorithms":
-        return f"{ALGORITHMS}/index.md"
-    if ROOT / file in _algorithms():
-        return f"{ALGORITHMS}/{path.stem}.md"
     if path.parts[0] == "configs":
         return f"{CONFIGURATIONS}/{_page_of_configuration(path)}"
-    return None
+    return f"{ALGORITHMS}/{path.stem}.md" if ROOT / file in _algorithms() else known.get(file)
 
 
 def module_of(file: str) -> str | None:

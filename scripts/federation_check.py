@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,10 @@ class Site:
 
     def start_command(self, name: str) -> subprocess.Popen[str]:
         """Start a node by its command."""
-        arguments = ["client", "--server", self.address, "--data.root", str(self.folder / "data" / name)]
-        arguments += ["--states", str(self.folder / "states" / name), "--tls", str(self.folder / "tls" / name)]
-        arguments += ["--stay"]  # so that its memory can be read afterwards
-        command = [sys.executable, "-m", "lit_fed", *arguments]
+        folders = {"--data.root": "data", "--states": "states", "--tls": "tls"}
+        given = [part for option, kind in folders.items() for part in (option, str(self.folder / kind / name))]
+        # --stay, so that its memory can be read afterwards
+        command = [sys.executable, "-m", "lit_fed", "client", "--server", self.address, *given, "--stay"]
         return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
     def _arguments(self, name: str, given: Sequence[str]) -> list[str]:
@@ -192,21 +193,8 @@ def megabytes(pid: int, file: str, field: str) -> float:
     return next((float(line.split()[1]) / 1024 for line in lines if line.startswith(field)), float("nan"))
 
 
-def wait_until(condition: Any, seconds: float, what: str) -> None:
-    """Wait for a condition; on timeout the error names `what`."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise SystemExit(f"{what} did not happen within {seconds:g} s")
-        time.sleep(0.01)
-
-
 # ---------------------------------------------------------------------- checks
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print(line, flush=True)
-
-
+say = partial(print, flush=True)  # a line of progress
 SOLVER = ["--model.solver.momentum", "0.9", "--model.solver.persist_optimizer", "true"]
 ENCODED = ["--model.compression", "TopK", "--model.compression.fraction", "0.1", "--model.compression_scope", "whole"]
 PRIVATE = [
@@ -365,7 +353,11 @@ def fifty(folder: Path, chosen: argparse.Namespace, num_rounds: int = 20) -> dic
 
 def _wait_for_round(site: Site, name: str, server: Any, number: int) -> None:
     """Wait until a run has logged this many rounds or ended."""
-    wait_until(lambda: server.poll() is not None or site.rounds_logged(name) >= number, 1200, f"round {number}")
+    end = time.monotonic() + 1200
+    while server.poll() is None and site.rounds_logged(name) < number:
+        if time.monotonic() > end:
+            raise SystemExit(f"round {number} did not happen within 1200 s")
+        time.sleep(0.01)
 
 
 # ---------------------------------------------------------------------- docs/results/federation.md
@@ -389,16 +381,19 @@ def _finding(record: dict[str, Any]) -> str:
         wrong = len({one.partition(":")[0] for one in record["kills"]["not exact"]})
         said.append(f"{total} kills of servers and nodes changed {wrong or 'none'} of the {runs} runs that they met.")
     if "fifty" in record:
-        one = record["fifty"]
-        said.append(
-            f"{one['nodes']} nodes finished {one['rounds']} rounds without the {one['killed']} that were killed."
-        )
+        text = "{nodes} nodes finished {rounds} rounds without the {killed} that were killed."
+        said.append(text.format_map(record["fifty"]))
     return " ".join(said) or "Nothing was run yet."
 
 
 def _equality(rows: list[dict[str, Any]]) -> dict[str, Part]:
     cells = [[one["run"], "; ".join(one["differences"]) or "equal"] for one in rows]
     return {"equality": grid(["run", "differs in"], cells)}
+
+
+OF_A_NODE = (
+    "{run}: a node is ready {node is ready after:.1f} s after its start, and takes {megabytes of a node:.0f} MB."
+)
 
 
 def _costs(rows: list[dict[str, Any]]) -> dict[str, Part]:
@@ -408,13 +403,9 @@ def _costs(rows: list[dict[str, Any]]) -> dict[str, Part]:
         ways = [(sent["train"], counted["down"]), (received["train"], counted["up"])]
         beyond = [f"{wire / 1000:,.0f}, {100 * (wire / said - 1):+.1f} %" for wire, said in ways]
         measure = f"{(sent['measure'] + received['measure']) / 1000:,.0f}"
-        cells.append(
-            [one["run"], *(f"{one[f'round {how}']:.3f}" for how in ("simulated", "on nodes")), *beyond, measure]
-        )
-        more.append(
-            f"{one['run']}: a node is ready {one['node is ready after']:.1f} s after its start, and takes "
-            f"{one['megabytes of a node']:.0f} MB."
-        )
+        seconds = [f"{one[f'round {how}']:.3f}" for how in ("simulated", "on nodes")]
+        cells.append([one["run"], *seconds, *beyond, measure])
+        more.append(OF_A_NODE.format_map(one))
     head = ["run", "s, simulated", "s, nodes", "kB down, beyond the count", "kB up, beyond the count", "kB to measure"]
     return {"costs": grid(head, cells), "of_nodes": " ".join(more)}
 

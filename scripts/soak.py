@@ -66,8 +66,7 @@ class Whole(NamedTuple):
     """An undisturbed run."""
 
     outcome: Outcome
-    seconds: float
-    """Seconds of a round, with logging and checkpoint."""
+    seconds: float  # of a round, with logging and checkpoint
 
 
 def outcome(path: Path) -> Outcome:
@@ -87,9 +86,8 @@ class Life:
     """
 
     def __init__(self, arguments: list[str], out: Path, rounds: int, seconds: float, rng: random.Random) -> None:
-        self.arguments = [
-            "fit", *arguments, "--trainer.max_epochs", str(rounds), "--trainer.default_root_dir", str(out)
-        ]  # fmt: skip
+        length = ["--trainer.max_epochs", str(rounds)]
+        self.arguments = ["fit", *arguments, *length, "--trainer.default_root_dir", str(out)]
         self.runs, self.rounds, self.seconds, self.rng = out / "run", rounds, seconds, rng
         self.events: list[str] = []
         self.wrong: list[str] = []
@@ -119,11 +117,6 @@ class Life:
     def begin(self, *extra: str, **environment: str) -> Any:
         """Continue if there is a checkpoint, else start."""
         return self.start(*go_on(self.runs), *extra, **environment)
-
-    def begin_ranks(self, *extra: str) -> list[Any]:
-        """`begin` with two ranks."""
-        on = go_on(self.runs)
-        return [self.start(*on, *extra, **environment) for environment in of_ranks(2)]
 
     def wait(self, process: Any) -> None:
         """Wait for a random instant in a future round or in the final test."""
@@ -225,10 +218,8 @@ def killed(life: Life) -> None:
 def killed_in_a_checkpoint(life: Life) -> None:
     """SIGKILL when half of a checkpoint is written."""
     round_idx = min(life.rounds_logged() + life.rng.randrange(3), life.rounds - 1)
-    process = life.begin(
-        "--trainer.callbacks+=interruptions.Kill", f"--trainer.callbacks.round_idx={round_idx}",
-        "--trainer.callbacks.moment=checkpoint",
-    )  # fmt: skip
+    moment = f"--trainer.callbacks.round_idx={round_idx}", "--trainer.callbacks.moment=checkpoint"
+    process = life.begin("--trainer.callbacks+=interruptions.Kill", *moment)
     life.end(process, f"killed in the checkpoint of round {round_idx + 1}", (0, -signal.SIGKILL))
 
 
@@ -369,7 +360,8 @@ def rank_stopped(life: Life) -> None:
 
 def _without_a_rank(life: Life, signum: signal.Signals) -> None:
     lost = life.rng.randrange(2)
-    ranks = life.begin_ranks(*RANKS)
+    on = go_on(life.runs)
+    ranks = [life.start(*on, *RANKS, **environment) for environment in of_ranks(2)]
     life.wait(ranks[0])
     _send(ranks[lost], signum)
     life.end(ranks[1 - lost], f"without rank {lost}", (0, 1))

@@ -4,22 +4,14 @@
 
 import os
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import nn
+from torch_workload import start
 
 file, workload, lr, batch_size = os.environ["WORKLOAD"].split("|")  # actors have no arguments
-torch.set_num_threads(1)
-torch.manual_seed(0)
-with np.load(file) as data:
-    x, y, sizes = torch.from_numpy(data["x"]), torch.from_numpy(data["y"]), data["sizes"].tolist()
-clients = list(zip(x.split(sizes), y.split(sizes), strict=True))
-layers = [nn.Linear(x.shape[1], 10)] if workload == "logistic" else [
-    nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    nn.Linear(512, 78), nn.ReLU(), nn.Linear(78, 10),
-]  # fmt: skip
+x, y, clients, layers = start(file, workload)
 network = nn.Sequential(*layers)
 app = ClientApp()
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
+from torch_workload import layers
 
 from lit_fed.data import PooledDataSet, Samples
 
@@ -26,12 +27,9 @@ class Held(PooledDataSet):
 
 def logistic(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """Logistic regression."""
-    return nn.Linear(input_shape[0], num_outputs)
+    return layers("logistic", input_shape[0], num_outputs)[0]
 
 
 def cnn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """The network for pictures."""
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(512, 78), nn.ReLU(), nn.Linear(78, num_outputs),
-    )  # fmt: skip
+    return nn.Sequential(*layers("cnn", input_shape[0], num_outputs))

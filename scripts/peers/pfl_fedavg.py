@@ -6,7 +6,6 @@ import sys
 from itertools import cycle
 from typing import Any
 
-import numpy as np
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
@@ -17,14 +16,11 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
+from torch_workload import start
 
 file, workload, rounds, lr, batch_size = sys.argv[1], sys.argv[2], *map(float, sys.argv[3:6])
-torch.set_num_threads(1)
-torch.manual_seed(0)
-data = np.load(file)
-ends = data["sizes"].cumsum()[:-1]
-clients = list(zip(np.split(data["x"], ends), np.split(data["y"], ends), strict=True))
-held = [Dataset((torch.from_numpy(x), torch.from_numpy(y))) for x, y in clients]
+x, y, clients, layers = start(file, workload)
+held = [Dataset(client) for client in clients]
 
 
 class Net(nn.Sequential):
@@ -40,10 +36,6 @@ class Net(nn.Sequential):
         return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
 
 
-layers = [nn.Linear(data["x"].shape[1], 10)] if workload == "logistic" else [
-    nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-    nn.Linear(512, 78), nn.ReLU(), nn.Linear(78, 10),
-]  # fmt: skip
 network = Net(*layers)
 order = cycle(range(len(held)))
 users = FederatedDataset(lambda user: held[user], lambda: next(order))
@@ -57,4 +49,4 @@ train = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=lr, local_bat
 backend = SimulatedBackend(training_data=users, val_data=users)
 FederatedAveraging().run(params, backend, model, train, NNEvalHyperParams(local_batch_size=None))
 with torch.no_grad():
-    print(float(network.loss(torch.from_numpy(data["x"]), torch.from_numpy(data["y"]))))
+    print(float(network.loss(x, y)))

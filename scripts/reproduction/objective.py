@@ -1,5 +1,6 @@
 """How far a run is from the minimum of the objective that all its clients share."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,11 +36,8 @@ class ObjectiveGap(FederatedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the minimum, by Newton's method on the samples of all clients."""
         module = federated(pl_module)
-        self._task = Task.create(
-            lambda: module.settings.network(module.facts.input_shape, module.target.num_outputs),
-            module.target,
-            dtype=torch.float64,
-        )
+        network = partial(module.settings.network, module.facts.input_shape, module.target.num_outputs)
+        self._task = Task.create(network, module.target, dtype=torch.float64)
         self._batch = _pooled(module, data_of(trainer).populations[0].train)
         best = minimise(self._task, self._task.init(1, module.facts.seed), self._batch, Penalty(0.0), iterations=50)
         value, gradient, _ = self._task.value_and_grad(best, self._batch)
@@ -49,13 +47,10 @@ class ObjectiveGap(FederatedCallback):
 
     def _hessian(self, models: ModelState) -> Tensor:
         """The Hessian of f, a product with each unit vector after another."""
-        leaves, size = tree.leaves(models.parameters), sum(leaf.numel() for leaf in models.parameters.values())
-        columns = []
-        for unit in torch.eye(size, dtype=torch.float64):
-            parts = [
-                part.view_as(leaf)
-                for part, leaf in zip(unit.split([leaf.numel() for leaf in leaves]), leaves, strict=True)
-            ]
+        leaves, columns = tree.leaves(models.parameters), []
+        sizes = [leaf.numel() for leaf in leaves]
+        for unit in torch.eye(sum(sizes), dtype=torch.float64):
+            parts = [part.view_as(leaf) for part, leaf in zip(unit.split(sizes), leaves, strict=True)]
             product = self._task.hessian_vector(models, self._batch, tree.rebuild(models.parameters, parts))
             columns.append(torch.cat([leaf.flatten() for leaf in product.values()]))
         return torch.stack(columns)

@@ -110,13 +110,9 @@ def command_line(run: Run) -> str:
 
 
 def make_missing(
-    runs: Sequence[Run],
-    kept: Kept,
-    extra: Callable[[Run], Sequence[str]],
-    jobs: int,
-    done: Callable[[Run], None],
+    runs: Sequence[Run], kept: Kept, extra: Callable[[Run], Sequence[str]], jobs: int, done: Callable[[Run], None],
     unfinished: Path | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Make what has no record, each run in one process with one thread.
 
     A run that is refused, say since its data are not there, leaves the others alone: it has no record. Of one that
