@@ -83,9 +83,8 @@ class Case:
         self, memory_format: Literal["auto", "contiguous"] = "auto", client_trainer: str = "auto", bf16: bool = False
     ) -> Callable[[], None]:
         """A round of lit_fed."""
-        module = FederatedModule(
-            FedEM(), LocalSolver(lr=0.1), self.network, client_trainer=client_trainer, memory_format=memory_format
-        )
+        chosen = {"client_trainer": client_trainer, "memory_format": memory_format}
+        module = FederatedModule(FedEM(), LocalSolver(lr=0.1), self.network, **chosen)
         return PlainLoop(self.data, module, bf16=bf16).round
 
     def compare(self, *formats: str) -> dict[str, float]:

@@ -226,19 +226,15 @@ def _carries(value: Any, depth: int = 0) -> bool:
 
 
 # ---------------------------------------------------------------------- what is shown
-def lengths_of_functions(tree: ast.Module) -> list[int]:
-    """Lines of each function and method."""
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [(node.end_lineno or 0) - node.lineno + 1 for node in functions]
-
-
 def rows(package: Path) -> list[tuple[str, int, int, int, str]]:
     """For each room its files, lines, functions, and the median and the 90th percentile of the functions' lines."""
     found = []
     for room in ROOMS:
         paths = sorted((package / room).rglob("*.py")) or [package / f"{room}.py"]
         texts = [path.read_text() for path in paths]
-        lengths = [length for text in texts for length in lengths_of_functions(ast.parse(text))]
+        nodes = [one for text in texts for one in ast.walk(ast.parse(text))]
+        functions = [one for one in nodes if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+        lengths = [(one.end_lineno or 0) - one.lineno + 1 for one in functions]
         spread = f"{median(lengths):.0f} / {quantiles(lengths, n=10)[-1]:.0f}" if len(lengths) > 1 else ""
         found.append((room, len(paths), sum(len(text.splitlines()) for text in texts), len(lengths), spread))
     return found
@@ -270,9 +266,8 @@ def _counts(package: Path) -> Any:
 
     root, table = package.parent, Table("what", "count", title="Size")
     sources = [path.read_text() for path in package.rglob("*.py")]
-    table.add_row(
-        "lit_fed: lines / of code / files", f"{_lines(sources)} / {sum(map(code_lines, sources))} / {len(sources)}"
-    )
+    sizes = _lines(sources), sum(map(code_lines, sources)), len(sources)
+    table.add_row("lit_fed: lines / of code / files", " / ".join(map(str, sizes)))
     for folder, kind in (("tests", "py"), ("scripts", "py"), ("docs", "md")):
         table.add_row(f"{folder}: lines", str(_lines(path.read_text() for path in (root / folder).rglob(f"*.{kind}"))))
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout

@@ -104,10 +104,9 @@ def page_of(file: str) -> str | None:
 
 def module_of(file: str) -> str | None:
     """Name of a module of lit_fed, which is in the reference; None for other files."""
-    path = Path(file)
-    if path.parts[0] != "lit_fed" or path.suffix != ".py":
-        return None
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    path = Path(file).with_suffix("")
+    inside = path.parts[0] == "lit_fed" and file.endswith(".py")
+    return ".".join(path.parts).removesuffix(".__init__") if inside else None
 
 
 def modules_left(package: str) -> list[str]:

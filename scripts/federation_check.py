@@ -391,9 +391,7 @@ def _equality(rows: list[dict[str, Any]]) -> dict[str, Part]:
     return {"equality": grid(["run", "differs in"], cells)}
 
 
-OF_A_NODE = (
-    "{run}: a node is ready {node is ready after:.1f} s after its start, and takes {megabytes of a node:.0f} MB."
-)
+NODE = "{run}: a node is ready {node is ready after:.1f} s after its start, and takes {megabytes of a node:.0f} MB."
 
 
 def _costs(rows: list[dict[str, Any]]) -> dict[str, Part]:
@@ -405,7 +403,7 @@ def _costs(rows: list[dict[str, Any]]) -> dict[str, Part]:
         measure = f"{(sent['measure'] + received['measure']) / 1000:,.0f}"
         seconds = [f"{one[f'round {how}']:.3f}" for how in ("simulated", "on nodes")]
         cells.append([one["run"], *seconds, *beyond, measure])
-        more.append(OF_A_NODE.format_map(one))
+        more.append(NODE.format_map(one))
     head = ["run", "s, simulated", "s, nodes", "kB down, beyond the count", "kB up, beyond the count", "kB to measure"]
     return {"costs": grid(head, cells), "of_nodes": " ".join(more)}
 

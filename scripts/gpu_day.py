@@ -215,17 +215,16 @@ def _models(algorithm: str, kind: str, how: str, device: torch.device, size: Siz
     dtype = TYPES.get(kind, torch.float32)
     train = pictures(size, device, dtype)
     made = federation(algorithm, "LeNet5", train, how, batch=size.batch, dtype=dtype)
-    found = []
+
+    def vector() -> Tensor:
+        leaves = tree.leaves(made.shared.models.parameters)
+        return torch.cat([leaf.detach().double().cpu().flatten() for leaf in leaves])
+
+    before = vector()
     with precision(kind, device):
-        found.append(_vector(made.shared.models.parameters))
         for _ in range(2):
             made.round(train)
-        found.append(_vector(made.shared.models.parameters))
-    return found[0], found[1]
-
-
-def _vector(parameters: dict[str, Tensor]) -> Tensor:
-    return torch.cat([leaf.detach().double().cpu().flatten() for leaf in tree.leaves(parameters)])
+    return before, vector()
 
 
 def tests(cells: Cells, device: torch.device, size: Size) -> None:
@@ -245,10 +244,9 @@ def tests(cells: Cells, device: torch.device, size: Size) -> None:
 # ---------------------------------------------------------------------- docs/results/gpu.md
 def page(values: dict[str, Any]) -> str:
     """The page of a record; its words are in gpu_day.md."""
-    measured = [
-        ["speed", name, ", ".join(f"{key} {value}" for key, value in cell.items())]
-        for name, cell in values.get("speed", {}).items()
-    ]
+    measured = []
+    for name, cell in values.get("speed", {}).items():
+        measured.append(["speed", name, ", ".join(f"{key} {value}" for key, value in cell.items())])
     found = values.get("tests", {}).get("tests/gpu")
     counts = ", ".join(f"{key}: {value}" for key, value in (found or {}).items() if isinstance(value, int))
     parity = [
@@ -256,14 +254,9 @@ def page(values: dict[str, Any]) -> str:
         for name, cell in values.get("parity", {}).items()
     ]
     head = ["against the CPU, one client after another", "‖difference‖ / ‖change‖ after two rounds", "limit"]
-    parts = {
-        **values["device"],
-        "notes": values.get("notes", []),
-        "speed": grid(["stage", "what", "measured"], measured),
-        "counts": f"Tests on this device: {counts}." if found else NOT_TESTED,
-        "parity": grid(head, parity) if parity else None,
-    }
-    return written(__file__, parts)
+    tables = {"speed": grid(["stage", "what", "measured"], measured), "parity": grid(head, parity) if parity else None}
+    said = f"Tests on this device: {counts}." if found else NOT_TESTED
+    return written(__file__, {**values["device"], "notes": values.get("notes", []), "counts": said, **tables})
 
 
 NOT_TESTED = "**The tests of `tests/gpu/` have not been run on a device.**"

@@ -114,9 +114,7 @@ def fit(
     data: FederatedDataModule, module: FederatedModule, folder: str | None = None, **options: Any
 ) -> FederatedTrainer:
     """Train on a CPU without a progress bar; with a folder log and keep checkpoints there, else neither."""
-    kept = (
-        {"logger": False, "enable_checkpointing": False} if folder is None else {"logger": RoundLogger(folder, "bench")}
-    )
+    kept = {"logger": RoundLogger(folder, "bench")} if folder else {"logger": False, "enable_checkpointing": False}
     trainer = FederatedTrainer(accelerator="cpu", enable_progress_bar=False, **kept | options)
     trainer.fit(module, datamodule=data)
     return trainer
@@ -175,10 +173,9 @@ class Textbook:
         for model in self.components:
             model.eval()
         with torch.no_grad():
-            parts = [
-                torch.stack([self.losses(model(some_x), some_y) for model in self.components], 1)
-                for some_x, some_y in self.batches((x, y), self.batch_size, False)
-            ]
+            parts = []
+            for some_x, some_y in self.batches((x, y), self.batch_size, False):
+                parts.append(torch.stack([self.losses(model(some_x), some_y) for model in self.components], 1))
         q = torch.softmax(self.mixture[client_id].log() - torch.cat(parts), 1)
         self.mixture[client_id] = q.mean(0)
         return q

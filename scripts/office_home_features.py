@@ -50,9 +50,8 @@ def find(folder: Path) -> Pictures:
             raise ConfigError(f"{folder / name}: no such folder; unpack the official archive into {folder}")
     class_names = sorted({path.name for name in DOMAINS for path in (folder / name).iterdir() if path.is_dir()})
     if len(class_names) != NUM_CLASSES:
-        raise ConfigError(
-            f"{folder}: {len(class_names)} classes, Office-Home has {NUM_CLASSES}; unpack the official archive anew"
-        )
+        found = f"{len(class_names)} classes, Office-Home has {NUM_CLASSES}"
+        raise ConfigError(f"{folder}: {found}; unpack the official archive anew")
     paths = [path for name in DOMAINS for path in sorted((folder / name).glob("*/*.jpg"))]
     if not paths:
         raise ConfigError(f"{folder}: no picture *.jpg in the folders of the classes; unpack the official archive anew")

@@ -50,13 +50,11 @@ COMMON = [
     "--trainer.enable_progress_bar", "false", "--name", "run",
 ]  # fmt: skip
 
+MLP = ["--model.network", "MLP", "--model.network.hidden_sizes", "[64]", "--model.client_memory_gb", "0"]
 RUNS = {
     "FedEM": ["--model.algorithm", "FedEM", *COMMON],
-    "Local, states in files": [
-        "--model.algorithm", "Local", "--model.network", "MLP", "--model.network.hidden_sizes", "[64]",
-        "--model.client_memory_gb", "0", *COMMON,
-    ],
-}  # fmt: skip
+    "Local, states in files": ["--model.algorithm", "Local", *MLP, *COMMON],
+}
 
 SECONDS_TO_END = 900  # a run that takes longer counts as hanging
 Outcome = dict[str, Any]
@@ -93,7 +91,6 @@ class Life:
         self.wrong: list[str] = []
         self.rows_lost = self.robbed = False
 
-    # ------------------------------------------------------------------ files
     @property
     def path(self) -> Path:
         """The newest folder of the run."""
@@ -109,7 +106,6 @@ class Life:
         """Rounds logged in the newest folder."""
         return rounds_logged(self.runs)
 
-    # ------------------------------------------------------------------ processes
     def start(self, *extra: str, **environment: str) -> Any:
         """Start from the beginning."""
         return start([*self.arguments, *extra], script=TRIAL, **environment)
@@ -146,7 +142,6 @@ class Life:
             self.wrong.append(f"{what}: status {status} without a message, {err.strip()[-500:]}")
         return status, err
 
-    # ------------------------------------------------------------------ the end
     def finish(self, whole: Outcome) -> list[str]:
         """Continue until the run has ended, and list differences from the undisturbed run."""
         status, _ = self.end(self.begin(), "continued", (0, 2))
@@ -271,10 +266,9 @@ def full_disk(life: Life) -> None:
 
 def clock(life: Life) -> None:
     """Up to three jumps of the clock, by seconds to years, forwards and backwards."""
-    jumps = [
-        (life.rng.uniform(0, life.rounds * life.seconds), life.rng.choice((-1, 1)) * 10 ** life.rng.uniform(0, 8))
-        for _ in range(life.rng.randint(1, 3))
-    ]
+    rng, whole = life.rng, life.rounds * life.seconds
+    count = range(rng.randint(1, 3))
+    jumps = [(rng.uniform(0, whole), rng.choice((-1, 1)) * 10 ** rng.uniform(0, 8)) for _ in count]
     process = life.begin(SOAK_CLOCK=json.dumps(jumps))
     life.end(process, f"the clock jumped by {', '.join(f'{by:.0f} s' for _, by in jumps)}", (0,))
 
@@ -583,10 +577,9 @@ def page(record: dict[str, Any]) -> str:
     parts = dict(record)
     if "cases" in record:
         head = ["kind", "what", "tried", "how the process ended", "runs not exact"]
-        rows = [
-            [kind, described(kind), f"{one['tried']:,}", _endings(one["ended"]), str(one["lost"])]
-            for kind, one in record["kinds"].items()
-        ]
+        rows = []
+        for kind, one in record["kinds"].items():
+            rows.append([kind, described(kind), f"{one['tried']:,}", _endings(one["ended"]), str(one["lost"])])
         again = f"python scripts/soak.py --seed {record['seed']} --only"
         parts["failures"] = [
             f"Case {one['case']} ({again} {one['case']}): {'; '.join([*one['lost'], *one['wrong']])[:400]}"

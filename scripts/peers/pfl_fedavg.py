@@ -39,9 +39,7 @@ class Net(nn.Sequential):
 network = Net(*layers)
 order = cycle(range(len(held)))
 users = FederatedDataset(lambda user: held[user], lambda: next(order))
-model = PyTorchModel(
-    network, lambda parameters, lr: torch.optim.SGD(parameters, lr), torch.optim.SGD(network.parameters(), 1.0)
-)
+model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0))
 params = NNAlgorithmParams(
     central_num_iterations=int(rounds), evaluation_frequency=10**6, train_cohort_size=len(held), val_cohort_size=0
 )

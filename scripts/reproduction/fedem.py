@@ -92,10 +92,8 @@ def table1_body(found: Results) -> dict[str, Part]:
             made, same = made + 1, same + [setting.label] * ([len(sizes), sum(sizes)] == paper)
     head = ["data", "config", "clients / samples", "of a client: least / median / most", "classes", "parameters"]
     counted = f"{len(same)} of the paper's {made} that were loaded have its counts: {', '.join(same)}."
-    return {
-        "data": grid([*head, "the paper: clients / samples"], rows),
-        "published": counted if made and found.scale != "smoke" else None,
-    }
+    compared = counted if made and found.scale != "smoke" else None
+    return {"data": grid([*head, "the paper: clients / samples"], rows), "published": compared}
 
 
 def _counts(record: Record | None) -> list[str]:
@@ -141,10 +139,9 @@ def table2_picture(found: Results, path: Path) -> None:
     for setting in settings_of("fedem", found.scale).values():
         theirs = published("fedem")[published_column(setting)]
         label = f"{setting.label}, beside FEMNIST" if setting.name == "mnist_by_writer" else setting.label
-        panels[label] = [
-            (LABELS[name], accuracies(records), theirs.get(THEIRS[name], (None,))[0])
-            for name, records in found.each(setting, TABLE2).items()
-        ]
+        beside = {name: theirs.get(THEIRS[name], (None,))[0] for name in TABLE2}
+        each = found.each(setting, TABLE2).items()
+        panels[label] = [(LABELS[name], accuracies(records), beside[name]) for name, records in each]
     bars(panels, "test accuracy in percent", path)
 
 
@@ -193,11 +190,9 @@ def decentralized_body(found: Results) -> dict[str, Part]:
     each = {one.name: found.each(one, DECENTRALIZED) for one in settings}
     rows = [[LABELS[name], *(found.cell(each[one.name][name]) for one in settings)] for name in DECENTRALIZED]
     standing = [said for one in settings if (said := _standing(one, each[one.name]))]
-    return {
-        "table": grid(["algorithm", *(one.label for one in settings)], rows),
-        "standing": standing,
-        "if_writers": "" if each.get("mnist_by_writer", {}).get("dfedem") else None,
-    }
+    table = grid(["algorithm", *(one.label for one in settings)], rows)
+    writers = each.get("mnist_by_writer", {}).get("dfedem")
+    return {"table": table, "standing": standing, "if_writers": "" if writers else None}
 
 
 def _standing(setting: Setting, found: Mapping[str, list[Record]]) -> str:

@@ -1,6 +1,5 @@
 """Figures and appendices of the FedEM paper, https://arxiv.org/abs/2108.10252: components, mixtures, images."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +12,7 @@ from reproduction.markdown import Part, grid, section
 from reproduction.pictures import Curve, curves, panels
 from reproduction.runs import Record, Run
 from reproduction.settings import LABELS, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Method, Results, Scale, Setting, Table, accuracies, mean
+from reproduction.tables import ACCURACY, Method, Results, Scale, Setting, Table, accuracies, mean, plus_minus
 
 
 def synthetic_or_cifar10(scale: Scale) -> Setting:
@@ -102,12 +101,9 @@ def larger_body(found: Results) -> dict[str, Part]:
     reached = None
     if each["fedavg"] and each["fedem"]:
         plain, fedem = mean(each["fedavg"]), mean(each["fedem"])
-        reached = " ".join(
-            f"{one.label}: {mean(each[one.name]) - plain:+.1f} points to FedAvg's usual network, "
-            f"{mean(each[one.name]) - fedem:+.1f} to FedEM."
-            for one in setting.methods[1:-1]
-            if each[one.name]
-        )
+        text = "{}: {:+.1f} points to FedAvg's usual network, {:+.1f} to FedEM."
+        larger = [(one.label, mean(each[one.name])) for one in setting.methods[1:-1] if each[one.name]]
+        reached = " ".join(text.format(label, one - plain, one - fedem) for label, one in larger)
     return {"data": setting.label, "table": grid(["algorithm", "parameters", "accuracy"], rows), "reached": reached}
 
 
@@ -136,7 +132,7 @@ def figure2_body(found: Results) -> dict[str, Part]:
     if not records:
         return parts | {"shares": None, "half_way": None}
     shares, accuracy = _by_share(records)
-    rows = [[f"{share:g}", _plus_minus(accuracy[:, column].tolist())] for column, share in enumerate(shares)]
+    rows = [[f"{share:g}", plus_minus(accuracy[:, column].tolist())] for column, share in enumerate(shares)]
     return parts | {"shares": grid(["share", "FedEM"], rows), "half_way": _half_way(shares, accuracy.mean(axis=0))}
 
 
@@ -144,11 +140,6 @@ def _by_share(records: Sequence[Record]) -> tuple[list[float], np.ndarray]:
     """Shares, and accuracies in percent [seeds, shares]."""
     measured = [one["accuracy_by_share"] for one in records]
     return measured[0]["shares"], 100 * np.array([one["accuracy"] for one in measured])
-
-
-def _plus_minus(values: Sequence[float]) -> str:
-    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{spread}"
 
 
 def _half_way(shares: Sequence[float], accuracy: np.ndarray) -> str:
@@ -189,7 +180,7 @@ def entropy_body(found: Results) -> dict[str, Part]:
     for setting in entropy_settings(found.scale):
         records = found.of(setting, "fedem")
         old, new = ([one["mixture_entropy"][who] for one in records] for who in ("seen", "unseen"))
-        rows.append([setting.label, *(_plus_minus(values) if records else "not run" for values in (old, new))])
+        rows.append([setting.label, *(plus_minus(values) if records else "not run" for values in (old, new))])
         lower = sum(one < other for one, other in zip(old, new, strict=True))
         text = f"{setting.label}: old clients have the lower entropy with {lower} of {len(records)} seeds."
         said += [text] if records else []
@@ -208,12 +199,10 @@ def cluster_settings(scale: Scale) -> list[Setting]:
 
 def clusters_body(found: Results) -> dict[str, Part]:
     """What is found of the truth, seed by seed."""
-    rows = [
-        [str(number), str(seed), *_recovered(record)]
-        for number, setting in zip((2, 3), cluster_settings(found.scale), strict=True)
-        for seed in found.seeds
-        for record in found.kept.all(setting.runs([seed]))
-    ]
+    rows = []
+    for number, setting in zip((2, 3), cluster_settings(found.scale), strict=True):
+        for seed in found.seeds:
+            rows += [[str(number), str(seed), *_recovered(one)] for one in found.kept.all(setting.runs([seed]))]
     whole = sum(row[4] == "100.0" for row in rows)
     head = ["clusters", "seed", "cosines of the components", "L1 error of the weights", "clients", "accuracy"]
     said = f"All clients are in their clusters in {whole} of {len(rows)} runs." if rows else "Not run."
@@ -228,11 +217,9 @@ def _recovered(record: Record) -> list[str]:
 
 
 QUANTITIES = {
-    "training loss": ("train/seen/loss@served",) * 2,
-    "training accuracy": ("train/seen/accuracy",) * 2,
-    "test loss": ("test/seen/loss", "val/seen/loss"),
-    "test accuracy": ("test/seen/accuracy", "val/seen/accuracy"),
-}
+    "training loss": ("train/seen/loss@served",) * 2, "training accuracy": ("train/seen/accuracy",) * 2,
+    "test loss": ("test/seen/loss", "val/seen/loss"), "test accuracy": ("test/seen/accuracy", "val/seen/accuracy"),
+}  # fmt: skip
 """Keys of a run's curve; the second where it measured the rounds on validation samples."""
 
 

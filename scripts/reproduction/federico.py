@@ -11,7 +11,7 @@ from reproduction.markdown import Part, grid, order, ranked, section, wrap
 from reproduction.pictures import Curve, Share, Shares, bars, curves, shares
 from reproduction.runs import Record
 from reproduction.settings import LABELS, published, runs_of, settings_of
-from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean
+from reproduction.tables import ACCURACY, Results, Scale, Setting, Table, accuracies, mean, plus_minus
 
 METHODS = ("fedavg", "fedavg_plus", "local", "clustered_fl", "fedem", "fedfomo", "federico")
 
@@ -70,12 +70,10 @@ def table1_picture(found: Results, path: Path) -> None:
     """Bars for each number of groups, the paper's figures as marks."""
     shown = {}
     for name, setting in settings_of("federico", found.scale).items():
-        groups = name.rpartition("_")[2]
+        groups, each = name.rpartition("_")[2], found.each(setting, METHODS).items()
         theirs = published("federico")[f"{name.partition('_label_groups')[0]}_{groups}"]
-        each = found.each(setting, METHODS).items()
-        shown[f"{setting.label}, {groups} groups"] = [
-            (LABELS[one], accuracies(records), theirs[one][0]) for one, records in each
-        ]
+        rows = [(LABELS[one], accuracies(records), theirs[one][0]) for one, records in each]
+        shown[f"{setting.label}, {groups} groups"] = rows
     bars(shown, "test accuracy in percent", path)
 
 
@@ -123,10 +121,9 @@ def weight_lines(record: Record, client: int) -> Shares:
     """The weights of a client over the rounds; its own model has a thick line."""
     kept = record["client_weights"]
     weights, groups = np.array(kept["collaboration"])[:, client], map(int, kept["groups"])
-    lines = [
-        Share(f"a client of group {group}", weights[:, other].tolist(), group, group, other == client)
-        for other, group in enumerate(groups)
-    ]
+    lines = []
+    for other, group in enumerate(groups):
+        lines.append(Share(f"a client of group {group}", weights[:, other].tolist(), group, group, other == client))
     return kept["rounds"], lines
 
 
@@ -218,11 +215,11 @@ def _spread(records: Sequence[Record]) -> list[list[str]]:
     effective = np.exp(-(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)).mean((0, 2))
     divided = np.mean([kinds(one) for one in records], axis=(0, 2))
     common = np.mean([in_common(one) for one in records], axis=0)
-    accuracy = f"{mean(records):.2f}"
-    return [
-        [f"{rounds[at]:.0f}", *percent([*divided[at], *common[at]]), f"{effective[at]:.2f}", accuracy]
-        for at in sorted({0, min(4, len(rounds) - 1), len(rounds) - 1})
-    ]
+    rows = []
+    for at in sorted({0, min(4, len(rounds) - 1), len(rounds) - 1}):
+        shown = percent([*divided[at], *common[at]])
+        rows.append([f"{rounds[at]:.0f}", *shown, f"{effective[at]:.2f}", f"{mean(records):.2f}"])
+    return rows
 
 
 def tracking_picture(found: Results, path: Path) -> None:
@@ -294,12 +291,8 @@ def figure6_body(found: Results) -> dict[str, Part]:
 
 def _cells(curves: Sequence[Sequence[float]]) -> list[str]:
     """Last value and mean over the rounds, each with its spread over seeds."""
-    if not curves:
-        return ["not run", "not run"]
-    both = np.array([[one[-1], np.mean(one)] for one in curves])
-    if len(both) == 1:
-        return [f"{value:.2f}" for value in both[0]]
-    return [f"{m:.2f} ± {s:.2f}" for m, s in zip(both.mean(0), both.std(0, ddof=1), strict=True)]
+    both = [one[-1] for one in curves], [float(np.mean(one)) for one in curves]
+    return [plus_minus(values) if values else "not run" for values in both]
 
 
 def figure6_picture(found: Results, path: Path) -> None:
@@ -396,6 +389,8 @@ def _draw_lines(axis: Any, records: dict[str, Record]) -> None:
 
 
 CLIENTS, COMPONENTS = (runs_of(lambda scale: [four_groups(scale)], [one]) for one in ("federico", "fedem"))
+OPTIONS = runs_of(lambda scale: [option_setting(scale, one) for one in VALUES])
+MOMENTUM = runs_of(lambda scale: [option_setting(scale, "loss_momentum", "mean")])
 TABLES = [
     Table("federico-table1", runs_of(table1_columns), table1_body, table1_picture),
     Table("federico-table2", runs_of("mixed_labels"), table2_body),
@@ -403,14 +398,8 @@ TABLES = [
     Table("federico-figure3", CLIENTS, clients_body, clients_picture),
     Table("federico-figure4", COMPONENTS, components_body, components_picture),
     Table("federico-figure5", runs_of("tracking"), tracking_body, tracking_picture),
-    Table(
-        "federico-figure6",
-        runs_of(lambda scale: [option_setting(scale, one) for one in VALUES]), figure6_body, figure6_picture,
-    ),
-    Table(
-        "federico-figure7",
-        runs_of(lambda scale: [option_setting(scale, "loss_momentum", "mean")]), figure7_body, figure7_picture,
-    ),
+    Table("federico-figure6", OPTIONS, figure6_body, figure6_picture),
+    Table("federico-figure7", MOMENTUM, figure7_body, figure7_picture),
     Table("federico-figure8", CLIENTS, clients_body, clients_picture),
     Table("federico-figure9", CLIENTS, clients_body, clients_picture),
-]  # fmt: skip
+]

@@ -42,9 +42,8 @@ def ranked(values: Mapping[str, float]) -> str:
 def wrap(text: str, bullet: bool = False) -> list[str]:
     """Text in lines of at most 120 characters."""
     first, rest = ("- ", "  ") if bullet else ("", "")
-    return textwrap.wrap(
-        text, 120, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
-    )
+    whole = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, 120, initial_indent=first, subsequent_indent=rest, **whole)
 
 
 def fill(text: str, parts: Mapping[str, Part]) -> list[str]:

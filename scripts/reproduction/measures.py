@@ -307,14 +307,11 @@ def sine_lines(cli: Any, folder: Path) -> dict[str, Any]:
 def _predict(module: Any, x: np.ndarray) -> np.ndarray:
     """What each client predicts for its row of inputs [T, POINTS]."""
     ids, ctx = torch.arange(len(x)), module.federation.context("evaluate")
-    split = Split(
-        torch.tensor(x, dtype=torch.float32).reshape(-1, 1), torch.zeros(x.size), torch.arange(len(x) + 1) * POINTS
-    )
-    states = module.store.gather(ids)["state"]
-    lines = np.zeros_like(x)
-    for served in module.federation.client_trainer.predict(
-        PredictJob(module.algorithm, ctx, module.shared, split, ids, states)
-    ):
+    inputs = torch.tensor(x, dtype=torch.float32).reshape(-1, 1)
+    split = Split(inputs, torch.zeros(x.size), torch.arange(len(x) + 1) * POINTS)
+    states, lines = module.store.gather(ids)["state"], np.zeros_like(x)
+    job = PredictJob(module.algorithm, ctx, module.shared, split, ids, states)
+    for served in module.federation.client_trainer.predict(job):
         lines[served.rows.numpy()] = served.prediction[..., 0].numpy()
     return lines
 

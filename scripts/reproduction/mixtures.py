@@ -121,9 +121,8 @@ def _grid(found: Results) -> tuple[list[str] | None, list[str] | None]:
             continue
         rows += [[label, LABELS[name], *_bold(found, columns, [*each.values()])] for name, columns in each.items()]
         if all(records for columns in each.values() for records in columns.values()):
-            ahead.append(
-                [label, *(_ahead(each["fedem"][n], [each[one][n] for one in COMPARED[:-1]]) for n in settings)]
-            )
+            others = {n: [each[one][n] for one in COMPARED[:-1]] for n in settings}
+            ahead.append([label, *(_ahead(each["fedem"][n], records) for n, records in others.items())])
     table = grid(["clients", "method", *numbers], rows) if rows else None
     return table, grid(["clients", *numbers], ahead) if ahead else None
 

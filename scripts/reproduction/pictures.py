@@ -71,8 +71,8 @@ def bars(groups: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
 
 
 def curves(
-    groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str | Mapping[str, str],
-    path: Path, *, log_x: bool = False, log_y: bool = False, columns: int | None = None,
+    groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str,
+    path: Path, *, columns: int | None = None,
 ) -> None:  # fmt: skip
     """A line for each curve, mean over its seeds with a band of one standard deviation; labels may be each panel's."""
     groups = {name: some for name, lines in groups.items() if (some := [one for one in lines if len(one[1])])}
@@ -85,8 +85,7 @@ def curves(
             middle, deviation = np.mean(values, axis=0), np.std(values, axis=0)
             spread = deviation if len(values) > 1 else None
             draw_curve(axis, x, middle, spread, label=label, markersize=4, **look(position))
-        x_name, y_name = (one if isinstance(one, str) else one[name] for one in (x_label, y_label))
-        axis.set(xlabel=x_name, ylabel=y_name, xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+        axis.set(xlabel=x_label if isinstance(x_label, str) else x_label[name], ylabel=y_label)
         axis.legend(fontsize=7, frameon=False)
     save(figure, path)
 
@@ -97,10 +96,8 @@ def shares(groups: Mapping[str, Shares], label: str, path: Path, columns: int = 
     known: dict[str, tuple[set[int], int]] = {}  # colours and looks of a label
     for name, (rounds, lines) in groups.items():
         for one in lines:
-            width = 2.8 if one.thick else 1.2
-            axes[name].plot(
-                rounds, one.values, color=f"C{one.colour}", **look(one.look), markersize=3.5, linewidth=width
-            )
+            looks = {"color": f"C{one.colour}", "markersize": 3.5, **look(one.look)}
+            axes[name].plot(rounds, one.values, linewidth=2.8 if one.thick else 1.2, **looks)
             known.setdefault(one.label, (set(), one.look))[0].add(one.colour)
         axes[name].set(ylim=(-0.04, 1.04), xlabel="round", ylabel=label)
     handles = []

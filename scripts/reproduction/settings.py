@@ -155,11 +155,8 @@ def published(table: str) -> dict[str, dict[str, tuple[float, ...]]]:
     """The figures of a table in `published.yaml`, by column and method."""
     columns = dict(facts()[table])
     methods = columns.pop("methods")
-    return {
-        str(column): {
-            name: tuple(map(float, one.split("/")))
-            for name, one in zip(methods, row.split(), strict=True)
-            if one != "-"
-        }
-        for column, row in columns.items()
-    }
+    found: dict[str, dict[str, tuple[float, ...]]] = {}
+    for column, row in columns.items():
+        pairs = [(name, one) for name, one in zip(methods, row.split(), strict=True) if one != "-"]
+        found[str(column)] = {name: tuple(map(float, one.split("/"))) for name, one in pairs}
+    return found

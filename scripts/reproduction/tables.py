@@ -163,10 +163,10 @@ def mean(records: Sequence[Record], key: str = ACCURACY) -> float:
     return statistics.mean(accuracies(records, key))
 
 
-def spread(records: Sequence[Record], key: str) -> str:
-    """Mean ± standard deviation in percent; of a single run its value."""
-    values = accuracies(records, key)
-    return f"{values[0]:.2f}" if len(values) == 1 else f"{statistics.mean(values):.2f} ± {statistics.stdev(values):.2f}"
+def plus_minus(values: Sequence[float]) -> str:
+    """Mean ± standard deviation; of a single value itself."""
+    spread = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.2f}{spread}"
 
 
 def cell(records: Sequence[Record], keys: Sequence[str], wanted: int) -> str:
@@ -174,7 +174,7 @@ def cell(records: Sequence[Record], keys: Sequence[str], wanted: int) -> str:
     if not records:
         return "not run"
     short = "" if len(records) == wanted else f" ({len(records)} of {wanted} seeds)"
-    return " / ".join(spread(records, key) for key in keys) + short
+    return " / ".join(plus_minus(accuracies(records, key)) for key in keys) + short
 
 
 def page(table: Table, kept: Kept, scale: Scale, seeds: Sequence[int]) -> str:

@@ -79,9 +79,8 @@ def table1_picture(found: Results, path: Path) -> None:
     panels = {}
     for one in scenarios(found.scale):
         each = found.each(one.setting, list(one.table1)).items()
-        panels[one.setting.label] = [
-            (one.label(name), accuracies(some, WORST), one.table1[name]) for name, some in each
-        ]
+        theirs = one.table1
+        panels[one.setting.label] = [(one.label(name), accuracies(some, WORST), theirs[name]) for name, some in each]
     bars(panels, "accuracy of the worst user in percent", path)
 
 
