@@ -249,10 +249,9 @@ def page(values: dict[str, Any]) -> str:
         measured.append(["speed", name, ", ".join(f"{key} {value}" for key, value in cell.items())])
     found = values.get("tests", {}).get("tests/gpu")
     counts = ", ".join(f"{key}: {value}" for key, value in (found or {}).items() if isinstance(value, int))
-    parity = [
-        [name, str(cell.get("apart", cell.get("failed"))), str(LIMITS.get(name.split(", ")[2], ""))]
-        for name, cell in values.get("parity", {}).items()
-    ]
+    parity = []
+    for name, cell in values.get("parity", {}).items():
+        parity.append([name, str(cell.get("apart", cell.get("failed"))), str(LIMITS.get(name.split(", ")[2], ""))])
     head = ["against the CPU, one client after another", "‖difference‖ / ‖change‖ after two rounds", "limit"]
     tables = {"speed": grid(["stage", "what", "measured"], measured), "parity": grid(head, parity) if parity else None}
     said = f"Tests on this device: {counts}." if found else NOT_TESTED

@@ -201,7 +201,7 @@ def whole_run(arguments: list[str], out: Path, rounds: int) -> Whole:
     return Whole(outcome(life.path), (begins[1] - begins[0]) / max(rounds - 1, 1))
 
 
-# ---------------------------------------------------------------------- signals
+# ---------------------------------------------------------------------- kinds of disturbance
 def killed(life: Life) -> None:
     """SIGKILL at a random instant, in a round, between rounds or in the final test."""
     process = life.begin()
@@ -252,7 +252,6 @@ def _send(process: Any, signum: signal.Signals) -> None:
         process.send_signal(signum)
 
 
-# ---------------------------------------------------------------------- the machine
 def full_disk(life: Life) -> None:
     """From a random instant on no file may grow beyond 100 bytes to 50 kB (RLIMIT_FSIZE)."""
     size = int(10 ** life.rng.uniform(2, 4.7))
@@ -273,7 +272,6 @@ def clock(life: Life) -> None:
     life.end(process, f"the clock jumped by {', '.join(f'{by:.0f} s' for _, by in jumps)}", (0,))
 
 
-# ---------------------------------------------------------------------- files
 VICTIMS = (
     "last.ckpt", "checkpoints", "metrics.csv", "config.yaml", ".lock", "clients", "a client's file", "everything",
 )  # fmt: skip
@@ -323,7 +321,6 @@ def deleted_meanwhile(life: Life) -> None:
     life.end(process, f"{victim.relative_to(life.runs)} was deleted", (0, 1, 2))
 
 
-# ---------------------------------------------------------------------- other processes
 def two_writers(life: Life) -> None:
     """A second process goes on with the run while the first is at work; the first is stopped until that was refused."""
     first = life.begin()
@@ -579,7 +576,8 @@ def page(record: dict[str, Any]) -> str:
         head = ["kind", "what", "tried", "how the process ended", "runs not exact"]
         rows = []
         for kind, one in record["kinds"].items():
-            rows.append([kind, described(kind), f"{one['tried']:,}", _endings(one["ended"]), str(one["lost"])])
+            ended = ", ".join(f"{status.replace('-', '−')}: {count}" for status, count in sorted(one["ended"].items()))
+            rows.append([kind, described(kind), f"{one['tried']:,}", ended, str(one["lost"])])
         again = f"python scripts/soak.py --seed {record['seed']} --only"
         parts["failures"] = [
             f"Case {one['case']} ({again} {one['case']}): {'; '.join([*one['lost'], *one['wrong']])[:400]}"
@@ -594,10 +592,6 @@ def page(record: dict[str, Any]) -> str:
             parts |= dict(zip((f"{at}_rounds", f"{at}_mb", f"{at}_files"), one, strict=True))
         parts |= {"if_flat": "", "samples": grid(["rounds", "MB", "open files"], rows)}
     return written(__file__, parts)
-
-
-def _endings(ended: dict[str, int]) -> str:
-    return ", ".join(f"{status.replace('-', '−')}: {count}" for status, count in sorted(ended.items()))
 
 
 # ---------------------------------------------------------------------- command line

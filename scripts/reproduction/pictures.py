@@ -71,14 +71,13 @@ def bars(groups: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
 
 
 def curves(
-    groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str,
-    path: Path, *, columns: int | None = None,
-) -> None:  # fmt: skip
-    """A line for each curve, mean over its seeds with a band of one standard deviation; labels may be each panel's."""
+    groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str, path: Path, columns: int = 0
+) -> None:
+    """A line for each curve, mean over its seeds with a band of one standard deviation; x labels may be each panel's."""
     groups = {name: some for name, lines in groups.items() if (some := [one for one in lines if len(one[1])])}
     if not groups:
         return
-    figure, axes = panels(list(groups), columns=columns)
+    figure, axes = panels(list(groups), columns=columns or None)
     for name, lines in groups.items():
         axis = axes[name]
         for position, (label, x, values) in enumerate(lines):
