@@ -73,7 +73,7 @@ def bars(groups: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
 def curves(
     groups: Mapping[str, Sequence[Curve]], x_label: str | Mapping[str, str], y_label: str, path: Path, columns: int = 0
 ) -> None:
-    """A line for each curve, mean over its seeds with a band of one standard deviation; x labels may be each panel's."""
+    """A line for each curve, mean over its seeds with a band of one standard deviation; x labels may be the panels'."""
     groups = {name: some for name, lines in groups.items() if (some := [one for one in lines if len(one[1])])}
     if not groups:
         return
