@@ -2,7 +2,6 @@
 
 import importlib
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -32,10 +31,3 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gone := [str(path) for path in long if not path.is_file()]:
         raise pytest.UsageError(f"long_files in pyproject.toml names missing files: {', '.join(gone)}")
     items.sort(key=lambda item: long.index(item.path) if item.path in long else len(long))
-
-
-@pytest.fixture(scope="session")
-def shared_folder(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Path:
-    """Return a folder that all workers share: the one above theirs, or the only one."""
-    base = tmp_path_factory.getbasetemp()
-    return base.parent if hasattr(pytestconfig, "workerinput") else base

@@ -150,3 +150,10 @@ def federated_rounds():
 def federation():
     """The class behind `federated_rounds`, to be advanced round by round."""
     return Federation
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory, pytestconfig):
+    """Return a folder that all workers share: the one above theirs, or the only one."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(pytestconfig, "workerinput") else base

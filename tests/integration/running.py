@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from contextlib import ExitStack, chdir, contextmanager
+from contextlib import ExitStack, chdir, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -120,6 +120,7 @@ def _restored():
             yield
     finally:
         _end_wandb()
+        _leave_ranks()
         for name in set(sys.modules) - modules:
             file = getattr(sys.modules[name], "__file__", None)
             if file and not any(Path(file).resolve().is_relative_to(one) for one in places):
@@ -144,6 +145,19 @@ def forking():
     """A patch: processes that would be spawned are forked, so that they have loaded what this one has."""
     contexts = multiprocessing.get_context
     return mock.patch("multiprocessing.get_context", lambda kind=None: contexts("fork" if kind == "spawn" else kind))
+
+
+def _leave_ranks():
+    """Be no rank any more, after a command whose other ranks Lightning started."""
+    from lit_fed.core.reduce import guard_collectives
+    from lit_fed.system import heartbeat
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    if (monitor := heartbeat.rank_monitor()) is not None:
+        monitor.close()
+        heartbeat.use_monitor(None)
+        guard_collectives(nullcontext)
 
 
 def _end_wandb():

@@ -173,7 +173,7 @@ def test_groups_inside_are_divided_as_the_command_line_says():
         (["--data.partition", "Pachinkoo"], ["Pachinkoo", "data.partition", "did you mean Pachinko?"]),
         (["--data.partition", "Halves"], ["Halves", "data.partition", "QuantitySkew", "Rotations"]),
         (["--data.partition", "Rotations", "--data.partition.num_groups", "3"], ["num_groups", "1, 2 or 4"]),
-        (["--data.partition", "QuantitySkew", "--data.partition.alpha", "-1"], ["alpha", "-1", "above 0"]),
+        (["--data.partition", "QuantitySkew", "--data.partition.alpha", "-1"], ["alpha", "-1", "> 0"]),
         (["--data.dataset", "Synthetic", "--data.num_clients", "30"], ["num_clients", "partitions"]),
         (["--config", "no.yaml"], ["no.yaml"]),
         (["--optimizer", "sgd"], ["optimizer"]),

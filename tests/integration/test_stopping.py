@@ -167,6 +167,7 @@ def test_ctrl_c_before_a_command_has_begun_is_answered(debug, capsys, monkeypatc
 
     monkeypatch.setattr("lit_fed.cli.keep_notices_out", interrupted)
     monkeypatch.setattr(sys, "argv", ["lit_fed", "fit"])
+    monkeypatch.delitem(sys.modules, "lit_fed.__main__", raising=False)  # of earlier tests
     monkeypatch.setattr(gc, "freeze", lambda: None)  # for the process of a command, not for that of all tests
     if debug:
         monkeypatch.setenv("LIT_FED_DEBUG", "1")

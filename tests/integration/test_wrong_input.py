@@ -56,7 +56,7 @@ def clients(root, **changes):
         ),
         (["--data.test_fraction", "0.7", "--data.val_fraction", "0.4"], ["1.1", "less than 1"]),
         (["--data.batch_size", "-4"], ["batch_size", "-4"]),
-        (["--data.partition", "Dirichlet", "--data.partition.alpha", "-1"], ["Dirichlet", "alpha", "-1", "above 0"]),
+        (["--data.partition", "Dirichlet", "--data.partition.alpha", "-1"], ["Dirichlet", "alpha", "-1", "> 0"]),
         (["--data.dataset", "Synthetic", "--data.num_clients", "30"], ["num_clients", "partitions"]),
         (["--data.dataset", "ClientFolder"], ["data.dataset.root"]),
         (["--data.dataset", "ClientFolder", "--data.dataset.root", "no/such/folder"], ["no/such/folder"]),
