@@ -46,7 +46,7 @@ class Oracle(Algorithm[GlobalModels, GroupState, ClusterRun]):
     message = MessageSpec(complete=False)
     participation = Participation(fills_in_absent=False)  # those of the other groups were never sent a group's model
     incompatible: ClassVar[dict[str, str]] = {
-        "deployment": "needs the true group of every client, which nobody tells the server",
+        "deployment": "needs the true group of every client, which the server does not know",
         "privacy": "divides by numbers of members, which are private themselves",
     }
 

@@ -106,18 +106,18 @@ def _notice_chosen(module: FederatedModule, population: str, split: str) -> None
         )
     held = module.client_rows[population][:, 0] > 0
     missing = ~module.client_metrics[population].isfinite() & held[:, None]
-    for one, nobody in zip(chosen.metrics, missing.T, strict=True):
+    for one, undefined in zip(chosen.metrics, missing.T, strict=True):
         if one.larger_is_better is None and f"{one.name}_worst" not in chosen.said:
             chosen.said.add(f"{one.name}_worst")
             notice(
                 f"{type(one.metric).__name__} does not say whether larger is better, so {one.name} has no worst client"
             )
-        if nobody.any() and one.name not in chosen.said:
+        if undefined.any() and one.name not in chosen.said:
             chosen.said.add(one.name)
             why = f", since {one.reason}" if one.reason else ""
             notice(
-                f"{one.name} is undefined for {int(nobody.sum())} of {int(held.sum())} {population} clients, for "
-                f"{clients.names[int(clients.positions[nobody][0])]!r}, say{why}; they take no part in its statistics, "
+                f"{one.name} is undefined for {int(undefined.sum())} of {int(held.sum())} {population} clients, for "
+                f"{clients.names[int(clients.positions[undefined][0])]!r}, say{why}; they take no part in its statistics, "
                 f"and {split}/{population}/{one.name}_undefined counts them"
             )
 

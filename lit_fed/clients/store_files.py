@@ -277,7 +277,7 @@ Stamp = tuple[int, int, int]
 class CheckpointIndex:
     """The indices of all checkpoints that refer to one folder of client files.
 
-    Those in the folder `checkpoints` beside it are found there, whoever put them there; paths elsewhere are listed in
+    All checkpoints in the folder `checkpoints` beside it count; paths elsewhere are listed in
     `checkpoints.txt` before such a checkpoint is written, so that a later process knows of them too. A checkpoint that
     no longer exists counts no longer.
 

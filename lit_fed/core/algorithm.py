@@ -156,8 +156,9 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for name in RENAMED.keys() & vars(cls).keys():
-            raise TypeError(f"{cls.__name__}.{name} is now {RENAMED[name]}; see lit_fed.core.algorithm")
+        for name, new in RENAMED.items():
+            if name in vars(cls):
+                raise TypeError(f"{cls.__name__}.{name} is now {new}; see lit_fed.core.algorithm")
 
     # ------------------------------------------------------------------ start
     def shared_init(self, ctx: Context) -> Shared:
@@ -272,7 +273,7 @@ class Algorithm(ABC, Generic[Shared, State, Work]):
 
 
 class Personal(Algorithm[Shared, State, Work]):
-    """An algorithm that serves clients by models of their own, which one that was not in training trains first."""
+    """An algorithm that serves each client by its personal model; an unseen client trains one first."""
 
     unseen_epochs: int | None = None
     """Passes over the training samples of such a client before it is served; None: no local steps."""

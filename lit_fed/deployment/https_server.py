@@ -342,7 +342,7 @@ class Requests:
             return web.Response(status=204) if packet is None else await self._send(request, packet)
         packet = member.packet
         if packet is None or packet.key != request.path_qs.removeprefix(http.ANSWERS):
-            raise RefusedError(http.OVER, "nobody waits for this answer any more")
+            raise RefusedError(http.OVER, "this answer is no longer expected")
         if request.method == "POST":
             body = await self._read(
                 request, member, packet, lambda: member.process == process and member.packet is packet
@@ -399,10 +399,10 @@ class Requests:
             if not parts[-1]:
                 raise ConnectionResetError
             if not wanted():
-                raise RefusedError(http.OVER, "nobody waits for this answer any more")
+                raise RefusedError(http.OVER, "this answer is no longer expected")
             length += len(parts[-1])
         if not wanted():
-            raise RefusedError(http.OVER, "nobody waits for this answer any more")
+            raise RefusedError(http.OVER, "this answer is no longer expected")
         return b"".join(parts)
 
 

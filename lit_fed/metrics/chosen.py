@@ -162,6 +162,7 @@ class ChosenMetrics:
         return [one.name for one in self.metrics]
 
     def meter(self, num_clients: int) -> ClientMeter:
+        """Sums of these metrics over this many clients."""
         return ClientMeter(self, num_clients)
 
     def statistics(self, values: Tensor, num_samples: Tensor) -> dict[str, float]:

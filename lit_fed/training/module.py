@@ -337,8 +337,8 @@ class FederatedModule(LightningModule):
         """
         width = rows.shape[1] - len(self.chosen_metrics)
         self.client_rows[population] = rows[:, :width]
-        nobody = rows[:, :1] == 0  # a client without samples
-        self.client_metrics[population] = rows[:, width:].masked_fill(nobody, float("nan"))
+        empty = rows[:, :1] == 0  # clients without samples
+        self.client_metrics[population] = rows[:, width:].masked_fill(empty, float("nan"))
 
     def statistics(self, rows: Tensor) -> dict[str, float]:
         """The reported statistics over clients, by key; {} if no client has samples.

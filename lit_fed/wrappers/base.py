@@ -131,6 +131,7 @@ class AlgorithmWrapper:
         return own
 
     def inner_shared(self, shared: Tree) -> Tree:
+        """The shared state of the inner algorithm."""
         return shared.inner if self.has_server_state else shared
 
     def broadcast_view(self, ctx: Context, shared: Tree) -> Tree:

@@ -148,8 +148,8 @@ REFUSED: dict[str, str] = {
         "--model.secure_aggregation their sum cannot be decoded; choose RandomK"
     ),
     "secure downlink": (
-        "--model.downlink_compression lets clients hear other models than the server has, and the masked words of "
-        "--model.secure_aggregation are told from the server's; leave one out"
+        "--model.downlink_compression gives clients other models than the server has, and the masked words of "
+        "--model.secure_aggregation encode changes of the server's; leave one out"
     ),
     # ------------------------------------------------------------------ robust rules and attacks
     "rule accumulates": JUDGES % "keeps a running sum of changes, which a rule that leaves some out would break",

@@ -107,7 +107,7 @@ def in_common(record: Record) -> np.ndarray:
     """The mean weight that two clients have in common, of one group and of different ones, [R, 2]: who works together.
 
     It tells groups apart even where clients of one group take the model of a client of another, as may happen, since
-    all models start at random and belong to nobody's data.
+    all models start at random and depend on no client's data.
     """
     kept = record["client_weights"]
     weights, groups = np.array(kept["collaboration"]), np.array(kept["groups"])

@@ -239,7 +239,7 @@ def test_answers_that_will_not_do_are_refused(plain, posted):
     assert asked(plain, "POST", path, iter([b"x"]))[0] == 411
     assert asked(plain, "GET", WORK, b"x")[0] == 400
     assert asked(plain, "POST", path, b"x" * 50, {**HEADERS, NAME: "ben"}) == (
-        410, "nobody waits for this answer any more"
+        410, "this answer is no longer expected"
     )  # fmt: skip
     assert asked(plain, "POST", ANSWERS + "0" * 32, b"x")[0] == 410
     assert asked(plain, "POST", path, b"x" * 100)[0] == 204

@@ -65,9 +65,9 @@ __all__ = ["Broadcast", "Compressed", "CompressedBroadcast", "Compression", "Fee
 
 
 def ef14(encode: Callable[[Tensor], Encoded], error: Tensor, delta: Tensor) -> tuple[Encoded, Tensor]:
-    """What has not been told so far is told along: a = e + Δ is encoded, and e becomes a − Q(a).
+    """Error feedback: a = e + Δ is encoded, and the error e becomes a − Q(a).
 
-    All that was decoded and the last e add up to all changes.
+    The sum of all decoded messages and the last e equals the sum of all changes.
 
     Args:
         encode: Q.
@@ -98,13 +98,14 @@ def ef21(encode: Callable[[Tensor], Encoded], known: Tensor, delta: Tensor) -> t
 
 
 Feedback = Literal["none", "ef14", "ef21"]
-"""What becomes of what a codec loses: nothing; it is told later (EF14); or the next change is told from it (EF21)."""
+"""Treatment of a codec's error: dropped, added to the next change (EF14), or changes are encoded relative to the
+server's estimate (EF21)."""
 
 Leaves = dict[str, Tensor]
 
 
 class SentPart(NamedTuple):
-    """What became of one tree of parameters, whose vectors are [M, ...] each."""
+    """One encoded tree of parameters, whose vectors are [M, ...] each."""
 
     told: Leaves  # what is decoded, float64
     memory: Leaves  # what is kept
@@ -120,7 +121,7 @@ class Compressed(AlgorithmWrapper):
     Args:
         inner: the algorithm.
         codec: encodes them.
-        feedback: what becomes of what it loses.
+        feedback: treatment of its error.
         scope: what is encoded as one vector.
     """
 
@@ -274,7 +275,7 @@ class CompressedBroadcast(AlgorithmWrapper):
         return True
 
     def server_memory(self, ctx: Context, shared: Tree) -> Broadcast:
-        """The initial models, which nobody has heard yet."""
+        """The initial models, which no client has received yet."""
         parameters = tree.map_leaves(torch.clone, tree.models(shared)[0].parameters)
         zero = torch.zeros((), dtype=torch.int64)
         return Broadcast(parameters, zero.double(), zero, torch.full((ctx.num_clients,), NEVER))

@@ -292,8 +292,8 @@ class Robustness(NamedTuple):
         if self.attack is not None:
             if known is None:
                 raise ConfigError(
-                    f"--model.attack is {type(self.attack).__name__}, and nobody attacks; give --data.attackers, the "
-                    "number of clients that do, or leave it out"
+                    f"--model.attack is {type(self.attack).__name__}, which needs --data.attackers, the "
+                    "number of attackers; add it, or leave the attack out"
                 )
             self.attack.check(num_messages, -(-known * num_messages // num_clients))
         if self.rule is None:

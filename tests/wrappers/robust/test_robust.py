@@ -239,7 +239,7 @@ def data(**options):
         ({"rule": Median()}, {"attackers": 5}, "Median with 5 attackers needs more than 10 .* lower --data.attackers"),
         ({"rule": Bulyan()}, {"client_fraction": 0.5}, None),
         ({"rule": Krum(num_selected=9)}, {"client_fraction": 0.5}, "needs more than 8 clients in a round, and 4"),
-        ({"attack": SignFlip()}, {}, "nobody attacks; give --data.attackers"),
+        ({"attack": SignFlip()}, {}, "which needs --data.attackers"),
     ],
 )  # fmt: skip
 def test_cohorts_too_small_are_refused_at_set_up(robustness, options, message):
