@@ -117,7 +117,7 @@ def _notice_chosen(module: FederatedModule, population: str, split: str) -> None
             why = f", since {one.reason}" if one.reason else ""
             notice(
                 f"{one.name} is undefined for {int(undefined.sum())} of {int(held.sum())} {population} clients, for "
-                f"{clients.names[int(clients.positions[undefined][0])]!r}, say{why}; they take no part in its statistics, "
+                f"{clients.names[int(clients.positions[undefined][0])]!r}, say{why}; its statistics leave them out, "
                 f"and {split}/{population}/{one.name}_undefined counts them"
             )
 

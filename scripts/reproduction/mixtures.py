@@ -33,7 +33,7 @@ def cells(study: str, scale: Scale) -> dict[tuple[str, str], Setting]:
 
 
 def digits() -> Setting:
-    """Clients that do not contradict each other, since each has classes of its own; about 70 training samples of a client."""
+    """Clients that do not contradict each other: each has classes of its own, and about 70 training samples."""
     return some_settings("when_steps_digits", "reduced")["when_steps_digits"]
 
 
