@@ -155,7 +155,7 @@ def test_undefined_clients_take_no_part_and_are_said_once(tmp_path, capsys):
     said = capsys.readouterr().err
     assert said.count("auroc is undefined for") == 1
     sentence = (
-        "auroc is undefined for 2 of 5 seen clients, for 'client_1', say, since its samples are of one class; they "
+        "auroc is undefined for 2 of 5 seen clients, for 'client_1', say, since its samples are of one class; "
         "its statistics leave them out, and test/seen/auroc_undefined counts them"
     )
     assert sentence in said
